@@ -24,7 +24,7 @@ class Bare(Family):
     """A model with a small input."""
 
     def __init__(self, name: str) -> None:
-        """Of a text, 16 tokens."""
+        """Build the model; its input is one row, of a text 16 tokens."""
         super().__init__(name, tokens=TOKENS)
 
     def serve(self, url: str, directory: Path, token: str | None) -> None:
@@ -42,7 +42,7 @@ class Bare(Family):
                 raise RuntimeError(f"the node's answer of {self.name} is not plain PyTorch's")
 
     def loop(self, seconds: float) -> list[float]:
-        """Latencies of calls in a row, in seconds."""
+        """Return the latencies of consecutive calls, in seconds."""
         inputs = self.one()
         latencies: list[float] = []
         with torch.inference_mode():

@@ -63,11 +63,11 @@ PARTS: Mapping[str, Part] = {
     "resnet50": Part(Settings(slo_ms=500, keep_alive_s=1), Poisson(0.8)),
     "textcnn": Part(Settings(slo_ms=100, keep_alive_s=1), Poisson(0.4)),
 }
-"""By model of the zoo: one that is always awake, one with bursts, and two that wake again and again."""
+"""The functions, by model of the zoo: one that is always awake, one with bursts, and two that wake repeatedly."""
 
 
 class Found(NamedTuple):
-    """What came of the scenario in one of the two worlds; memory is its mean over time."""
+    """The results of the scenario in simulation or on the node; memory is the mean over time."""
 
     report: Report
     private_mib: float
@@ -75,20 +75,20 @@ class Found(NamedTuple):
 
 
 def profiled(node: Node, families: Mapping[str, Family]) -> dict[str, Profile]:
-    """Deploy all, and let the node measure each."""
+    """Deploy all functions, and let the node profile each."""
     for name, family in families.items():
         family.deploy(node.client, name, **changed(PARTS[name].settings))
     return {name: node.client.profile(name, wanted=Wanted(layers=False)) for name in families}
 
 
 def changed(settings: Settings) -> dict[str, float]:
-    """The settings that are not the usual ones."""
+    """Return the settings that differ from the defaults."""
     given, usual = msgspec.structs.asdict(settings), msgspec.structs.asdict(Settings())
     return {key: value for key, value in given.items() if value != usual[key]}
 
 
 def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
-    """Wake each function some times, at first with its blocks on disk, and run each some times awake."""
+    """Wake each function several times, at first with its blocks on disk, and run each several times while awake."""
     with Connection(node.port) as connection:
         for _ in range(ROUNDS):
             for name, request in requests.items():
@@ -101,13 +101,13 @@ def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
 
 
 def steps(journal: Path) -> list[Entry]:
-    """All steps of a journal file."""
+    """Return all steps of a journal file."""
     with journal.open("rb") as file:
         return list(read_journal(file)[1])
 
 
 def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: float, seed: int) -> Scenario:
-    """The scenario of this machine, by what was measured just now."""
+    """Return the scenario with the figures that were just measured on this machine."""
     journey = calibration.observed(entries)
     machine = Machine(cores=len(os.sched_getaffinity(0)))
     if journey.disk_bytes_per_s is not None:
@@ -128,7 +128,7 @@ def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: flo
 
 
 def simulated(scenario: Scenario) -> tuple[Found, list[tuple[float, str]]]:
-    """What the simulator says, and the requests that it says it of."""
+    """Return the simulator's figures, and the requests that it generated."""
     file = BytesIO()
     report = World(scenario, journal=file).run()
     file.seek(0)
@@ -137,17 +137,17 @@ def simulated(scenario: Scenario) -> tuple[Found, list[tuple[float, str]]]:
 
 
 def private_bytes(pids: Sequence[int]) -> int:
-    """What these processes have to themselves, counted as a profile counts it."""
+    """Return the private memory of these processes, counted as in a profile."""
     total = 0
     for pid in pids:
-        # It may have ended meanwhile.
+        # The process may have ended meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/smaps") as file:
             total += kibibytes(file)[0] * KIB
     return total
 
 
 def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
-    """Send the requests; what became of them, and the means of private memory and blocks in MiB meanwhile."""
+    """Send the requests; return their outcomes, and the mean private memory and blocks in MiB."""
     private, blocks = [], []
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         files = [Path(root) / "plan", Path(root) / "outcomes"]
@@ -168,7 +168,7 @@ def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
 def live(
     node: Node, wires: Mapping[str, bytes], requests: Sequence[tuple[float, str]], seconds: float, journal: Path
 ) -> Found:
-    """What the real node does with these requests; it has just been started, and is stopped."""
+    """Return the figures of the real node for these requests. The node is freshly started, and stopped at the end."""
     number = {name: place for place, name in enumerate(wires)}
     plan = Plan(
         [Target(wire.partition(END)[0] + END, number[name], b"") for name, wire in wires.items()],
@@ -186,7 +186,7 @@ def live(
 
 
 def figures(found: Found) -> dict[str, float]:
-    """What is compared in all."""
+    """Return the figures to compare in total."""
     return {
         **told(found.report.total),
         "workers": found.report.total.worker_seconds / found.report.duration_s,
@@ -197,7 +197,7 @@ def figures(found: Found) -> dict[str, float]:
 
 
 def told(each: Figures) -> dict[str, float]:
-    """What is compared of each function."""
+    """Return the figures to compare for each function."""
     return {
         "requests": each.requests,
         "attainment": each.attainment or 0.0,
@@ -209,7 +209,7 @@ def told(each: Figures) -> dict[str, float]:
 
 
 def errors(real: Mapping[str, float], model: Mapping[str, float]) -> dict[str, float]:
-    """By how much the simulator is off, as a share of what really was; of the attainment, the difference."""
+    """Return the simulator's errors, relative to the real figures; for the attainment, the difference."""
     return {
         key: model[key] - value if key == "attainment" else (model[key] - value) / value if value else model[key]
         for key, value in real.items()
@@ -217,7 +217,7 @@ def errors(real: Mapping[str, float], model: Mapping[str, float]) -> dict[str, f
 
 
 def show(title: str, real: Mapping[str, float], model: Mapping[str, float]) -> None:
-    """A table of three columns."""
+    """Print a table of three columns."""
     print(f"\n{title:14}{'live':>12}{'simulated':>12}{'error':>9}")
     for key, error in errors(real, model).items():
         print(f"  {key:12}{real[key]:12.4g}{model[key]:12.4g}{error:+9.1%}")
@@ -235,7 +235,7 @@ def main() -> None:
         journal = Path(root) / "journal"
         with running_node("--journal", str(journal)) as node:
             profiles = profiled(node, families)
-            # Each start is a new life: no block in memory, no program prepared.
+            # Restart the node, so that no block is in memory and no program is compiled.
             node.stop()
             node.start()
             wake_all(node, wires)

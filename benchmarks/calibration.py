@@ -1,4 +1,4 @@
-"""What does a journal say of the machine that it comes from, so that a simulation of that machine can be made?"""
+"""Derives from a node's journal the figures with which a simulation of its machine runs."""
 
 import statistics
 from collections import defaultdict
@@ -22,24 +22,24 @@ LEAST_RUNS = 2
 
 
 class Observed(NamedTuple):
-    """What one function took, in seconds, in the order in which it happened."""
+    """The seconds of one function's operations, in their order."""
 
     first: list[float]
-    """From each start of a worker to the end of its first run."""
+    """The time from each start of a worker to the end of its first run."""
     later: list[float]
-    """Each run of a worker that had run before."""
+    """The times of runs in workers that had run before."""
 
 
 class Journey(NamedTuple):
-    """What a journal says in all."""
+    """The figures of a whole journal."""
 
     functions: Mapping[FunctionId, Observed]
     disk_bytes_per_s: float | None
-    """Of the blocks that were brought from disk; None: none were."""
+    """The rate at which blocks were loaded from disk; None: none were."""
 
 
 def observed(entries: Iterable[Entry]) -> Journey:
-    """The starts, runs and stages in a journal; workers on trial, which run by themselves, are left out."""
+    """Return the starts, runs and loads in a journal, without those of trials."""
     functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
     ran: set[WorkerId] = set()
@@ -77,8 +77,9 @@ def observed(entries: Iterable[Entry]) -> Journey:
 def modelled(
     name: str, settings: Settings, workload: Workload, profile: Profile, seen: Observed, machine: Machine
 ) -> FunctionModel:
-    """The function as a simulator is to know it: its profile, and what a run in service takes longer than one in a
-    worker that does nothing but run. Its first start is taken to be that of a program not yet prepared.
+    """Return the simulator's model of the function: its profile, and the additional time of runs in service.
+
+    Its first start counts as that of a program that is not compiled yet.
     """
     run_s, usual_s = statistics.median(seen.later), statistics.median(seen.first[1:])
     more_s = max(0.0, run_s - (profile.latency_s(1, 1, 1) or run_s))
@@ -100,14 +101,13 @@ def modelled(
 
 
 def arrivals(entries: Iterable[Entry]) -> list[tuple[float, str]]:
-    """When which function was asked."""
+    """Return the arrivals by function."""
     return [(entry.now, entry.event.name) for entry in entries if isinstance(entry.event, Arrived)]
 
 
 def read(entries: Sequence[Entry], first_at: float, duration_s: float) -> Report:
-    """The report of a journal whose first request came `first_at` seconds after the beginning, until all are answered.
-
-    What was before counts as if it had been at the beginning.
+    """Return the report of a journal whose first request came `first_at` seconds after its beginning, until all
+    requests are answered. Earlier steps count as if they had been at the beginning.
     """
     came = next(entry.now for entry in entries if isinstance(entry.event, Arrived))
     reader = StepReader(duration_s)

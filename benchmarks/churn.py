@@ -32,13 +32,13 @@ from overwinter.core.errors import CallerError
 
 MODELS = ("mlp", "textcnn", "mobilenet-v2", "minilm")
 PROGRAMS_KEPT = 256
-"""That the zygote keeps prepared (`prepared_max`)."""
+"""The compiled programs that the zygote keeps (`prepared_max`)."""
 STEPS = 4096
-"""More than the journal keeps (`journal_ring` of core/config.py)."""
+"""More steps than the journal keeps in memory (`journal_ring` in core/config.py)."""
 UNLOADED_EVERY = 4
 REFUSED_EVERY = 10
 PARTS = 4
-"""Readings of each kind of cycle."""
+"""The readings of each kind of cycle."""
 PROCESSES = 3
 HANDLER = """
 def preprocess(inputs, state):
@@ -54,7 +54,7 @@ def setup(assets):
 
 
 class Subject:
-    """A deployed function, its request and its right answer."""
+    """A deployed function, its request and its correct answer."""
 
     def __init__(self, family: Family, name: str, handler: str | None) -> None:
         self.family = family
@@ -64,13 +64,13 @@ class Subject:
         self.answer = family.answer()
 
     def ask(self, connection: Connection) -> None:
-        """One request; RuntimeError when its answer is wrong."""
+        """Send one request; raise RuntimeError if the answer is wrong."""
         if connection.ask(self.request).tensors != self.answer:
             raise RuntimeError(f"{self.name} does not answer as plain PyTorch does")
 
 
 class Churn:
-    """A node, what is deployed on it for good, and the two kinds of cycles."""
+    """A node, its permanent functions, and the two kinds of cycles."""
 
     def __init__(self, node: Node, models: list[str]) -> None:
         self.node = node
@@ -94,7 +94,7 @@ class Churn:
         self.node.wait_workers(subject.name, 0)
 
     def deploy(self, cycle: int, connection: Connection) -> None:
-        """Deploy a function, ask it, remove it."""
+        """Deploy a function, call it, and remove it."""
         family = self.families[cycle // 3 % len(self.families)]
         self._deploys += 1
         if cycle % 3 == 2:
@@ -111,7 +111,7 @@ class Churn:
             self._deploy_refused(family)
 
     def _deploy_own(self, family: Family, name: str) -> None:
-        """A program of its own: that of the family, whose first output has another name."""
+        """Deploy a new program: that of the family with another name of its first output."""
         first, *others = family.program.outputs
         renamed = msgspec.structs.replace(first, name=f"{first.name}_{self._deploys}")
         program = msgspec.structs.replace(family.program, outputs=(renamed, *others))
@@ -125,7 +125,7 @@ class Churn:
         raise RuntimeError("a handler that fails was not refused")
 
     def warm_up(self) -> None:
-        """Fill what is bounded."""
+        """Fill everything of bounded size."""
         with Connection(self.node.port) as connection:
             for cycle in range(2 * UNLOADED_EVERY * len(self.subjects)):
                 self.wake(cycle, connection)
@@ -135,19 +135,21 @@ class Churn:
                 self.deploy(3 * cycle + 2, connection)
                 if (cycle + 1) % 64 == 0:
                     print(f"  warm-up: {cycle + 1} programs of {PROGRAMS_KEPT}", file=sys.stderr)
-            # Eight steps a cycle at least, large ones: a function with all its blocks is named in them.
+            # Each cycle has at least eight large steps, which name a function with all its blocks.
             for cycle in range(STEPS // 8 - PROGRAMS_KEPT):
                 self.deploy(cycle, connection)
 
     def standing(self) -> Standing:
-        """What the node holds once it has come to rest and nobody is connected."""
+        """Return what the node holds when it is idle and no client is connected."""
         found = at_rest(self.node)
         if found.processes < PROCESSES or self.node.worker_pids():
             raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {found.processes}")
         return found
 
     def run(self, count: int, cycle: Callable[[int, Connection], None]) -> Iterator[tuple[int, Standing, float]]:
-        """Do so many cycles in parts; after each part: cycles so far, what the node holds, seconds it took."""
+        """Run the cycles in parts; after each part, yield the number of cycles, what the node holds, and the
+        seconds.
+        """
         done = 0
         for part in range(1, PARTS + 1):
             began = time.perf_counter()
@@ -160,7 +162,7 @@ class Churn:
 
 
 def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str, float]:
-    """The table; what the last reading has more than the first."""
+    """Print the table; return what the last reading has more than the first."""
     churn = Churn(node, models)
     churn.warm_up()
     start = end = churn.standing()

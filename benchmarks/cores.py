@@ -1,4 +1,4 @@
-"""How are many simulations run at once, where the machine has several cores?"""
+"""Runs independent simulations in parallel, one process per core."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def on_all_cores(function: Callable[..., Result], tasks: Sequence[tuple[object, ...]]) -> list[Result]:
-    """What a function of a module gives for each tuple of arguments, in their order, in a process for each core."""
+    """Return the results of a module's function for each tuple of arguments, in their order."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as processes:
         return list(processes.map(function, *zip(*tasks, strict=True)))

@@ -34,12 +34,12 @@ ROOT = Path(__file__).parent.parent
 
 
 class Cut(NamedTuple):
-    """What is run of a scenario."""
+    """The part of a scenario that is run."""
 
     seconds: float = 30.0
-    """Longer than a period of the scalers, and a second or two of work at most."""
+    """Longer than a period of the scalers, and at most a second or two of computing."""
     few: int = 4
-    """Workers, and cores of workers, where they are scarce."""
+    """The workers, and the cores of workers, if they are scarce."""
 
 
 CUTS = {
@@ -56,12 +56,14 @@ CUTS = {
     "pipelines/inbox": Cut(120.0, 2),
 }
 HOST_SHARE = 0.8
-"""Of the blocks of all functions, where the host store is small."""
+"""The size of a small host store, relative to the blocks of all functions."""
 BOUNDS = ("none", "memory", "host", "workers", "cores", "tenants", "all")
-"""What is scarce beside what the scenario says. tenants: each kind of function is another's, and workers are few."""
+"""The resource that is scarce in addition to the scenario. tenants: each kind of function has another tenant, and
+workers are few.
+"""
 SEEDS = (1, 2, 3)
 STEPS = 600
-"""Of a random world."""
+"""The steps of a random world."""
 RANDOM: Mapping[str, Mapping[str, int]] = {
     "none": {},
     "memory": {"memory_bytes": 40},
@@ -74,31 +76,31 @@ RANDOM: Mapping[str, Mapping[str, int]] = {
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler decided in one run, and what came of it."""
+    """The scheduler's decisions in one run, and their results."""
 
     hash: str
     attainment: float | None
-    """Of the requests with an SLO; of pipelines where there are some. None: there were none."""
+    """The attainment of requests with an SLO, or of pipelines if there are any; None: there were none."""
     peak_mib: float
-    """Blocks and private memory of workers; of random worlds the blocks alone."""
+    """The peak of blocks and private memory of workers; of random worlds the blocks only."""
     wakes: int
     missed: int
-    """Requests with an SLO that were not answered within it."""
+    """The requests with an SLO that were not answered within it."""
     answered: int
     refused: int
     requests_per_s: float
-    """Of the simulator, on this core."""
+    """The speed of the simulator on this core."""
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What `--save` writes."""
+    """The file that `--save` writes."""
 
     commit: str
     runs: dict[str, Outcome]
 
 
 class Case(NamedTuple):
-    """One run that may be asked for."""
+    """One possible run."""
 
     scenario: str
     policy: str
@@ -107,12 +109,12 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How it is called in what is saved."""
+        """The name of the run in the file."""
         return f"{self.scenario} {self.policy} {self.bounds}"
 
 
 class Hash(io.RawIOBase):
-    """A file of a journal of which nothing but the hash is kept; its first line, the configuration, is no step."""
+    """A journal file of which only the hash is kept. Its first line, the configuration, is not a step."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=8)
@@ -126,12 +128,12 @@ class Hash(io.RawIOBase):
         return len(line)
 
     def hexdigest(self) -> str:
-        """Of all steps."""
+        """Return the hash of all steps."""
         return self._hash.hexdigest()
 
 
 class HashedWorld(RandomWorld):
-    """A random world that keeps the hash of its steps, and the most blocks that it had."""
+    """A random world that keeps the hash of its steps, and the peak of its blocks."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
@@ -140,7 +142,7 @@ class HashedWorld(RandomWorld):
         self.peak = 0
 
     def send(self, event: Any) -> list[Any]:
-        """Hand the event over."""
+        """Send the event to the scheduler."""
         actions = super().send(event)
         self.hash.write(msgspec.json.encode((self.now, event, actions)))
         self.peak = max(self.peak, len(self.resident))
@@ -151,7 +153,7 @@ class HashedWorld(RandomWorld):
 
 
 def pipeline_scenario(path: Path, seconds: float) -> Scenario:
-    """A pipeline of the examples over functions with made times."""
+    """Return a pipeline of the examples over functions with invented times."""
     pipeline = tomllib.loads(path.read_text())
     stages = pipeline["stages"]
     names = sorted({stage["function"] for stage in stages.values()})
@@ -176,7 +178,7 @@ def pipeline_scenario(path: Path, seconds: float) -> Scenario:
 
 
 def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
-    """All scenarios by name, cut short."""
+    """Return all scenarios by name, shortened."""
     folder = ROOT / "scenarios"
     for path in sorted(folder.rglob("*.toml")):
         name = str(path.relative_to(folder).with_suffix(""))
@@ -189,7 +191,7 @@ def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
 
 
 def bounded(scenario: Scenario, policy: str, bounds: str, most: int) -> Scenario:
-    """The scenario under a policy, with what is scarce made scarcer: so many workers and cores at most."""
+    """Return the scenario under a policy with scarcer resources: at most this many workers and cores."""
     functions = scenario.simulated()
     workers = [min(point.memory_bytes for point in each.spec.profile.points) for each in functions]
     blocks = {blob.address: blob.nbytes for each in functions for blob in each.spec.blobs}
@@ -257,7 +259,7 @@ def play(seed: int, policy: str, bounds: str) -> Outcome:
 
 
 def cases(traces: Path | None, longer: float) -> Iterator[Case]:
-    """All that may be run; what needs a recorded trace only where there is one."""
+    """Return all possible runs; those with a recorded trace only if it is present."""
     for name, scenario in scenarios(longer):
         recorded = any(getattr(each.workload, "path", None) for each in scenario.functions)
         if recorded and traces is None:
@@ -273,11 +275,11 @@ def cases(traces: Path | None, longer: float) -> Iterator[Case]:
                 yield Case(f"random/{seed}", policy, bounds, partial(play, seed, policy, bounds))
 
 
-# What is told
+# Output
 
 
 def told(outcome: Outcome) -> str:
-    """The figures of a run as a line."""
+    """Format the figures of a run as a line."""
     attainment = "     -" if outcome.attainment is None else f"{outcome.attainment:6.4f}"
     return (
         f"{outcome.hash}  {attainment} {outcome.peak_mib:9.1f} {outcome.wakes:6} {outcome.missed:6} "
@@ -289,18 +291,18 @@ HEAD = f"{'scenario policy bounds':40} {'hash':17} attain  peak MiB  wakes misse
 
 
 def commit() -> str:
-    """The commit of this source, and whether it was changed since; `unknown` where it is no checkout."""
+    """Return the commit of this source, and whether it was changed since; `unknown` outside of a checkout."""
     asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def read(path: Path) -> Saved:
-    """What was saved."""
+    """Read a saved file."""
     return msgspec.json.decode(path.read_bytes(), type=Saved)
 
 
 def save(path: Path, runs: Mapping[str, Outcome]) -> None:
-    """Write a line for each run; those of the same commit that are there already stay."""
+    """Write a line for each run; existing lines of the same commit are kept."""
     now, kept = commit(), {}
     if path.exists() and (before := read(path)).commit == now:
         kept = before.runs
@@ -310,7 +312,7 @@ def save(path: Path, runs: Mapping[str, Outcome]) -> None:
 
 
 def compare(old: Saved, new: Mapping[str, Outcome]) -> int:
-    """Tell what differs from what was saved, for each scenario; how many runs do."""
+    """Print the differences from the saved file for each scenario; return the number of different runs."""
     print(f"\nagainst {old.commit}:")
     both = [name for name in new if name in old.runs]
     differing = [name for name in both if new[name].hash != old.runs[name].hash]
@@ -325,7 +327,7 @@ def compare(old: Saved, new: Mapping[str, Outcome]) -> int:
 
 
 def summed(outcomes: Iterable[Outcome]) -> str:
-    """The figures of several runs together."""
+    """Sum the figures of several runs."""
     runs = list(outcomes)
     kept = [each.attainment for each in runs if each.attainment is not None]
     attainment = "-" if not kept else f"{sum(kept) / len(kept):.4f}"

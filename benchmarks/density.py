@@ -40,19 +40,19 @@ MODELS = ("bert-base", "vgg19")
 VARIANTS_OF = "resnet50"
 IDLE_S = 1.0
 ROUNDS_MAX = 10
-"""Times that all clients ask, until every worker lives and has answered."""
+"""The most rounds of requests until every worker exists and has answered."""
 COMPARED = ("torch.load one", "mmap one", "forked one", "mmap variants", "forked variants")
-"""The rows beside which Overwinter's stand in RESULT; those of forked processes are the controls."""
+"""The rows that RESULT compares with Overwinter's; those of forked processes are the controls."""
 Row = dict[str, float]
 
 
 def idle() -> None:
-    """Long enough for a worker to give its heap back."""
+    """Wait until a worker returns its heap to the system."""
     time.sleep(IDLE_S)
 
 
 def node_bytes(node: Node) -> Row:
-    """What the node holds once it has come to rest."""
+    """Return what the node holds when it is idle."""
     settled(lambda: memory(node.pids()).anonymous, idle)
     pids = node.pids()
     parts = {
@@ -64,7 +64,7 @@ def node_bytes(node: Node) -> Row:
 
 
 def ask_at_once(node: Node, requests: list[bytes], answers: list[bytes]) -> None:
-    """Send all requests at the same time over connections of their own; RuntimeError when an answer is wrong."""
+    """Send all requests at the same time over separate connections; raise RuntimeError if an answer is wrong."""
 
     def ask(request: bytes) -> bytes:
         with Connection(node.port) as connection:
@@ -77,7 +77,7 @@ def ask_at_once(node: Node, requests: list[bytes], answers: list[bytes]) -> None
 
 
 def fill_node(node: Node, name: str, request: bytes, answer: bytes, workers: int) -> None:
-    """Let a function come to this many workers, each of which has answered."""
+    """Let a function get this many workers, each of which has answered."""
     for _ in range(ROUNDS_MAX):
         if len(node.worker_pids()) == workers:
             break
@@ -92,7 +92,7 @@ def fill_node(node: Node, name: str, request: bytes, answer: bytes, workers: int
 
 
 def one_function(family: Family, workers: int) -> dict[str, Row]:
-    """A node with 1 and with `workers` workers of one function."""
+    """Measure a node with 1 and with `workers` workers of one function."""
     request, answer = binary_request("it", as_tensors(family.one())), family.answer()
     with running_node("--cores", str(workers)) as node:
         family.deploy(node.client, "it", keep_alive_s=600, max_workers=workers)
@@ -105,7 +105,7 @@ def one_function(family: Family, workers: int) -> dict[str, Row]:
 
 
 def many_functions(family: Family, count: int) -> Row:
-    """A node with `count` variants of one model and a worker of each."""
+    """Measure a node with `count` variants of one model and a worker of each."""
     with running_node() as node:
         requests, answers = [], []
         for variant in range(1, count + 1):
@@ -121,7 +121,7 @@ def many_functions(family: Family, count: int) -> Row:
 
 
 def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) -> Row:
-    """Plain processes, one for each of `weights`, which may be one file several times."""
+    """Measure plain processes, one for each of `weights`, which may repeat a file."""
     with Crowd(family.name, loader, weights, inputs) as crowd:
         settled(lambda: memory(crowd.pids).anonymous, idle)
         anonymous = memory(crowd.pids).anonymous
@@ -132,7 +132,7 @@ def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) 
 
 
 def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
-    """Processes forked from one, one for each of `weights`, all of them alive."""
+    """Measure processes forked from one, one for each of `weights`."""
     with Forks(family.name, weights, inputs) as forks:
         settled(lambda: memory(forks.pids).anonymous, idle)
         if len(set(forks.digests)) != len(set(weights)):
@@ -142,7 +142,9 @@ def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
 
 
 def plain_rows(family: Family, alive: int, workers: int, root: Path) -> Iterator[tuple[str, Row]]:
-    """Each loader with one weights file for all, then with a file each, multiplied from `alive` to `workers`."""
+    """Measure each loader with one weights file for all, then with a file each, extrapolated from `alive` to
+    `workers`.
+    """
     inputs = root / "inputs.safetensors"
     save_file(family.one(), inputs)
     places = []
@@ -165,7 +167,7 @@ def plain_rows(family: Family, alive: int, workers: int, root: Path) -> Iterator
 
 
 def measure_model(name: str, workers: int, alive: int) -> dict[str, Row]:
-    """All rows of one model."""
+    """Measure all rows of one model."""
     family = Family(name)
     rows = {f"overwinter {key}": row for key, row in one_function(family, workers).items()}
     print(f"  {name}: {workers} workers of one function", file=sys.stderr)
@@ -178,7 +180,7 @@ def measure_model(name: str, workers: int, alive: int) -> dict[str, Row]:
 
 
 def report_model(name: str, rows: dict[str, Row], workers: int, alive: int) -> dict[str, float]:
-    """The table of one model; its figures for the line for programs."""
+    """Print the table of one model; return its figures for RESULT."""
     print(f"\n{name}, MiB: {workers} workers or processes (plain ones: {alive} measured, multiplied)")
     print(f"{'':42}{'anonymous':>12}{'weights':>12}{'buffers':>8}{'total':>12}{'saved by overwinter':>22}")
     labels = {

@@ -1,4 +1,4 @@
-"""A model of the zoo that is exported once and deployed many times, under other names or with other weights."""
+"""Exports a model of the zoo once, and deploys it many times under other names or with other weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,8 +25,8 @@ class Family:
     def __init__(
         self, name: str, tokens: int | None = None, small: bool = False, model: zoo.Model | None = None
     ) -> None:
-        """`tokens`: the length of texts in `one`, where the model takes texts of any length; `model`: if not the zoo's
-        of that name.
+        """Export the model. `tokens`: the length of texts in `one`, if the model takes texts of any length; `model`:
+        replaces the zoo's model of that name.
         """
         self.name = name
         self.tokens = tokens
@@ -38,11 +38,11 @@ class Family:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights."""
+        """The bytes of all weights."""
         return sum(weight.nbytes for weight in self.weights)
 
     def one(self, row: int = 0) -> dict[str, torch.Tensor]:
-        """One row, of two, of the example inputs, at batch 1."""
+        """Return one row, of two, of the example inputs, at batch 1."""
         inputs = {name: tensor[row : row + 1].contiguous() for name, tensor in self.model.example_inputs.items()}
         for name, dims in self.model.dynamic.items():
             for dim, size in dims.items():
@@ -60,7 +60,7 @@ class Family:
         tenant: str = "default",
         **settings: Any,
     ) -> Package:
-        """The model as it is now, with a handler's source and assets or another program over its weights if given."""
+        """Package the model with its current weights, and optionally a handler with assets, or another program."""
         agreement = self.agreement if program is None else None
         own: dict[str, Any] = {"handler": handler, "assets": assets, "tenant": tenant}
         chosen = settings_of(None, settings)
@@ -69,14 +69,14 @@ class Family:
     def deploy(
         self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: Any
     ) -> Uploaded:
-        """Deploy what `packaged` makes."""
+        """Deploy the result of `packaged`."""
         return self.packaged(name, handler, program, **settings).upload(client)
 
     def answer(
         self, row: int = 0, factor: int | None = None, inputs: Mapping[str, torch.Tensor] | None = None
     ) -> bytes:
-        """What plain PyTorch answers to `one`, or to other inputs if given: the bytes of all outputs in order, each
-        multiplied if a factor is given.
+        """Return the answer of plain PyTorch to `one`, or to other inputs: the bytes of all outputs in order, each
+        multiplied by the factor.
         """
         with torch.inference_mode():
             outputs = flatten(self.module(**(self.one(row) if inputs is None else inputs)))
@@ -84,11 +84,11 @@ class Family:
         return b"".join(bytes(tensor.data) for tensor in as_tensors({str(at): t for at, t in enumerate(outputs)}))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All tensors of the module by name, buffers that are usually not saved included."""
+        """Return all tensors of the module by name, including buffers that are usually not saved."""
         return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
 
     def vary(self, names: Iterable[str], variant: int) -> None:
-        """Make these tensors those of a variant, as if they had been trained a little further; 0 is the original."""
+        """Change these tensors into those of a variant, as if trained a little further; 0 is the original."""
         generator = torch.Generator().manual_seed(variant)
         state = self.state()
         for name in names:
@@ -98,19 +98,19 @@ class Family:
             tensor.copy_(original * noise if variant else original)
 
     def head(self) -> list[str]:
-        """The tensors of the last linear layer, which is retrained for a new task."""
+        """Return the tensors of the last linear layer, which is retrained for a new task."""
         path = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.Linear)][-1]
         return [name for name in self.state() if name.startswith(f"{path}.")]
 
     def norms(self) -> list[str]:
-        """The tensors of all batch norms, statistics included, which drift whenever a model is trained."""
+        """Return the tensors of all batch norms, including statistics, which change in any training."""
         paths = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.BatchNorm2d)]
         wanted = {f"{path}.{part}" for path in paths for part in ("weight", "bias", "running_mean", "running_var")}
         return [name for name in self.state() if name in wanted]
 
 
 def as_tensors(values: dict[str, torch.Tensor]) -> list[Tensor]:
-    """Named tensors as they go over the wire."""
+    """Return named tensors in their wire format."""
     return [to_tensor(name, value, _never) for name, value in values.items()]
 
 

@@ -52,23 +52,23 @@ def postprocess(outputs, inputs, state):
 ASKERS = 3
 PAUSE_S = 0.01
 DOWN_S = 0.2
-"""Between two requests while there is no daemon."""
+"""The time between two requests while the daemon is down."""
 TIMEOUT_S = 10.0
 REQUEST_S = 30.0
-"""A function's timeout, the longest stop of the daemon, and room to spare."""
+"""More than the function's timeout plus the longest stop of the daemon."""
 WITHIN_S = 60.0
 BETWEEN_S = (0.5, 2.5)
 RECOVERY_S = 60.0
 UNLOADED = 0.4
-"""Share of the faults of storage."""
+"""The share of unloads among the faults of storage."""
 DESCRIPTORS_SPARE = 84
-"""Of four zygotes and eight processes forked ahead, which come and go: seven each."""
+"""The descriptors of four zygotes and eight processes forked in advance, seven each, whose number varies."""
 STATUSES = {429, 500, 503, 504, 507}
 DAMAGED = re.compile(r"\b[0-9a-f]{64}\b|block")
 
 
 class Subject:
-    """One function, its request and its right answer."""
+    """One function, its request and its correct answer."""
 
     def __init__(self, family: Family, variant: int, tenant: str) -> None:
         self.name = f"{family.name}-{tenant}"
@@ -83,17 +83,17 @@ class Subject:
         self.request = binary_request(self.name, as_tensors(family.one()))
         self.answer = family.answer()
         self.flips: list[tuple[Path, int, float]] = []
-        """Blocks that were changed in memory: path, inode, when."""
+        """The blocks that were changed in memory: path, inode, time."""
         self.doubtful: list[Span] = []
         self.replaced: list[Span] = []
         self.damaged = False
 
     def client(self, url: str) -> Client:
-        """Its author's."""
+        """Return a client of the function's tenant."""
         return Client(url, TIMEOUT_S, tenant=self.package.manifest.tenant)
 
     def deploy(self, url: str) -> None:
-        """As the next version; the one before goes, and with it whoever waits for it."""
+        """Deploy the next version. The previous one is removed, and its waiting requests are refused."""
         with self.client(url) as client:
             self._replace(client)
 
@@ -107,7 +107,7 @@ class Subject:
 
 
 class Storm:
-    """A node under load and faults, and what came of each request."""
+    """A node under load and faults, with the outcome of each request."""
 
     def __init__(self, site: Site, subjects: list[Subject], seed: int) -> None:
         self.site = site
@@ -120,7 +120,7 @@ class Storm:
         self.over = threading.Event()
 
     def ask(self, subject: Subject) -> str:
-        """What came of one request."""
+        """Send one request; return its outcome."""
         begun = time.monotonic()
         try:
             with Connection(self.site.node.port, REQUEST_S) as connection:
@@ -146,13 +146,13 @@ class Storm:
         self.told[f"{status} {_shape(sentence)}"] += 1
         if status == 500 and DAMAGED.search(sentence):
             subject.damaged = True
-        # A program whose bits were changed may be none any more, which seems its author's fault.
+        # A program whose bits were changed may be invalid, which the node reports as its author's error.
         doubts = {400: subject.doubtful, 404: subject.replaced}.get(status, [])
         explained = (status in STATUSES or any(span.meets(each) for each in doubts)) and " " in sentence
         return "refused" if explained else f"unexplained: {status} {sentence}"
 
     def asking(self, number: int) -> None:
-        """One caller."""
+        """Send requests as one client."""
         random = Random(f"{self.seed} asker {number}")
         while not self.over.is_set():
             outcome = self.ask(random.choice(self.subjects))
@@ -163,7 +163,7 @@ class Storm:
             self.over.wait(DOWN_S if kind == "daemon_down" else PAUSE_S)
 
     def harming(self, which: str) -> None:
-        """Faults of one kind, one after the other."""
+        """Cause faults of one kind, one after the other."""
         random = Random(f"{self.seed} {which}")
         while not self.over.wait(random.uniform(*BETWEEN_S)):
             fault = self._harm(which, random)
@@ -182,7 +182,7 @@ class Storm:
         return storage_fault(self.site, random, self.flipped)
 
     def unload(self, subject: Subject) -> Fault:
-        """Let a function's blocks leave memory."""
+        """Unload a function, so that its blocks leave memory."""
         try:
             with subject.client(self.site.node.url) as client:
                 client.unload(subject.name)
@@ -192,7 +192,9 @@ class Storm:
         return Fault("unload")
 
     def flipped(self, block: Path) -> None:
-        """A bit of a block in memory is changed: whatever has it may answer wrong until it is found."""
+        """Record that a bit of a block in memory was changed: its functions may answer wrong until the node
+        finds it.
+        """
         now = time.monotonic()
         for subject in self.subjects:
             if block.name in subject.addresses:
@@ -200,7 +202,7 @@ class Storm:
                 subject.doubtful.append(Span(now, now + WITHIN_S))
 
     def watching(self) -> None:
-        """See when a changed block is dropped, and deploy again what is damaged on the disk."""
+        """Record when a changed block is dropped, and deploy again what is damaged on disk."""
         while not self.over.wait(0.2):
             for subject in self.subjects:
                 self._look(subject)
@@ -213,19 +215,19 @@ class Storm:
             now = time.monotonic()
             if not _is_there(block, inode):
                 subject.flips.remove(flip)
-                # What ran on it may still be answered.
+                # Runs that used it may still be answered.
                 subject.doubtful = [Span(begun, now) if span.begin == begun else span for span in subject.doubtful]
                 self.found_s.append(now - begun)
 
     def mend(self, subject: Subject) -> None:
-        """Deploy a function again; later, if the node refuses that now."""
+        """Deploy a function again; try again later if the node refuses."""
         try:
             subject.deploy(self.site.node.url)
         except OverwinterError as error:
             self.told[f"deploy: {_shape(str(error))}"] += 1
 
     def recover(self) -> int:
-        """How many functions do not answer right again, now that nothing is done to them any more."""
+        """Return the number of functions that still do not answer correctly after the end of all faults."""
         until = time.monotonic() + RECOVERY_S
         silent = list(self.subjects)
         while silent and time.monotonic() < until:
@@ -240,7 +242,7 @@ class Storm:
         return len(silent)
 
     def run(self, seconds: float) -> None:
-        """All of it, for so long."""
+        """Run everything for this long."""
         jobs = [(self.asking, (number,)) for number in range(ASKERS)]
         jobs += [(self.harming, ("process",)), (self.harming, ("storage",)), (self.watching, ())]
         with ThreadPoolExecutor(len(jobs)) as pool:
@@ -259,13 +261,13 @@ def _is_there(block: Path, inode: int) -> bool:
 
 
 def _shape(sentence: str) -> str:
-    """A sentence without its names and numbers."""
+    """Return a sentence without its names and numbers."""
     return re.sub(r"\b[\w-]+-(north|south|east)(@\d+)?\b|[0-9a-f]{64}|/\S+|\d[\d.]*", "_", sentence)[:110]
 
 
 @contextmanager
 def places() -> Iterator[Site]:
-    """A node whose files lie where they can be counted, not yet started."""
+    """Create a node, not yet started, whose files can be counted."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overwinter-faults-")))
         mounts = stack.enter_context(small_places(root))
@@ -278,17 +280,17 @@ def places() -> Iterator[Site]:
 
 
 def left_files(site: Site, before: set[str]) -> list[str]:
-    """Files that nobody needs once the node has stopped."""
+    """Return files that remain after the node has stopped."""
     temporary = Path(os.environ["TMPDIR"])
     found = [path for root in (site.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
     found += [path for path in (site.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
-    # What is called so there is another node's, for this one was told to use another place, or another Python's.
+    # Such files belong to another node, because this one was told to use another place, or to another Python.
     shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith(("overwinter-", "sem."))]
     return [str(path) for path in found] + sorted(shared)
 
 
 def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
-    """The storm, its tables, and what is left."""
+    """Run the storm, print its tables, and return what is left."""
     before = {*os.listdir("/dev/shm")}
     families = [Family(name, small=True) for name in MODELS]
     subjects = [Subject(family, variant, tenant) for family in families for variant, tenant in enumerate(TENANTS, 1)]
@@ -323,7 +325,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
 
 
 def _at_rest(site: Site) -> int:
-    """Descriptors of the daemon when nothing runs and nobody is connected."""
+    """Return the descriptors of the daemon when it is idle and no client is connected."""
     until = time.monotonic() + RECOVERY_S
     while site.node.worker_pids() and time.monotonic() < until:
         time.sleep(0.1)

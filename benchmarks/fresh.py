@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 SHOWN = 16
-"""Numbers of the answer that are printed."""
+"""The numbers of the answer that are printed."""
 
 
 def load(name: str, directory: Path) -> tuple[float, Callable[..., list[torch.Tensor]]]:
-    """When all is imported, and the model out of a directory that `save_pretrained` wrote."""
+    """Load the model from a directory that `save_pretrained` wrote; return it with the time at which all imports were
+    done.
+    """
     if name.startswith("resnet"):
         from transformers import ResNetForImageClassification
 
@@ -37,7 +39,7 @@ def load(name: str, directory: Path) -> tuple[float, Callable[..., list[torch.Te
 
 
 def embed(network: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the states of the real tokens, of length one."""
+    """Return the mean of the states of the real tokens, with length one."""
     states = network(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     mask = attention_mask.unsqueeze(-1).to(states.dtype)
     mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)

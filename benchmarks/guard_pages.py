@@ -21,7 +21,7 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class _Place(NamedTuple):
-    """A tensor's first byte and its bytes, and the pages around it."""
+    """The address and size of a tensor, and the pages around it."""
 
     address: int
     nbytes: int
@@ -30,10 +30,12 @@ class _Place(NamedTuple):
 
 
 class GuardedMemory:
-    """Memory for the tensors of one try, freed together."""
+    """The memory for the tensors of one call, freed together."""
 
     def __init__(self, byte: int, at_end: bool) -> None:
-        """With `at_end` a tensor's last byte lies before the guard, else its first byte behind one."""
+        """With `at_end`, the end of a tensor is at the guard page behind it; otherwise its start is at the one before
+        it.
+        """
         self._byte = byte
         self._at_end = at_end
         self._places: list[_Place] = []
@@ -46,7 +48,7 @@ class GuardedMemory:
             _libc.munmap(place.pages - _PAGE, place.room + 2 * _PAGE)
 
     def flat(self, content: torch.Tensor, *, writable: bool) -> torch.Tensor:
-        """A copy of a flat tensor, which has elements; as the weights of a worker, unless it is `writable`."""
+        """Copy a flat, non-empty tensor, read-only like a worker's weights unless it is `writable`."""
         nbytes = content.numel() * content.element_size()
         room = -(-nbytes // _PAGE) * _PAGE
         start = _libc.mmap(None, room + 2 * _PAGE, 0, _PRIVATE, -1, 0)
@@ -63,7 +65,7 @@ class GuardedMemory:
         return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=content.dtype)
 
     def is_whole(self) -> bool:
-        """Whether nobody wrote beside a tensor within its pages."""
+        """Whether the bytes around the tensors, within their pages, are unchanged."""
         return all(self._beside(place).count(self._byte) == place.room - place.nbytes for place in self._places)
 
     def _beside(self, place: _Place) -> bytes:

@@ -20,7 +20,7 @@ from benchmarks.nodes import Node, parents_of_all
 
 MEMORY_BYTES = 64 << 20
 DISK_BYTES = 64 << 20
-"""Of the tmpfs that stand for memory and for the disk, so that they are soon full."""
+"""The size of the tmpfs for memory and for disk, small so that they fill quickly."""
 STOP_S = (0.5, 4.0)
 FULL_S = (1.0, 4.0)
 RESTART_S = 0.25
@@ -30,7 +30,7 @@ Undo = Callable[[], None]
 
 
 class Fault(NamedTuple):
-    """What was done, for how long it is to last, and how it ends."""
+    """A fault: what was done, for how long, and how it ends."""
 
     what: str
     lasts_s: float = 0.0
@@ -38,30 +38,30 @@ class Fault(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When something was so; `until` is infinite while it is."""
+    """A period; `until` is infinite while it lasts."""
 
     begin: float
     until: float
 
     def meets(self, other: "Span") -> bool:
-        """Whether both were so at once."""
+        """Whether the two periods overlap."""
         return self.begin <= other.until and other.begin <= self.until
 
 
 class Site:
-    """A node under a supervisor, and where its blocks lie."""
+    """A node under a supervisor, and the directories of its blocks."""
 
     def __init__(self, node: Node, mounts: dict[str, Path]) -> None:
-        """`mounts`: the small file systems, `memory` and `disk`, where they could be made."""
+        """Create the site. `mounts`: the small filesystems `memory` and `disk`, if they could be mounted."""
         self.node = node
         self.mounts = mounts
         self.down: list[Span] = []
         self.refused_starts: list[str] = []
         self.lock = threading.Lock()
-        """Only one does something to the daemon at a time."""
+        """Only one thread at a time acts on the daemon."""
 
     def restart(self) -> None:
-        """Kill the daemon and start it again, as often as it takes."""
+        """Kill the daemon and start it again, repeatedly if necessary."""
         began = time.monotonic()
         self.down.append(Span(began, float("inf")))
         assert self.node.process is not None
@@ -77,17 +77,17 @@ class Site:
         self.down[-1] = Span(began, time.monotonic())
 
     def was_down(self, span: Span) -> bool:
-        """Whether the daemon was not there for some of the time."""
+        """Whether the daemon was down during a part of the period."""
         return any(span.meets(each) for each in self.down)
 
     def blocks(self, place: str) -> list[Path]:
-        """The files of blocks in memory or on the disk."""
+        """Return the files of blocks in memory or on disk."""
         root = self.node.host_store if place == "memory" else self.node.data / "blocks"
         return sorted(path for path in root.rglob("*") if len(path.name) == 64 and path.is_file())
 
 
 def process_fault(site: Site, random: Random) -> Fault:
-    """SIGKILL or SIGSTOP of one process."""
+    """Kill or stop one process."""
     with site.lock:
         kind = random.choice(("worker", "worker", "zygote", "daemon"))
         pid = any_process(site.node, kind, random)
@@ -104,7 +104,7 @@ def process_fault(site: Site, random: Random) -> Fault:
 
 
 def any_process(node: Node, kind: str, random: Random) -> int:
-    """One worker, zygote or daemon; 0 when there is none."""
+    """Return the pid of one worker, zygote or daemon; 0 if there is none."""
     workers = node.worker_pids()
     daemon, *others = node.pids() or [0]
     pids = {"worker": workers, "zygote": [pid for pid in others if pid not in workers], "daemon": [daemon]}[kind]
@@ -112,14 +112,16 @@ def any_process(node: Node, kind: str, random: Random) -> int:
 
 
 def kill(node: Node, kind: str, random: Random) -> bool:
-    """SIGKILL of one process, and whether there was one."""
+    """Kill one process; return whether there was one."""
     if pid := any_process(node, kind, random):
         _signal(pid, signal.SIGKILL)
     return bool(pid)
 
 
 def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -> Fault:
-    """A place full, also at start; a block lost or changed. `flipped` is told of a block in memory that was."""
+    """Fill a filesystem, also during a start, or lose or change a block. `flipped` is called with a changed block in
+    memory.
+    """
     place = random.choice(("memory", "disk"))
     kind = random.choice(("full", "full at start", "delete", "flip", "flip"))
     if kind.startswith("full"):
@@ -128,7 +130,7 @@ def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -
         with site.lock:
             filler = fill(site.mounts[place])
             if kind == "full at start":
-                # Room comes back only after a while: until then the supervisor tries and tries.
+                # Free the space only after a while: until then the supervisor retries.
                 threading.Timer(FULL_S[1], filler.unlink, [True]).start()
                 site.restart()
         return Fault(f"{place} {kind}", random.uniform(*FULL_S), lambda: filler.unlink(missing_ok=True))
@@ -147,7 +149,7 @@ def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -
 
 
 def fill(place: Path) -> Path:
-    """A file that takes all room of a file system."""
+    """Create a file that takes all space of a filesystem."""
     filler = place / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -156,7 +158,7 @@ def fill(place: Path) -> Path:
 
 
 def flip(block: Path, random: Random) -> None:
-    """Change one bit, as failing hardware would: neither its permissions nor its times tell."""
+    """Change one bit as failing hardware would, without changing permissions or times."""
     before = block.stat()
     os.chmod(block, 0o600)
     with block.open("r+b", buffering=0) as file:
@@ -171,7 +173,7 @@ def flip(block: Path, random: Random) -> None:
 
 @contextmanager
 def small_places(root: Path) -> Iterator[dict[str, Path]]:
-    """Two small file systems of one's own where one may mount; none, and the reason said, where not."""
+    """Mount two small filesystems if this process may; otherwise print the reason and return none."""
     made: dict[str, Path] = {}
     try:
         for name, nbytes in (("memory", MEMORY_BYTES), ("disk", DISK_BYTES)):
@@ -190,12 +192,12 @@ def small_places(root: Path) -> Iterator[dict[str, Path]]:
 
 
 def adopt_orphans() -> None:
-    """Let what a killed daemon leaves become a child of this process, so that it is seen."""
+    """Become the parent of a killed daemon's orphans, so that they can be found."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def below(pid: int) -> list[int]:
-    """All processes under one."""
+    """Return all processes below one."""
     found, parents = [pid], parents_of_all()
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]

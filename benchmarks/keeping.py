@@ -37,14 +37,14 @@ RULES: Mapping[str, Policy] = {
 SIZES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 TRACE, ROWS, MINUTES = "torpor-alibaba-fc/samples.npy", 203, 30
 PER_MINUTE = 10.0
-"""What a row of the trace has on average."""
+"""The mean requests per minute in a row of the trace."""
 FIRST_PER_MINUTE = 40.0
-"""Of the most popular function."""
+"""The requests per minute of the most popular function."""
 CORES = 64
 
 
 class Kind(NamedTuple):
-    """What a wake takes, a run takes, and a worker holds."""
+    """The time of a wake and of a run, and the memory of a worker."""
 
     wake_s: float
     run_ms: float
@@ -59,23 +59,24 @@ KINDS = (
     Kind(0.015, 60, 12),
     Kind(0.060, 15, 40),
 )
-"""An MLP, MiniLM, ResNet-50, ResNet-152 and BERT, rounded after `wake` and `density`, and one with a handler that reads
-a large tokenizer."""
+"""An MLP, MiniLM, ResNet-50, ResNet-152 and BERT, rounded from `wake` and `density`, and one with a handler that reads
+a large tokenizer.
+"""
 
 
 class Point(NamedTuple):
-    """What came of one rule at one size."""
+    """The result of one rule at one size."""
 
     cold: float
-    """Of the requests, those that a worker was forked for."""
+    """The share of requests for which a worker was forked."""
     added_ms: float
-    """What their wakes took, spread over all requests."""
+    """The time of their wakes, divided among all requests."""
     mean_mib: float
-    """Private memory of all workers over the time."""
+    """The mean private memory of all workers."""
 
 
 def functions(count: int, traced: bool) -> Iterator[FunctionModel]:
-    """The most popular first."""
+    """Return the functions, the most popular first."""
     for index in range(count):
         kind, per_minute = KINDS[index % len(KINDS)], FIRST_PER_MINUTE / (index + 1)
         if traced:
@@ -95,7 +96,7 @@ def functions(count: int, traced: bool) -> Iterator[FunctionModel]:
 
 
 def simulate(models: Sequence[FunctionModel], policy: Policy, size: float, options: argparse.Namespace) -> Point:
-    """One rule, with memory for so much of all workers."""
+    """Simulate one rule, with memory for this share of all workers."""
     nbytes = int(size * sum(model.worker_mib for model in models) * MIB)
     scenario = Scenario(
         seed=options.seed,
@@ -109,7 +110,7 @@ def simulate(models: Sequence[FunctionModel], policy: Policy, size: float, optio
 
 
 def figures(models: Sequence[FunctionModel], report: Report) -> Point:
-    """What a report says of keeping."""
+    """Return the figures of a report."""
     wakes = [sum(report.functions[model.name].wakes.values()) for model in models]
     spent_s = sum(number * model.start_s for number, model in zip(wakes, models, strict=True))
     total = report.total
@@ -118,14 +119,14 @@ def figures(models: Sequence[FunctionModel], report: Report) -> Point:
 
 
 def told(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
-    """A table: one line a rule, one column a size."""
+    """Format a table with a line per rule and a column per size."""
     print(f"\n{title:28}" + "".join(f"{size:>9g}" for size in next(iter(rows.values()))))
     for name, points in rows.items():
         print(f"{name:28}" + "".join(f"{getattr(point, field):>9{form}}" for point in points.values()))
 
 
 def by_size(rows: Mapping[str, Mapping[float, Point]], field: str) -> dict[str, dict[str, float]]:
-    """One figure of every point, by rule and size."""
+    """Return one figure of every point, by rule and size."""
     return {name: {f"{size:g}": getattr(each, field) for size, each in row.items()} for name, row in rows.items()}
 
 

@@ -16,11 +16,11 @@ OURS = POLICIES["overwinter"]
 
 
 class Rung(NamedTuple):
-    """A condition that is Overwinter's from here on."""
+    """A condition that equals Overwinter's from here on."""
 
     title: str
     changes: Mapping[str, bool | float]
-    """Of the baseline's policy."""
+    """The changes of the baseline's policy."""
     own_workers: bool = False
     """Whether its workers have the memory of Overwinter's from here on."""
 
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 def climb(policy: Policy, rungs: tuple[Rung, ...]) -> Iterator[Step]:
-    """The baseline on each rung, with all conditions up to there."""
+    """Return the baseline on each rung, with all conditions up to it."""
     own = False
     for rung in rungs:
         policy = msgspec.structs.replace(policy, **rung.changes)

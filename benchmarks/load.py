@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Caller:
-    """One client: its connection and what it waits for."""
+    """One client: its connection and the answer that it waits for."""
 
     def __init__(self, port: int, request: bytes) -> None:
         self._request = request
@@ -32,12 +32,14 @@ class Caller:
         self.sent_at = 0.0
 
     def send(self) -> None:
-        """Ask once more."""
+        """Send the request once more."""
         self.sent_at = time.perf_counter()
         self.socket.sendall(self._request)
 
     def take(self) -> bool:
-        """Read what is there; whether the answer is whole. RuntimeError when it is no success."""
+        """Read the available bytes; return whether the answer is complete. Raise RuntimeError if it is not a
+        success.
+        """
         part = self.socket.recv(CHUNK_BYTES)
         received = self.received + part if self.received else part
         stop = received.find(END)
@@ -56,7 +58,7 @@ class Caller:
 
 
 def run(port: int, clients: int, seconds: float, requests: Sequence[bytes]) -> list[float]:
-    """Latencies in seconds of the answers that came after the warm-up, within `seconds`."""
+    """Return the latencies, in seconds, of the answers after the warm-up and within `seconds`."""
     made = [Caller(port, requests[number % len(requests)]) for number in range(clients)]
     callers = {caller.socket.fileno(): caller for caller in made}
     poll = select.epoll()

@@ -19,21 +19,21 @@ BUFFER = "/memfd:overwinter-"
 
 
 class Memory(NamedTuple):
-    """Bytes of PSS by class."""
+    """The bytes of PSS by class."""
 
     anonymous: int
     files: int
     shared: int
-    """Of tmpfs files and memory files."""
+    """The bytes of tmpfs files and memory files."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all classes."""
         return sum(self)
 
 
 def memory(pids: Iterable[int]) -> Memory:
-    """The sum over these processes; a process that has ended meanwhile counts nothing."""
+    """Return the sum over these processes, without those that have ended."""
     sums = [0, 0, 0]
     for pid in pids:
         rows = dict(_rows(f"/proc/{pid}/smaps_rollup"))
@@ -43,12 +43,12 @@ def memory(pids: Iterable[int]) -> Memory:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """The sum of what each process has in memory, shared or not (RSS)."""
+    """Return the sum of the resident memory of the processes, shared or not (RSS)."""
     return sum(dict(_rows(f"/proc/{pid}/smaps_rollup")).get("Rss", 0) for pid in pids)
 
 
 def descriptors(pids: Iterable[int]) -> int:
-    """Open descriptors of these processes; one that has ended has none."""
+    """Return the open descriptors of the processes; those that have ended have none."""
     count = 0
     for pid in pids:
         with suppress(FileNotFoundError):
@@ -57,7 +57,7 @@ def descriptors(pids: Iterable[int]) -> int:
 
 
 def buffer_bytes(pids: Iterable[int]) -> int:
-    """PSS of the memory files through which the daemon and its workers pass tensors."""
+    """Return the PSS of the memory files through which the daemon and its workers pass tensors."""
     total = 0
     for pid in pids:
         inside = False
@@ -70,10 +70,12 @@ def buffer_bytes(pids: Iterable[int]) -> int:
 
 
 def memory_file_bytes(pid: int) -> int:
-    """What the memory files take that this process holds for tensors: quick, where `buffer_bytes` reads every map."""
+    """Return the size of the memory files for tensors of this process; faster than `buffer_bytes`, which reads every
+    map.
+    """
     total = 0
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        # It may be closed meanwhile.
+        # The descriptor may be closed meanwhile.
         with suppress(FileNotFoundError):
             if os.readlink(entry.path).startswith(BUFFER):
                 total += os.stat(entry.path).st_blocks * 512
@@ -81,11 +83,11 @@ def memory_file_bytes(pid: int) -> int:
 
 
 def users_of(library: str, besides: Iterable[int]) -> list[int]:
-    """Processes other than these that map a file of this name, and so make its share in a PSS smaller."""
+    """Return the other processes that map a file of this name, and so reduce its share in a PSS."""
     known = set(besides)
     users = []
     for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
-        # What belongs to another user may not be looked at.
+        # Processes of other users cannot be read.
         with suppress(PermissionError):
             if pid not in known and any(library in line for line in _lines(f"/proc/{pid}/maps")):
                 users.append(pid)
@@ -93,50 +95,50 @@ def users_of(library: str, besides: Iterable[int]) -> list[int]:
 
 
 def cpu_ticks(pid: int, with_ended: bool = False) -> int:
-    """Processor time of a process, and if asked of its children that have ended, in clock ticks; 0 when it is gone."""
+    """Return the processor time of a process, optionally with its ended children, in clock ticks; 0 if it has ended."""
     stop = 15 if with_ended else 13
     lines = list(_lines(f"/proc/{pid}/stat"))
     return sum(int(field) for field in lines[0].rpartition(")")[2].split()[11:stop]) if lines else 0
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time that these processes have used, and those that they have outlived."""
+    """Return the processor time of these processes and of their ended children."""
     return sum(cpu_ticks(pid, with_ended=True) for pid in pids) / os.sysconf("SC_CLK_TCK")
 
 
 def machine_seconds() -> float:
-    """Processor time that the whole machine has used, on all its cores."""
+    """Return the processor time of the whole machine."""
     user, nice, system, _, _, interrupts, soft, *_ = map(int, _lines("/proc/stat")[0].split()[1:])
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 def file_bytes(directory: Path) -> int:
-    """Bytes of all files below a directory."""
+    """Return the bytes of all files below a directory."""
     return sum(entry.stat().st_size for entry in directory.rglob("*") if entry.is_file())
 
 
 def occupied_bytes(directory: Path) -> int:
-    """What all files below a directory take where they lie, in whole pages."""
+    """Return the disk space of all files below a directory, in whole pages."""
     return sum(entry.stat().st_blocks * 512 for entry in directory.rglob("*") if entry.is_file())
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The least of the values that is not below `share` of them."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def told_spread(values: Sequence[float]) -> str:
-    """Median, least and largest, for a table."""
+    """Format the median, minimum and maximum for a table."""
     return f"{statistics.median(values):8.1f} ({min(values):.1f}-{max(values):.1f})"
 
 
 def told_shares(values: Sequence[float]) -> str:
-    """Mean, least and largest of some shares in per cent, for a table."""
+    """Format the mean, minimum and maximum of shares in per cent for a table."""
     return f"{statistics.fmean(values):.1%} [{100 * min(values):.1f}, {100 * max(values):.1f}]"
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """The value with all floats in it rounded."""
+    """Return the value with all floats in it rounded."""
     if isinstance(value, Mapping):
         return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, list):
@@ -145,12 +147,12 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 
 def print_result(values: Mapping[str, Any]) -> None:
-    """The line that programs read."""
+    """Print the line for programs."""
     print("RESULT " + json.dumps(rounded(values)), flush=True)
 
 
 def settled(probe: Callable[[], int], wait: Callable[[], None], tolerance: float = 0.005, tries: int = 30) -> int:
-    """The probe's value once two in a row agree within the tolerance."""
+    """Return the probe's value once two consecutive values agree within the tolerance."""
     before = probe()
     for _ in range(tries):
         wait()

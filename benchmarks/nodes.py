@@ -1,4 +1,6 @@
-"""A real node for a benchmark: a daemon as users start it, with its own directories, which leave with it."""
+"""Runs a real node for a benchmark: a daemon as users start it, with separate directories that are removed
+afterwards.
+"""
 
 import os
 import shutil
@@ -22,7 +24,7 @@ PATIENCE_S = 120.0
 
 
 class Node:
-    """`overwinter serve` in a process of its own."""
+    """`overwinter serve` in a separate process."""
 
     def __init__(
         self,
@@ -47,11 +49,11 @@ class Node:
         self.client: Client
 
     def add_options(self, *options: str) -> None:
-        """Further options from the next start on."""
+        """Add options for the next start."""
         self._command += options
 
     def start(self) -> float:
-        """Start the daemon; returns seconds until it says over HTTP that it is ready."""
+        """Start the daemon; return the seconds until it reports over HTTP that it is ready."""
         self.port_file.unlink(missing_ok=True)
         began = time.perf_counter()
         with open(self.log or os.devnull, "ab") as log:
@@ -71,11 +73,11 @@ class Node:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the daemon."""
         return f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
-        """Stop the daemon as a service manager would; nothing happens when it does not run."""
+        """Stop the daemon as a service manager would, if it runs."""
         if self.process is None:
             return
         self.client.close()
@@ -94,12 +96,12 @@ class Node:
         return tokens.create("bench", ("infer", "deploy"), "", time.time())[1]
 
     def hang_up(self) -> None:
-        """Close the connections of `client`, which count among the node's descriptors; the next call makes new ones."""
+        """Close the connections of `client`, which count among the node's descriptors; the next call opens new ones."""
         self.client.close()
         self.client = Client(self.url)
 
     def pids(self) -> list[int]:
-        """The daemon, its zygotes and its workers."""
+        """Return the pids of the daemon, its zygotes and its workers."""
         if self.process is None:
             return []
         found = [self.process.pid]
@@ -109,13 +111,13 @@ class Node:
         return found
 
     def own_pids(self) -> list[int]:
-        """The daemon, its zygotes and what these forked ahead, without the workers."""
+        """Return the pids of the daemon, its zygotes and processes forked in advance, without the workers."""
         workers = set(self.worker_pids())
         return [pid for pid in self.pids() if pid not in workers]
 
     def worker_pids(self) -> list[int]:
-        """The workers alone: they lead process groups of their own, as do only the daemon's child and what is forked
-        ahead beside them.
+        """Return the pids of the workers: they lead process groups, as do only the daemon's child and processes forked
+        in advance.
         """
         parents = parents_of_all()
         daemon, *below = self.pids() or [0]
@@ -131,11 +133,11 @@ class Node:
             time.sleep(POLL_S)
 
     def wait_quiet(self) -> None:
-        """Wait until none of its processes works: programs are prepared in a zygote after a function's first wake."""
+        """Wait until no process of the node works: a zygote compiles programs after a function's first wake."""
         self._wait_still(self.pids)
 
     def wait_prepared(self) -> None:
-        """Wait until none of its zygotes works. A daemon with hundreds of idle workers to look after hardly rests."""
+        """Wait until no zygote works. A daemon with hundreds of idle workers is hardly ever idle."""
         self._wait_still(lambda: self.own_pids()[1:])
 
     def _wait_still(self, pids: Callable[[], list[int]]) -> None:
@@ -165,7 +167,7 @@ def running_node(*options: str, python: str = sys.executable) -> Iterator[Node]:
 
 
 def forget_pages(directory: Path) -> None:
-    """Let the system drop what it caches of all files below a directory, so that the next read is the disk's."""
+    """Drop the page cache of all files below a directory, so that the next read is from disk."""
     os.sync()
     for path in directory.rglob("*"):
         if path.is_file():
@@ -175,7 +177,7 @@ def forget_pages(directory: Path) -> None:
 
 
 def parents_of_all() -> dict[int, int]:
-    """Every process that is no zombie, and its parent."""
+    """Return every process that is not a zombie, with its parent."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -189,7 +191,7 @@ def parents_of_all() -> dict[int, int]:
 
 
 def is_ahead(pid: int) -> bool:
-    """Whether a process was forked ahead, and waits for a function."""
+    """Whether a process was forked in advance and waits for a function."""
     try:
         return Path(f"/proc/{pid}/comm").read_text() == "ow-ahead\n"
     except OSError:
@@ -197,7 +199,7 @@ def is_ahead(pid: int) -> bool:
 
 
 def group_of(pid: int) -> int | None:
-    """The process group of a process; None when it is gone."""
+    """Return the process group of a process; None if it has ended."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -29,64 +29,64 @@ from benchmarks.wire import END, Answer
 CHUNK_BYTES = 1 << 20
 LOOK_S = 0.05
 LATE_S = 30.0
-"""The generator's own, beyond its patience."""
+"""The tolerance for delays of the generator itself."""
 IDLE_MAX_S = 30.0
-"""A connection unused for so long is not used again: the node may be about to close it."""
+"""A connection unused for this long is not used again, because the node may be about to close it."""
 CROSSED_MAX_S = 1.0
-"""A connection that is closed so soon after it was used again was closed before the node can have seen the request."""
+"""A connection that closes this soon after it was used again was closed before the node can have read the request."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A function: the whole request for it but its payload, and the SHA-256 of the tensors that it must answer."""
+    """A function: the request without its payload, and the SHA-256 of the correct tensors."""
 
     head: bytes
     payload: int
-    """Which of the plan's payloads follows."""
+    """The index of the payload in the plan."""
     digest: bytes
     keep: bool = False
-    """Whether its answers are wanted whole, for who knows only how near they must be."""
+    """Whether its answers are kept in full, for comparisons within a tolerance."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to send when."""
+    """The requests and their times."""
 
     targets: list[Target]
     payloads: list[bytes]
     arrivals: list[tuple[float, int]]
-    """Ascending: seconds from the start, and the target's number."""
+    """Ascending: seconds from the start, and the index of the target."""
     patience_s: float
     """How long to wait for answers after the last request was sent."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one request."""
+    """The outcome of one request."""
 
     target: int
     due_s: float
     late_s: float
-    """By how much the generator sent it late."""
+    """The delay with which the generator sent it."""
     latency_s: float
     status: int
-    """Of HTTP; 0 when no answer came, or one that was cut or said nothing."""
+    """The HTTP status; 0 if no complete answer came."""
     start: str
-    """Warm, bound, host or disk; what was said in a refusal; why no answer came."""
+    """The kind of start (warm, bound, host or disk), the text of a refusal, or why no answer came."""
     right: bool
-    """Whether the tensors are those that they must be."""
+    """Whether the tensors are correct."""
     digest: bytes = b""
-    """SHA-256 of the tensors that were answered, for who knows more than one right answer."""
+    """The SHA-256 of the answered tensors, for targets with several correct answers."""
     tensors: bytes = b""
-    """They themselves, where the target says so."""
+    """The tensors, if the target asks for them."""
 
     @property
     def fate(self) -> Literal["answered", "refused", "lost"]:
-        """A refusal is an answer that is no success and says why; a wrong answer is as good as lost."""
+        """The kind of outcome: a refusal is an error with a message; a wrong answer counts as lost."""
         if self.status == 200:
             return "answered" if self.right else "lost"
         return "refused" if self.status and self.start else "lost"
 
 
 class Line:
-    """One connection, and what it waits for."""
+    """One connection, and the answer that it waits for."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -95,16 +95,18 @@ class Line:
         self.due = 0.0
         self.sent = 0.0
         self.used = 0.0
-        """When it had its last answer; 0: it had none."""
+        """The time of its last answer; 0: it had none."""
         self._received = bytearray()
 
     @property
     def silent(self) -> bool:
-        """Whether nothing of an answer came."""
+        """Whether no byte of an answer came."""
         return not self._received
 
     def take(self) -> Answer | None:
-        """Read what is there: the answer once it is whole. ConnectionError when it will never be."""
+        """Read the available bytes; return the answer once it is complete. Raise ConnectionError if it never
+        will be.
+        """
         part = self.socket.recv(CHUNK_BYTES)
         if not part:
             raise ConnectionError("the node closed the connection")
@@ -123,7 +125,7 @@ class Line:
 
 
 def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> Outcome:
-    """How the request on this line ended just now: with an answer, or why there is none."""
+    """Return the outcome of the request that has just ended, with an answer or without."""
     latency = time.perf_counter() - line.due
     at, late = line.due - began, line.sent - line.due
     if isinstance(answer, str):
@@ -140,7 +142,7 @@ def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> O
 
 
 def told(error: OSError) -> str:
-    """What went wrong with a connection."""
+    """Describe the error of a connection."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -159,17 +161,18 @@ class Generator:
         self._end_at = 0.0
 
     def stop(self) -> None:
-        """Send no more, and wait for the answers as at the plan's end."""
+        """Stop sending, and wait for the answers as at the plan's end."""
         self._rest.clear()
         self._end_at = time.perf_counter() + self._plan.patience_s
 
     def run(self) -> list[Outcome]:
-        """Send everything, wait for the answers, and say what became of each request."""
+        """Send everything, wait for the answers, and return the outcome of each request."""
         rest = self._rest
         self._began = time.perf_counter()
         while rest or self._waiting:
             now = time.perf_counter()
-            # Who is late hears what came between two requests nevertheless, or it would open connections without end.
+            # Read answers between two requests even if the generator is late; otherwise it would open more and more
+            # connections.
             if rest and self._began + rest[0][0] <= now:
                 self._send(*rest.popleft())
             elif not rest and now >= self._end_at:
@@ -191,7 +194,7 @@ class Generator:
         self._send_over(self._free.pop() if self._free else None, at, number)
 
     def _send_over(self, line: Line | None, at: float, number: int) -> None:
-        """None: over a new one."""
+        """Send the request over this connection, or over a new one (None)."""
         now = time.perf_counter()
         try:
             line = line or Line(self._port)
@@ -207,7 +210,7 @@ class Generator:
         try:
             line.socket.sendall(target.head + self._plan.payloads[target.payload])
         except OSError:
-            # There may be an answer nevertheless, as from a node that reads no further; else reading fails as well.
+            # The node may have answered although it stopped reading; otherwise reading fails too.
             self._hear(line)
 
     def _hear(self, line: Line) -> None:
@@ -227,7 +230,7 @@ class Generator:
                 self._free.append(line)
 
     def _drop(self, line: Line, error: OSError) -> None:
-        """The connection broke: its request is lost, unless the two crossed."""
+        """Handle a broken connection: its request is lost, unless the close and the request crossed."""
         del self._waiting[line.socket.fileno()]
         line.socket.close()
         if line.used and line.silent and time.perf_counter() - line.sent < CROSSED_MAX_S:
@@ -240,12 +243,12 @@ class Generator:
 
 
 class Sender:
-    """A generator in a process of its own, which ends with the block; its files lie in `root`."""
+    """A generator in a separate process, which ends with the block; its files are in `root`."""
 
     def __init__(self, port: int, plan: Plan, root: Path) -> None:
         file, self._file = root / "plan", root / "outcomes"
         file.write_bytes(msgspec.msgpack.encode(plan))
-        # Of another one that had the same place.
+        # The file may be left from an earlier run in the same directory.
         self._began.unlink(missing_ok=True)
         command = [sys.executable, "-m", "benchmarks.openloop", str(port), str(file), str(self._file)]
         self.process = subprocess.Popen(command)
@@ -263,7 +266,7 @@ class Sender:
         return self._file.with_suffix(".began")
 
     def began(self) -> float:
-        """When the plan began, of the system's monotonic clock; waits until it has."""
+        """Wait for the start of the plan; return its time on the system's monotonic clock."""
         while not (text := self._began.read_text() if self._began.exists() else ""):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the load generator ended with status {self.process.returncode}")
@@ -276,14 +279,14 @@ class Sender:
         self.process.wait(self._patience_s + LATE_S)
 
     def outcomes(self) -> list[Outcome]:
-        """What became of the requests, once the plan is carried out."""
+        """Return the outcomes once the plan is carried out."""
         if self.process.wait():
             raise RuntimeError(f"the load generator ended with status {self.process.returncode}")
         return msgspec.msgpack.decode(self._file.read_bytes(), type=list[Outcome])
 
 
 def fates(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many were answered, refused, lost."""
+    """Count the answered, refused and lost requests."""
     counts = {"answered": 0, "refused": 0, "lost": 0}
     for each in outcomes:
         counts[each.fate] += 1
@@ -291,7 +294,7 @@ def fates(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def attainment(outcomes: Sequence[Outcome], slo_s: Sequence[float]) -> float:
-    """The share of all requests that were answered within the SLO of their target; 1 when there was none."""
+    """Return the share of all requests that were answered within the SLO of their target; 1 if there was none."""
     met = sum(each.fate == "answered" and each.latency_s <= slo_s[each.target] for each in outcomes)
     return met / len(outcomes) if outcomes else 1.0
 
@@ -302,7 +305,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     read = msgspec.msgpack.decode(Path(plan).read_bytes(), type=Plan)
     gc.freeze()
-    # Of the system's monotonic clock, for who wants to know what else went on at a request's time.
+    # On the system's monotonic clock, so that other events can be compared with a request's time.
     Path(outcomes).with_suffix(".began").write_text(str(time.perf_counter()))
     generator = Generator(int(port), read)
     signal.signal(signal.SIGTERM, lambda *_: generator.stop())

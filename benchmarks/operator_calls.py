@@ -56,15 +56,15 @@ MORE_TEXTS = ("tanh", "ortho", "backward", "prod", "amax", "add", "multiply", "f
 
 
 class Tensor(NamedTuple):
-    """A tensor to be made: its type by PyTorch's name, how it lies in memory, and what it holds."""
+    """A tensor to be made: its type, its memory layout, and its content."""
 
     dtype: str
     shape: tuple[int, ...]
     of: tuple[float, ...] = ()
-    """Its elements, repeated as often as needed; drawn small if empty."""
+    """Its elements, repeated as often as needed; random small numbers if empty."""
     layout: str = ""
     bits: bool = False
-    """Whether its bytes are drawn, whatever its type makes of them."""
+    """Whether its bytes are random, whatever its type."""
 
     def __repr__(self) -> str:
         parts = [str(size) for size in self.shape]
@@ -87,12 +87,12 @@ class Asked(NamedTuple):
 
 
 def valid_calls() -> dict[str, list[Asked]]:
-    """Calls that succeed, by operator."""
+    """Return calls that succeed, by operator."""
     found: dict[str, list[Asked]] = {}
     for line in CALLS.read_text().splitlines():
         name, rest = line.split("(", 1)
         operator = f"aten.{name}"
-        # The file is ours, like any source.
+        # The file belongs to this repository, so evaluating it is safe.
         args, kwargs = eval(f"_call({rest}", {"__builtins__": {"float": float}}, _NAMES)
         found.setdefault(operator, []).append(Asked(operator, args, kwargs))
     return found
@@ -125,7 +125,7 @@ _NAMES: dict[str, Any] = {
 
 
 def changed(call: Asked, rng: Random, times: int) -> Asked:
-    """The call with some of its arguments made other, mostly extreme, ones."""
+    """Return the call with some of its arguments replaced, mostly by extreme ones."""
     args: list[Any] = list(call.args)
     kwargs = dict(call.kwargs)
     for _ in range(times):
@@ -145,7 +145,7 @@ def changed(call: Asked, rng: Random, times: int) -> Asked:
 
 
 def _change_of_all(rng: Random) -> Callable[[Tensor], Tensor]:
-    """One change for all the tensors of a call."""
+    """Return one change for all tensors of a call."""
     match rng.randrange(6):
         case 4 | 5:
             size, other = rng.choice((1, 2, 3, 4, 5, 8, 10)), rng.choice((0, 0, 1, 2, 3, 7, 16, 33, 64))
@@ -171,7 +171,7 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _added(operator: str, given: int, kwargs: dict[str, Any], rng: Random, tensors: list[Tensor]) -> dict[str, Any]:
-    """One more argument, of those that the call leaves to their defaults."""
+    """Add an argument that the call leaves to its default."""
     left = [argument for argument in resolve(operator)._schema.arguments[given:] if argument.name not in kwargs]
     if not left:
         return {}
@@ -194,7 +194,7 @@ def _flattened(values: list[Any]) -> list[Any]:
 
 
 def _other(value: Any, rng: Random, tensors: list[Tensor]) -> Any:
-    """Another argument in the place of this one, mostly of its kind."""
+    """Return another argument for this one, mostly of the same kind."""
     if rng.random() < 0.04:
         strange: list[Any] = [None, 3, -1, rng.randrange(50), 1.5, True, "x", [], [2, 2], Dtype("int32"), *tensors]
         return rng.choice(strange)
@@ -271,7 +271,7 @@ def _other_shape(shape: tuple[int, ...], rng: Random) -> tuple[int, ...]:
 
 
 def _other_elements(tensor: Tensor, rng: Random) -> tuple[float, ...]:
-    """Elements that an index or a number should not be, among those that it may be."""
+    """Return an element that is invalid as an index or a number, among valid ones."""
     if tensor.dtype.startswith(("float", "bfloat", "complex")):
         return tuple(rng.choice((rng.choice(REAL), rng.uniform(-2, 2))) for _ in range(rng.randint(1, 7)))
     near = [*range(-6, 7), *tensor.of]

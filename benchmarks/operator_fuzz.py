@@ -29,22 +29,25 @@ from overwinter.model.operators import TENSOR_OPERATORS
 from overwinter.model.program import validate
 
 MEMORY_BYTES = 256 << 20
-"""What a child may have of memory of its own."""
+"""The most memory of a child process."""
 CPU_S = 1.0
-"""What a try may compute; one that does more is `slow`: in a worker the timeout of its request ends it."""
+"""The most CPU time of a call. A longer one is `slow`: in a worker the request's timeout ends it."""
 WALL_S = 60.0
-"""What a try may take, waiting included; one that takes more is `hung`."""
+"""The most time of a call, including waiting. A longer one is `hung`."""
 CHILD_TRIES = 500
 COMPARED_ELEMENTS = 1 << 18
-"""Larger results, mostly expanded ones, are not compared."""
+"""Larger results, mostly expanded tensors, are not compared."""
 
 KINDS = ("ok", "refused", "slow", "outside", "crash", "unwritten", "strange", "hung")
-"""What can become of a try. ok: gave results; refused: raised a Python exception, before or while it ran; slow: see
-`CPU_S`. The others are findings. outside: touched memory beside its tensors; crash: ended its process; unwritten: gave
-memory that nobody wrote; strange: gave what is no plain tensor within its storage; hung: waited for ever."""
+"""The possible results of a call.
+
+ok: gave results; refused: raised a Python exception, before or while it ran; slow: see `CPU_S`. The others are
+findings. outside: accessed memory beside its tensors; crash: ended its process; unwritten: returned uninitialised
+memory; strange: returned something other than a plain tensor within its storage; hung: did not end.
+"""
 
 ANSWERED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, MemoryError)
-"""What operators raise, and the checks before them; anything else is a fault of a check, and told as a crash."""
+"""What operators, and the checks before them, raise. Anything else is a defect of a check, and counts as a crash."""
 
 _DEATHS = {signal.SIGSEGV: "outside", signal.SIGBUS: "outside", signal.SIGPROF: "slow", signal.SIGALRM: "hung"}
 _FRESH_BYTES = (0x5A, 0xA5)
@@ -53,7 +56,7 @@ _M_PERTURB = -6
 
 
 class Finding(NamedTuple):
-    """One call that did what none may do; operator, seed and number repeat it."""
+    """A call with a forbidden effect; operator, seed and number repeat it."""
 
     operator: str
     seed: int
@@ -63,24 +66,24 @@ class Finding(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of many tries."""
+    """The results of many calls."""
 
     tries: int
     counts: dict[str, int]
-    """By kind."""
+    """The number of calls by kind of result."""
     findings: tuple[Finding, ...]
 
 
 def operators() -> list[str]:
-    """Every operator on tensors that a program may call."""
+    """Return every operator on tensors that a program may call."""
     return sorted(TENSOR_OPERATORS)
 
 
 def fuzz(seed: int, tries: int, names: Sequence[str] | None = None) -> Outcome:
-    """Try each operator (of `names`, if given) `tries` times; the same seed makes the same calls, 0 begins with a
-    valid one of each.
+    """Call each operator (of `names`, if given) `tries` times.
 
-    Forks, so the calling process should run no threads. About a millisecond for each try.
+    The same seed makes the same calls; seed 0 begins with a valid one of each. It forks, so the calling process should
+    run no threads. A call takes about a millisecond.
     """
     valid = valid_calls()
     jobs = [(name, at) for at in range(tries) for name in (operators() if names is None else names)]
@@ -98,7 +101,7 @@ def fuzz(seed: int, tries: int, names: Sequence[str] | None = None) -> Outcome:
 
 
 def call_of(valid: dict[str, list[Asked]], seed: int, name: str, at: int) -> Asked:
-    """The call that a try makes."""
+    """Return the call with this number."""
     rng = Random(f"{seed} {name} {at}")
     calls = valid[name]
     times = rng.choice((1, 1, 1, 2, 2, 3)) if seed or at else 0
@@ -106,7 +109,7 @@ def call_of(valid: dict[str, list[Asked]], seed: int, name: str, at: int) -> Ask
 
 
 def attempt(call: Asked, seed: str) -> str:
-    """Run the call twice in this process, which it may end; what became of it."""
+    """Run the call twice in this process, which it may end; return the result."""
     results = []
     try:
         for byte in _FRESH_BYTES:
@@ -120,14 +123,14 @@ def attempt(call: Asked, seed: str) -> str:
 
 
 class _EndedError(Exception):
-    """A run has come to nothing that could be compared."""
+    """A run had no result that could be compared."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
 def _contents(call: Asked, byte: int, rng: Random) -> list[tuple[object, ...]]:
-    """What a run gives, with `byte` wherever nothing was written."""
+    """Return the results of a run in which uninitialised memory is filled with `byte`."""
     with GuardedMemory(byte, at_end=rng.random() < 0.5) as memory, torch.inference_mode():
         tried = program_of(call, memory, rng)
         results: tuple[object, ...] | None = None
@@ -144,7 +147,7 @@ def _contents(call: Asked, byte: int, rng: Random) -> list[tuple[object, ...]]:
 
 
 def _content(result: object) -> tuple[object, ...]:
-    """What is compared of a result."""
+    """Return the part of a result that is compared."""
     if not isinstance(result, torch.Tensor) or result.layout != torch.strided or result.device.type != "cpu":
         raise _EndedError("strange")
     if str(result.dtype).removeprefix("torch.") not in DTYPE_BYTES and result.dtype != torch.complex32:
@@ -161,7 +164,7 @@ def _content(result: object) -> tuple[object, ...]:
 
 
 def _in_child(valid: dict[str, list[Asked]], seed: int, jobs: Sequence[tuple[str, int]]) -> list[str]:
-    """Kinds of the first of these tries, in order: as many as one child lived for."""
+    """Return the results of the first of these calls, in order: as many as one child process survived."""
     with mmap.mmap(-1, len(jobs)) as kinds:
         kinds[:] = bytes([_UNKNOWN]) * len(jobs)
         pid = os.fork()
@@ -183,7 +186,7 @@ _UNKNOWN = 255
 
 
 def _live(valid: dict[str, list[Asked]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap) -> None:
-    """Try all, then end this process."""
+    """Run all calls, then end this process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")
     silent = os.open(os.devnull, os.O_WRONLY)

@@ -20,10 +20,10 @@ from overwinter.model.structure import Call, Layer, Program, Slot, Value, Weight
 
 MOST_ELEMENTS = 20_000
 FROM_TENSORS = 0.2
-"""How often a call's whole numbers come from tensors, not from the program."""
+"""How often a call's whole numbers come from tensors rather than from the program."""
 MOST_RESULTS = 8
 _DRAWN = 16
-"""Elements that are drawn for a tensor; larger ones repeat them."""
+"""The random elements of a tensor; larger tensors repeat them."""
 
 
 class Tried(NamedTuple):
@@ -53,7 +53,9 @@ class _Writer:
         self.early: list[_Early] = []
 
     def part(self, part: Any, reads_numbers: bool) -> Any:
-        """An argument: a tensor as its slot, an early result for a number that is read, anything else as it is."""
+        """Return an argument: a tensor as its slot, an early result for a number that is read, anything else
+        unchanged.
+        """
         if isinstance(part, list):
             return tuple(self.part(inner, reads_numbers) for inner in part)
         if isinstance(part, Tensor):
@@ -64,7 +66,7 @@ class _Writer:
         return part
 
     def written(self, tensor: Tensor) -> _Early:
-        """A tensor that the call may write to."""
+        """Return a tensor that the call may write to."""
         weight = self._weight(tensor, writable=True)
         return self._read(_Early("aten.clone.default", weight, "float32", self.tensors[weight]))
 
@@ -78,14 +80,14 @@ class _Writer:
         return len(self.weights) - 1
 
     def settled(self, part: Any) -> Any:
-        """An argument as the program has it, once the number of weights is known."""
+        """Return an argument as the program has it, once the number of weights is known."""
         if isinstance(part, _Early):
             return Slot(len(self.weights) + next(at for at, early in enumerate(self.early) if early is part))
         return tuple(self.settled(inner) for inner in part) if type(part) is tuple else part
 
 
 def program_of(call: Asked, memory: GuardedMemory, rng: Random) -> Tried:
-    """The call as a program, with what it runs on."""
+    """Return the call as a program, with its inputs."""
     writer = _Writer(memory, rng)
     reads = rng.random() < FROM_TENSORS
     writes = call.operator in MUTATING and bool(call.args) and isinstance(call.args[0], Tensor)
@@ -114,7 +116,7 @@ def program_of(call: Asked, memory: GuardedMemory, rng: Random) -> Tried:
 
 
 def _results(operator: str, rng: Random) -> int:
-    """How many results the call has to name."""
+    """Return the number of results that the call has to name."""
     returns = resolve(operator)._schema.returns
     if len(returns) == 1 and isinstance(returns[0].type, torch.ListType):
         return 1 + rng.randrange(MOST_RESULTS)
@@ -137,7 +139,7 @@ def _made(tensor: Tensor, memory: GuardedMemory, rng: Random, *, writable: bool)
 
 def _elements(tensor: Tensor, dtype: torch.dtype, rng: Random) -> torch.Tensor:
     if tensor.bits:
-        # Sixteen elements of any type; a truth value may then be neither 0 nor 1.
+        # Random bytes as elements of any type; a boolean may then be neither 0 nor 1.
         return torch.frombuffer(bytearray(rng.randbytes(_DRAWN * dtype.itemsize)), dtype=dtype)
     if tensor.of:
         wide = torch.tensor(tensor.of, dtype=None if all(isinstance(one, int) for one in tensor.of) else torch.float64)
@@ -148,7 +150,7 @@ def _elements(tensor: Tensor, dtype: torch.dtype, rng: Random) -> torch.Tensor:
 
 
 def _steps(shape: tuple[int, ...], layout: str) -> list[int]:
-    """Strides of a tensor that lies so; only such as programs can come by."""
+    """Return the strides of a tensor in this layout; only layouts that programs can produce."""
     order = list(range(len(shape)))
     if layout == "transposed":
         order.reverse()

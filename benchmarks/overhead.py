@@ -37,19 +37,19 @@ MLServer 1.67 ms, 1176/s, 439 MB, 4.4 s; Ray Serve 6.71 ms, 270/s, 947 MB, 6.7 s
 
 
 class Series:
-    """Latencies in microseconds, and the seconds in which they were taken."""
+    """Latencies in microseconds, and the seconds in which they were measured."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
         self.seconds = 0.0
 
     def ms(self, share: float) -> float:
-        """A quantile in milliseconds."""
+        """Return a quantile in milliseconds."""
         return quantile(self.latencies, share) / 1e3
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """The answers per second."""
         return len(self.latencies) / self.seconds
 
 
@@ -64,7 +64,7 @@ class Loop:
             raise RuntimeError("the model was not deployed; see above")
 
     def run(self, seconds: float) -> list[float]:
-        """Call the model for so long."""
+        """Call the model for this long."""
         self._input.write(f"{seconds}\n")
         self._input.flush()
         values: list[float] = json.loads(self._output.readline())
@@ -89,7 +89,7 @@ def deployed(
 
 
 def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]:
-    """Latencies that the load generator saw."""
+    """Return the latencies that the load generator measured."""
     command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(clients), str(seconds), str(request)]
     values: list[float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return values
@@ -110,7 +110,7 @@ def measure_model(node: Node, model: str, seconds: float, directory: Path, token
 
 
 def report_model(model: str, series: dict[str, Series]) -> None:
-    """The table of one model."""
+    """Print the table of one model."""
     bare = series["bare"].ms(0.5)
     print(f"\n{model}{'':{28 - len(model)}}{'p50 ms':>10}{'p99 ms':>10}{'added p50 ms':>14}{'answers/s':>12}")
     for kind, one in series.items():

@@ -43,7 +43,9 @@ class Crowd:
 
 
 class Forks:
-    """Processes forked from one of a model, which is one of `pids` too; all alive until closed, each has answered."""
+    """Processes forked from one that has the model, which is in `pids` too; all are alive until closed, and each has
+    answered.
+    """
 
     def __init__(self, model: str, weights: Sequence[Path], inputs: Path) -> None:
         self._process = started(model, inputs, "torch.load", weights)
@@ -59,14 +61,14 @@ class Forks:
 
 
 def started(model: str, inputs: Path, loader: str, weights: Sequence[Path]) -> "subprocess.Popen[str]":
-    """A process of this file."""
+    """Start a process of this file."""
     files = [str(path.with_suffix(".pt")) for path in weights]
     command = [sys.executable, "-m", "benchmarks.plain", model, str(inputs), loader, *files]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def answered(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """The id and the digest of the next process that has answered; RuntimeError if there will be none."""
+    """Return the pid and the digest of the next process that has answered; raise RuntimeError if there is none."""
     assert process.stdout is not None
     line = process.stdout.readline().split()
     if len(line) != 2:
@@ -75,12 +77,12 @@ def answered(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 def save(state: State, place: Path) -> None:
-    """Write the weights, each tensor by itself; `place` has no suffix."""
+    """Write the weights, each tensor separately; `place` has no suffix."""
     torch.save({name: tensor.clone() for name, tensor in state.items()}, place.with_suffix(".pt"))
 
 
 def fill(module: torch.nn.Module, state: State) -> None:
-    """Give a module without memory its parameters and buffers, those that `state_dict` leaves out included."""
+    """Give a module on the meta device its parameters and buffers, including those that `state_dict` leaves out."""
     module.load_state_dict(state, strict=False, assign=True)
     for name, buffer in list(module.named_buffers()):
         if buffer.is_meta:
@@ -89,7 +91,7 @@ def fill(module: torch.nn.Module, state: State) -> None:
 
 
 def loaded(name: str, loader: str, weights: str) -> torch.nn.Module:
-    """The model with the weights of a file."""
+    """Return the model with the weights of a file."""
     with torch.device("meta"):
         module = zoo.RECIPES[name].module(False).eval()
     fill(module, LOADERS[loader](Path(weights)))
@@ -97,11 +99,11 @@ def loaded(name: str, loader: str, weights: str) -> torch.nn.Module:
 
 
 def answer(module: torch.nn.Module, inputs: State) -> None:
-    """Answer once, say so, and wait."""
+    """Answer once, print so, and wait."""
     with torch.inference_mode():
         outputs = flatten(module(**inputs))
     digest = hashlib.sha256(b"".join(output.numpy().tobytes() for output in outputs)).hexdigest()
-    # One write, so that lines of several processes do not mix.
+    # Use one write, so that lines of several processes do not mix.
     os.write(sys.stdout.fileno(), f"{os.getpid()} {digest}\n".encode())
     sys.stdin.read()
 
@@ -111,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tensors = load_file(inputs)
     with torch.device("meta"):
-        # The classes of the model are imported when the first is built.
+        # Building the model once imports its classes.
         zoo.RECIPES[name].module(False)
     module = loaded(name, loader, weights[0]) if len(set(weights)) == 1 else None
     if module is not None and len(weights) == 1:

@@ -23,7 +23,7 @@ BATCHES = (1, 2, 3, 5)
 
 
 def sized_inputs(program: Program, model: zoo.Model, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """Inputs of these dynamic sizes, made by repeating the example's."""
+    """Return inputs of these dynamic sizes, made by repeating the example's."""
     made: dict[str, torch.Tensor] = {}
     for spec in program.inputs:
         tensor = model.example_inputs[spec.name]
@@ -37,7 +37,7 @@ def sized_inputs(program: Program, model: zoo.Model, sizes: dict[str, int]) -> d
 
 
 def flatten(outputs: Any) -> list[torch.Tensor]:
-    """The tensors in what a model returns, in order."""
+    """Return the tensors in a model's outputs, in order."""
     if isinstance(outputs, torch.Tensor):
         return [outputs]
     parts = outputs.values() if hasattr(outputs, "values") else outputs
@@ -45,7 +45,7 @@ def flatten(outputs: Any) -> list[torch.Tensor]:
 
 
 def cases(program: Program, batches: tuple[int, ...] = BATCHES) -> Iterator[dict[str, int]]:
-    """The dynamic sizes to compare at: each batch, then the other sizes changed."""
+    """Return the dynamic sizes to compare at: each batch, then the other sizes changed."""
     yield from ({"batch": batch} for batch in batches if "batch" in program.dimensions)
     others = {name: max(low, min(high, program.example[name] - 3)) for name, (low, high) in program.dimensions.items()}
     if others.keys() - {"batch"}:
@@ -62,7 +62,7 @@ def is_equal(program: Program, weights: list[torch.Tensor], model: zoo.Model, si
 
 
 def measure(name: str, small: bool) -> dict[str, Any]:
-    """One row of the table."""
+    """Measure one row of the table."""
     model = zoo.build(name, small=small)
     began = time.perf_counter()
     program, weights = export(model.module, model.example_inputs, model.dynamic)

@@ -34,7 +34,7 @@ Step = tuple[Seconds, Event, list[Action]]
 
 
 def spec(number: int) -> FunctionSpec:
-    """A variant: most of its blocks are everybody's."""
+    """Return a variant that shares most of its blocks with all others."""
     name = FunctionName(f"variant-{number:04}")
     blobs = [BlobSize(Address(f"base-{block}"), 1 << 20) for block in range(SHARED_BLOCKS)]
     blobs += [BlobSize(Address(f"{name}-{block}"), 1 << 16) for block in range(OWN_BLOCKS)]
@@ -51,7 +51,7 @@ def spec(number: int) -> FunctionSpec:
 
 
 class Served:
-    """A scheduler whose wishes come true after a millisecond each, and the steps that it took."""
+    """A scheduler whose actions succeed after a millisecond each, with its steps."""
 
     def __init__(self, functions: int) -> None:
         self.config = SchedulerConfig(workers_max=functions, cores=2)
@@ -62,7 +62,7 @@ class Served:
             self._post(Deployed(spec(number)))
 
     def ask(self, functions: int, requests: int) -> list[Step]:
-        """Each function in turn; the steps that it took."""
+        """Send a request to each function in turn; return the steps."""
         begun = len(self.steps)
         for number in range(requests):
             name = FunctionName(f"variant-{number % functions:04}")
@@ -87,7 +87,7 @@ class Served:
 
 
 def spent_us(steps: list[Step], do: Callable[[Seconds, Event, list[Action]], object]) -> float:
-    """Microseconds of each step, of this thread alone: others may be at work."""
+    """Return the CPU microseconds of each step in this thread."""
     begun = time.thread_time()
     for step in steps:
         do(*step)
@@ -95,7 +95,7 @@ def spent_us(steps: list[Step], do: Callable[[Seconds, Event, list[Action]], obj
 
 
 def taken_whole(scheduler: Scheduler, now: Seconds) -> Snapshot:
-    """A snapshot, all its steps at once."""
+    """Take a snapshot, all its steps at once."""
     steps = snapshot(scheduler.state, scheduler.resources, now)
     while True:
         try:
@@ -108,11 +108,11 @@ def taken_whole(scheduler: Scheduler, now: Seconds) -> Snapshot:
 @click.option("--functions", default=1000, show_default=True)
 @click.option("--requests", default=20_000, show_default=True, help="All functions being awake.")
 def main(functions: int, requests: int) -> None:
-    """Print microseconds of a step, and milliseconds of an answer to Prometheus and to `top`."""
+    """Print the microseconds of a step, and the milliseconds of an answer to Prometheus and to `top`."""
     served = Served(functions)
     served.ask(functions, functions)
     woken, asked = len(served.steps), served.ask(functions, requests)
-    # The steps kept for this would be gone through by each collection.
+    # Otherwise each garbage collection would traverse the kept steps.
     gc.freeze()
     spent: dict[str, list[float]] = {"scheduler": [], "journal": [], "reader": []}
     for _ in range(ROUNDS):

@@ -56,11 +56,11 @@ MODELS: Mapping[str, tuple[Measured, int, int]] = {
     "mlp": (MLP, 150, 1),
     "lstm": (LSTM, 150, 2),
 }
-"""With the MiB of the runtime and of the activations of one request."""
+"""The measured latencies, with the MiB of the runtime and of the activations of one request."""
 
 
 def measured(name: str) -> list[Point]:
-    """The profile of a model that was measured."""
+    """Return the profile of a measured model."""
     milliseconds, runtime, activations = MODELS[name]
     return [
         Point(cores, (runtime + activations * batch * concurrency) * MIB, batch, concurrency, value / 1000)
@@ -70,7 +70,9 @@ def measured(name: str) -> list[Point]:
 
 
 def drawn(chance: random.Random) -> list[Point]:
-    """A random model: cores help up to its serial part, batches hardly or much, runs that share cores wait."""
+    """Return a random model: cores help up to its serial part, batches hardly or much, and runs that share
+    cores wait.
+    """
     alone_s = chance.lognormvariate(math.log(0.05), 0.8)
     serial, batching = chance.uniform(0.05, 0.6), chance.choice((0.0, 0.1, 0.2, 0.8))
     runtime, activations = chance.uniform(20, 400), chance.uniform(1, 80)
@@ -86,14 +88,14 @@ def drawn(chance: random.Random) -> list[Point]:
 
 
 def cases(chance: random.Random, count: int) -> Iterator[tuple[str, list[Point]]]:
-    """So many of each set."""
+    """Return this many cases of each set."""
     for number in range(count):
         yield "random", drawn(chance)
         yield "measured", measured(list(MODELS)[number % len(MODELS)])
 
 
 def compare(chance: random.Random, count: int) -> tuple[dict[str, dict[str, list[float]]], dict[str, float]]:
-    """Gaps by set of cases and scaling, and the seconds of a choice by scaling."""
+    """Return the gaps by set of cases and scaler, and the seconds of a choice by scaler."""
     gaps: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     spent: dict[str, list[float]] = defaultdict(list)
     for kind, points in cases(chance, count):
@@ -114,7 +116,7 @@ def compare(chance: random.Random, count: int) -> tuple[dict[str, dict[str, list
 
 
 def told(gaps: Sequence[float]) -> dict[str, float]:
-    """What is told of many gaps."""
+    """Summarise many gaps."""
     return {"mean": statistics.fmean(gaps), "p95": quantile(gaps, 0.95), "max": max(gaps)}
 
 

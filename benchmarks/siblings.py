@@ -44,36 +44,36 @@ BATCH = 8
 ROUNDS = 2
 RUNS = 15
 LEAST_RUNS = 30
-"""Batches in each time of a load: whether one more of them ends in it must not matter."""
+"""The fewest batches in each measurement, so that one more or less does not matter."""
 TOKENS = 64
-"""The length of texts, where the model takes texts of any length."""
+"""The length of texts, if the model takes texts of any length."""
 NODES = {"shared": "overwinter", "separate": "separate"}
 SETTINGS = {"timeout_s": 60.0, "max_workers": 1, "keep_alive_s": 600}
 MEMBER = "member-{}".format
 
 
 class Row(NamedTuple):
-    """Of one model."""
+    """The figures of one model."""
 
     rates: Mapping[str, float]
-    """Requests a second, by what is asked."""
+    """The requests per second, by kind of load."""
     compute: float
     difference: float
-    """The largest, of an answer's elements, over its largest."""
+    """The largest difference of an answer's elements, relative to its largest element."""
 
     @property
     def over_separate(self) -> float:
-        """What sharing runs wins."""
+        """The gain of sharing runs."""
         return self.rates["shared"] / self.rates["separate"]
 
     @property
     def served(self) -> float:
-        """What a batch wins one function that is served."""
+        """The gain of batches for one function that is served."""
         return self.rates["batches"] / self.rates["alone"]
 
 
 def compute_times(family: Family) -> tuple[float, float]:
-    """Seconds of a run of one request, and of a run of a batch."""
+    """Return the seconds of a run of one request, and of a run of a batch."""
     run = compile_program(family.program)
     one = list(family.one().values())
     eight = [tensor.repeat(BATCH, *[1] * (tensor.dim() - 1)) for tensor in one]
@@ -88,7 +88,9 @@ def compute_times(family: Family) -> tuple[float, float]:
 
 
 def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
-    """All variants on all nodes, and their right answers; one that may have batches, and one that may not."""
+    """Deploy all variants on all nodes, with their correct answers, one function that may batch, and one that
+    may not.
+    """
     right = {}
     for variant in range(MEMBERS):
         family.vary(family.head(), variant + 1)
@@ -102,7 +104,7 @@ def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
 
 
 def check(node: Node, family: Family, requests: Mapping[str, bytes], right: Mapping[str, bytes]) -> float:
-    """Ask all at once, several times; the largest difference. RuntimeError if one is beyond the bound."""
+    """Call all at once, several times; return the largest difference. Raise RuntimeError if one exceeds the bound."""
 
     def ask(name: str) -> list[bytes]:
         with Connection(node.port) as connection:
@@ -121,14 +123,14 @@ def check(node: Node, family: Family, requests: Mapping[str, bytes], right: Mapp
 
 
 def load(node: Node, seconds: float, paths: Sequence[Path]) -> float:
-    """Requests a second."""
+    """Return the requests per second."""
     command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(MEMBERS), str(seconds)]
     told = subprocess.run([*command, *map(str, paths)], check=True, stdout=subprocess.PIPE).stdout
     return len(json.loads(told)) / seconds
 
 
 def measured(model: str, seconds: float, root: Path) -> Row:
-    """One row of the table."""
+    """Measure one row of the table."""
     family = Family(model, tokens=TOKENS)
     inputs, paths = as_tensors(family.one()), {}
     for name in (*map(MEMBER, range(MEMBERS)), "batches", "alone"):

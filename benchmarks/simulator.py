@@ -24,7 +24,7 @@ HOT_SPOTS = 25
 
 
 def simulate(scenario: Scenario, traces: Path, seconds: float) -> tuple[Report, float]:
-    """The report of so many simulated seconds, and the seconds of this core that they took."""
+    """Return the report of this many simulated seconds, and the CPU seconds that they took."""
     world = World(msgspec.structs.replace(scenario, duration_s=seconds), traces)
     begun = time.process_time()
     report = world.run()

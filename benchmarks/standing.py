@@ -1,4 +1,4 @@
-"""What does a node hold when nothing runs and nobody is connected, and what has been added since?
+"""Measures what an idle node without clients holds, and what was added since an earlier reading.
 
 Memory is anonymous and shared PSS with the pages of the host store; files are those of the host store.
 """
@@ -12,7 +12,9 @@ from benchmarks.nodes import Node
 IDLE_S = 1.0
 LOOKS = 8
 LOOK_S = 0.25
-"""A block is open while it is hashed in the background: the fewest descriptors of so many looks are what stays."""
+"""Verification opens blocks for moments, so the lowest count of descriptors in several readings this far apart is
+taken.
+"""
 HEADER = (
     f"{'MiB at rest':26}"
     + "".join(f"{name:>10}" for name in ("daemon", "zygotes", "shared", "store", "sum", "RSS"))
@@ -21,15 +23,17 @@ HEADER = (
 
 
 class Standing(NamedTuple):
-    """What a node at rest holds."""
+    """What an idle node holds."""
 
     daemon: int
     zygotes: int
-    """Anonymous PSS; of all zygotes with what started the base, and of workers if there are any."""
+    """The anonymous PSS of all zygotes with the process that started the base zygote, and of workers if there
+    are any.
+    """
     shared: int
-    """PSS of memory files and mapped blocks."""
+    """The PSS of memory files and mapped blocks."""
     store: int
-    """Pages of the host store."""
+    """The pages of the host store."""
     resident: int
     descriptors: int
     processes: int
@@ -37,12 +41,12 @@ class Standing(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """All memory that is the node's own."""
+        """All memory of the node."""
         return self.daemon + self.zygotes + self.shared + self.store
 
 
 def at_rest(node: Node) -> Standing:
-    """What the node holds, once it has come to rest; its client's connections are closed first."""
+    """Return what the node holds when it is idle; its client's connections are closed first."""
     node.hang_up()
     node.wait_quiet()
     time.sleep(IDLE_S)
@@ -67,7 +71,7 @@ def _descriptors(pids: list[int]) -> int:
 
 
 def row(title: str, standing: Standing, took: float | None) -> str:
-    """A line of the table, under HEADER; `took` in seconds."""
+    """Return a line of the table, under HEADER; `took` is in seconds."""
     parts = (*standing[:4], standing.nbytes, standing.resident)
     sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
     counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
@@ -75,7 +79,7 @@ def row(title: str, standing: Standing, took: float | None) -> str:
 
 
 def growth(start: Standing, end: Standing) -> dict[str, float]:
-    """What the second reading has more than the first."""
+    """Return what the second reading has more than the first."""
     return {
         "growth_mib": (end.nbytes - start.nbytes) / MIB,
         "descriptors": end.descriptors - start.descriptors,

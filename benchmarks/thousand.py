@@ -52,21 +52,21 @@ from benchmarks.wire import END, Connection, binary_request
 from overwinter.node.limits import MEMORY_SHARE
 
 TOKENS = 16
-"""Of a text in a request."""
+"""The tokens of a text in a request."""
 PROBE_S = 1.0
 PROBES_MIN = 10
-"""Runs and wakes of each model from which their costs are taken: so many at least, for so long."""
+"""The runs and wakes of each model from which their costs are computed: at least this many, for at least this long."""
 SAMPLED_EVERY_S = 30.0
-"""To ask the kernel for the PSS of all workers takes a core for seconds."""
+"""Reading the PSS of all workers takes a core for seconds."""
 PATIENCE_S = 70.0
-"""Longer than any function may take: whoever has no answer then never gets one."""
+"""Longer than any function's timeout: a request without an answer by then is lost."""
 GIB = 1 << 30
 ISOLATIONS = ("family", "function")
 LOADS = (0.55, 0.75)
 
 
 def sample(node: Node) -> Peak:
-    """What the node holds now."""
+    """Return what the node holds now."""
     pids = node.pids()
     held = memory(pids)
     store, buffers = occupied_bytes(node.host_store), memory_file_bytes(pids[0])
@@ -75,7 +75,7 @@ def sample(node: Node) -> Peak:
 
 
 def probe(node: Node, family: Family) -> Cost:
-    """What a run and a wake cost the node and who asks it, in core-seconds."""
+    """Return the core-seconds of a run and of a wake, of the node and its client."""
     request = binary_request("probe", as_tensors(family.one()))
     spent = {}
     for kind, keep_alive_s in (("wake", 0.0), ("run", 600.0)):
@@ -83,7 +83,7 @@ def probe(node: Node, family: Family) -> Cost:
         with Connection(node.port) as connection:
             connection.ask(request)
         node.wait_prepared()
-        # A new one: rest may have come later than the node closes those that only wait.
+        # Use a new connection: the node may have closed idle ones by now.
         with Connection(node.port) as connection:
             before, until = _spent(node), time.perf_counter() + PROBE_S
             count = 0
@@ -102,7 +102,7 @@ def _spent(node: Node) -> float:
 
 
 def loaded_bytes(family: Family, root: Path) -> int:
-    """Anonymous PSS of a plain process that has loaded the model and answered."""
+    """Return the anonymous PSS of a plain process that has loaded the model and answered."""
     place, inputs = root / family.name, root / f"{family.name}-inputs.safetensors"
     save(family.state(), place)
     save_file(family.one(), inputs)
@@ -116,7 +116,7 @@ def loaded_bytes(family: Family, root: Path) -> int:
 def deploy_variants(
     node: Node, family: Family, indices: Sequence[int], settings: Mapping[str, Any]
 ) -> dict[int, Target]:
-    """Deploy the variants of one model, and say how to ask each; prints where the time went."""
+    """Deploy the variants of one model; return how to call each, and print the times."""
     targets = {}
     spent: Counter[str] = Counter()
     for variant, index in enumerate(indices, 1):
@@ -142,7 +142,7 @@ def deploy_variants(
 def deploy_all(
     node: Node, models: Sequence[str], count: int, settings: Mapping[str, Any], measured: Sequence[Base]
 ) -> list[Base]:
-    """Measure, unless it was before, and deploy, one base model after the other; the function with number n is of the
+    """Deploy one base model after the other, and measure each unless that was done before. Function n is a variant of
     model n modulo all.
     """
     bases = []
@@ -161,7 +161,7 @@ def deploy_all(
 
 
 def send(node: Node, plan: Plan) -> tuple[list[Outcome], Peak]:
-    """Carry out the plan; what became of the requests, and the peak. Prints how busy the cores were."""
+    """Carry out the plan; return the outcomes and the peak, and print how busy the cores were."""
     peak = sample(node)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         began, spent, machine = time.perf_counter(), cpu_seconds(node.pids()), machine_seconds()
@@ -181,19 +181,19 @@ def send(node: Node, plan: Plan) -> tuple[list[Outcome], Peak]:
 
 
 def cores() -> int:
-    """Cores that this process, and so the node, may use."""
+    """Return the cores that this process, and so the node, may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Traffic:
-    """The requests of each load: the same for every node."""
+    """The requests of each load, the same for every node."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._hours = hour(options.functions, options.traces, options.seed)
 
     def plan(self, bases: Sequence[Base], load: float) -> Plan:
-        """What to send so that the cores are busy for that share of the time."""
+        """Return the requests that keep the cores busy for this share of the time."""
         options, hours = self._options, self._hours
         owner = owners(bases)
         speed = HOUR_S / (60 * options.minutes)
@@ -247,7 +247,7 @@ def main() -> None:
             began = time.perf_counter()
             bases = deploy_all(node, options.models, options.functions, settings, bases)
             print(f"{options.functions} functions measured and deployed in {time.perf_counter() - began:.0f} s")
-            # Else the workers in which they were tried would answer first.
+            # Restart the node: otherwise the workers of the trials would answer first.
             node.stop()
             node.start()
             slo_s = [slo_ms(bases[place].name) / 1e3 for place in owners(bases)]

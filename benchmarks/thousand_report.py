@@ -1,4 +1,4 @@
-"""What came of the requests for a thousand functions? The words of `benchmarks.thousand`, and its tables."""
+"""Formats the results of `benchmarks.thousand`."""
 
 import statistics
 from collections import Counter
@@ -26,14 +26,14 @@ OTHER_SLO_MS = 500
 
 
 class Base(NamedTuple):
-    """A base model, what it costs, and its deployed variants by the numbers of the functions."""
+    """A base model, its costs, and its deployed variants by the numbers of the functions."""
 
     name: str
     cost: Cost
     loaded: int
-    """Bytes of a plain process that holds it."""
+    """The memory of a plain process with the model."""
     weights: int
-    """Bytes of its weights alone."""
+    """The bytes of its weights alone."""
     payload: bytes
     targets: dict[int, Target]
 
@@ -50,7 +50,7 @@ class Peak(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What came of the requests of one load."""
+    """The results of one load."""
 
     load: float
     outcomes: list[Outcome]
@@ -58,17 +58,17 @@ class Pass(NamedTuple):
 
     @property
     def wakes(self) -> int:
-        """Answers for which a worker was forked."""
+        """The answers for which a worker was forked."""
         return self._started("host", "disk")
 
     @property
     def binds(self) -> int:
-        """Answers for which a function was bound in a worker that was there."""
+        """The answers for which a function was bound in an existing worker."""
         return self._started("bound")
 
     @property
     def wake_share(self) -> float:
-        """Of all answers."""
+        """The wakes as a share of all answers."""
         return self.wakes / max(1, fates(self.outcomes)["answered"])
 
     def _started(self, *starts: str) -> int:
@@ -76,18 +76,18 @@ class Pass(NamedTuple):
 
 
 def slo_ms(base: str) -> int:
-    """The SLO of the variants of a base model."""
+    """Return the SLO of the variants of a base model."""
     return SLO_MS.get(base, OTHER_SLO_MS)
 
 
 def owners(bases: Sequence[Base]) -> list[int]:
-    """The place of each function's base model."""
+    """Return the index of each function's base model."""
     owner = {number: place for place, base in enumerate(bases) for number in base.targets}
     return [owner[number] for number in range(len(owner))]
 
 
 def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Sequence[float]) -> None:
-    """A line for each base model, and what was said in refusals."""
+    """Print a line for each base model, and the messages of refusals."""
     print(f"\n{'base model':14}{'functions':>10}{'SLO ms':>8}{'run ms':>8}{'wake ms':>8}{'requests':>10}", end="")
     print(f"{'refused':>9}{'lost':>6}{'woken':>7}{'bound':>7}{'p50 ms':>9}{'p99 ms':>9}{'in SLO':>8}")
     for base in bases:
@@ -106,7 +106,7 @@ def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Seq
 
 
 def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
-    """The tables of one load."""
+    """Print the tables of one load."""
     outcomes, peak = done.outcomes, done.peak
     report_models(bases, outcomes, slo_s)
     late = quantile([each.late_s for each in outcomes] or [0.0], 0.99)
@@ -124,7 +124,7 @@ def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
 
 
 def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
-    """Bytes of a process for each function, and of all weights."""
+    """Return the bytes of a process per function, and of all weights."""
     return (
         sum(base.loaded * len(base.targets) for base in bases),
         sum(base.weights * len(base.targets) for base in bases),
@@ -132,7 +132,7 @@ def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
 
 
 def figures(bases: Sequence[Base], passes: Sequence[Pass], slo_s: Sequence[float]) -> dict[str, Any]:
-    """For programs: of the first load, and what the others have under names that end in it."""
+    """Return the figures for programs: of the first load, and of the others under names that end in their share."""
     first, *others = passes
     loaded, weights = loaded_models(bases)
     found = {

@@ -53,7 +53,9 @@ def measured(
 
 
 def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[str, float]:
-    """What the daemon computes for a request of one client, by turns. Other work changes it less than latency."""
+    """Return the CPU time of the daemon for a request of one client, measured in turns. Other load affects it less than
+    latency.
+    """
     taken: dict[str, list[float]] = {name: [] for name in nodes}
     with ExitStack() as stack:
         connections = {name: stack.enter_context(Connection(node.port)) for name, node in nodes.items()}

@@ -16,28 +16,28 @@ from overwinter.simulation.workloads import Bursty, MinuteCounts, Periodic, Pois
 
 HOUR_S = 3600.0
 RECORDED = MinuteCounts("torpor-alibaba-fc/samples.npy", minutes=30)
-"""Its 30 full minutes twice; more functions than rows begin at other minutes."""
+"""Its 30 full minutes twice; if there are more functions than rows, they begin at other minutes."""
 PER_S = 10.1 / 60
-"""Mean rate of a function in that recording, and in what is made without it."""
+"""The mean rate of a function in that recording, and in generated traffic."""
 MADE: tuple[Workload, ...] = (
     Poisson(PER_S),
     Periodic(0.2 * PER_S, 1.8 * PER_S, 1200.0),
     Bursty(0.5 * PER_S, 6.0, 540.0, 60.0),
 )
-"""Stable, periodic and bursty functions by turns."""
+"""Stable, periodic and bursty functions in turn."""
 HALVINGS = 40
 
 
 class Cost(NamedTuple):
-    """Core-seconds of one function's requests."""
+    """The core-seconds of one function's requests."""
 
     run: float
     wake: float
-    """What a request of a sleeping function costs more."""
+    """The additional core-seconds of a request to a sleeping function."""
 
 
 def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
-    """For each function the seconds of an hour at which its requests come; `traces`: the directory of recordings."""
+    """Return for each function the times of its requests within an hour; `traces`: the directory of recordings."""
 
     def streams() -> Iterator[Iterator[float]]:
         for index in range(functions):
@@ -51,7 +51,7 @@ def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
 
 
 def load(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> float:
-    """Cores that functions with these requests a second keep busy; `keep_alive_s` inf: runs alone count."""
+    """Return the cores that functions with these rates keep busy; `keep_alive_s` inf: only runs count."""
     if math.isinf(keep_alive_s):
         return sum(rate * cost.run for rate, cost in zip(rates, costs, strict=True))
     return sum(
@@ -60,7 +60,7 @@ def load(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> 
 
 
 def kept_share(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float, cores: float) -> float:
-    """The share of requests to keep, at most 1, so that the load is `cores`."""
+    """Return the share of requests to keep, at most 1, so that the load is `cores`."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -72,7 +72,9 @@ def kept_share(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: floa
 
 
 def compressed(hours: Sequence[Sequence[float]], speed: float, share: float, seed: int) -> list[tuple[float, int]]:
-    """Requests in order of time, each with its function's number: `speed` times faster, and only a share of them."""
+    """Return requests in order of time, each with its function's number: `speed` times faster, and only a share of
+    them.
+    """
     rng = Random(f"{seed} kept")
     kept = [(at / speed, function) for function, times in enumerate(hours) for at in times if rng.random() < share]
     kept.sort()

@@ -15,12 +15,12 @@ from benchmarks.nodes import Node, running_node
 from benchmarks.wire import Connection, binary_request
 
 CHECKED = 3
-"""Variants of each kind that answer a request at the end, and must answer as plain PyTorch does."""
+"""The variants of each kind whose answers are checked at the end."""
 STEP = 50
 
 
 class Tally:
-    """Bytes of tensors, each content once: what sharing by whole tensors would store."""
+    """The bytes of tensors, each content once: what sharing by whole tensors would store."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -36,12 +36,14 @@ class Tally:
 
 
 def stored(node: Node) -> tuple[int, int, int]:
-    """Bytes of blocks in the repository, of all its files (the manifests too), and of the host store's pages."""
+    """Return the bytes of blocks in the repository, of all its files (including manifests), and of the host store's
+    pages.
+    """
     return file_bytes(node.data / "blocks"), file_bytes(node.data), occupied_bytes(node.host_store)
 
 
 def add_variants(node: Node, family: Family, kind: str, names: list[str], count: int) -> dict[str, float]:
-    """Deploy variants in which these tensors differ; bytes that each added."""
+    """Add variants in which these tensors differ; return the bytes that each added."""
     family.vary(names, 0)
     tally = Tally()
     tally.add(family.weights)
@@ -68,7 +70,7 @@ def add_variants(node: Node, family: Family, kind: str, names: list[str], count:
 
 
 def check(node: Node, family: Family, kind: str, right: dict[str, bytes]) -> None:
-    """RuntimeError unless these functions answer so, and all of the kind lie in the host store."""
+    """Raise RuntimeError unless these functions answer correctly, and all of the kind are in the host store."""
     with Connection(node.port) as connection:
         for function, answer in right.items():
             if connection.ask(binary_request(function, as_tensors(family.one()))).tensors != answer:
@@ -79,7 +81,7 @@ def check(node: Node, family: Family, kind: str, right: dict[str, bytes]) -> Non
 
 
 def measure_variants(model: str, count: int) -> dict[str, float]:
-    """The table, and for each kind the share of its full size that a variant adds where it adds more."""
+    """Print the table; return for each kind the share of its full size that a variant adds where it adds more."""
     family = Family(model)
     with running_node() as node:
         family.deploy(node.client, model, keep_alive_s=0)

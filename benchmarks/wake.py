@@ -53,7 +53,7 @@ MODELS = ("minilm", "resnet50", "resnet152", "bert-base", HANDLED)
 KINDS = ("warm", "sibling", "wake", "cold", "disk", "fresh", "loaded")
 DISCARDED = 2
 KEEP_ALIVE_S = 2.0
-"""Long enough for a round, short enough to wait for its end."""
+"""Long enough for a round, and short enough to wait for its end."""
 TEXT = b"Is anybody awake?"
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Times = dict[str, list[float]]
@@ -69,12 +69,12 @@ class Handled(Family):
         )
 
     def one(self, row: int = 0) -> dict[str, torch.Tensor]:
-        """What the handler makes of the text."""
+        """Return what the handler makes of the text."""
         return minilm_handler.preprocess({"text": [TEXT]}, self._state)
 
 
 class Member(NamedTuple):
-    """One function: how to ask it, and its right answer."""
+    """One function: its request, and its correct answer."""
 
     request: bytes
     answer: bytes
@@ -84,12 +84,12 @@ class Subject:
     """A deployed model and its sibling."""
 
     def __init__(self, name: str, node: Node, directory: Path) -> None:
-        """`directory`: for what a fresh process loads."""
+        """Deploy the model. `directory`: the files that a fresh process loads."""
         self.name = name
         self.directory = directory
         self.times: Times = {kind: [] for kind in KINDS}
         self.kept: list[float] = []
-        """Bytes."""
+        """The bytes kept after each cold start."""
         family = Handled() if name == HANDLED else Family(name)
         with Client(node.url, tenant=name) as client:
             self.sibling = self._deployed(client, family, 1)
@@ -111,22 +111,22 @@ class Subject:
         return Member(binary_request(name, asked), family.answer())
 
     def first_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
-        """A request while no worker of the family is alive."""
+        """Measure a request while the family has no worker."""
         node.wait_workers(self.name, 0)
         node.wait_workers(f"{self.name}-sibling", 0)
         return self._ask_ms(connection, self.itself, start)
 
     def warm_ms(self, connection: Connection) -> float:
-        """A request to a worker that has just worked."""
+        """Measure a request to a worker that has just answered."""
         self._ask_ms(connection, self.itself, "warm")
         return self._ask_ms(connection, self.itself, "warm")
 
     def sibling_ms(self, connection: Connection) -> float:
-        """The first request for the sibling while a worker is alive."""
+        """Measure the first request to the sibling while a worker exists."""
         return self._ask_ms(connection, self.sibling, "bound")
 
     def _ask_ms(self, connection: Connection, member: Member, start: str) -> float:
-        """Milliseconds of one request; RuntimeError when the answer is not what it must be."""
+        """Return the milliseconds of one request; raise RuntimeError if the answer is wrong."""
         began = time.perf_counter()
         answer = connection.ask(member.request)
         took = (time.perf_counter() - began) * 1e3
@@ -135,7 +135,7 @@ class Subject:
         return took
 
     def fresh_ms(self) -> tuple[float, float]:
-        """A new process, from its start and from the end of its imports to its printed answer."""
+        """Measure a new process, from its start and from the end of its imports to its printed answer."""
         command = [sys.executable, "-m", "benchmarks.fresh", self.name, str(self.directory)]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **QUIET}, text=True) as process:
@@ -150,12 +150,12 @@ class Subject:
         return took, loaded_s * 1e3
 
     def over_warm(self, kind: str) -> float:
-        """Milliseconds beyond a warm answer, the medians."""
+        """Return the milliseconds beyond a warm answer, by medians."""
         return median(self.times[kind]) - median(self.times["warm"])
 
 
 def measure_asleep(node: Node, subjects: list[Subject], runs: int) -> None:
-    """Fill in wake, warm, sibling and fresh; the first rounds do not count."""
+    """Measure wake, warm, sibling and fresh; the first rounds do not count."""
     node.wait_quiet()
     with Connection(node.port) as connection:
         for run in range(-DISCARDED, runs):
@@ -173,14 +173,14 @@ def measure_asleep(node: Node, subjects: list[Subject], runs: int) -> None:
 
 
 def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str) -> None:
-    """Fill in disk; or, if the node keeps the blocks, cold and what is kept after it."""
+    """Measure disk; or, if the node keeps the blocks, cold and what is kept after it."""
     for run in range(runs):
         node.stop()
         forget_pages(node.data)
         node.start()
         with Connection(node.port) as connection:
             for subject in subjects:
-                # What the one before has begun is to end: a worker, and a zygote that prepares.
+                # The previous round must not leave a worker or a zygote busy.
                 node.wait_quiet()
                 before = held_bytes(node)
                 subject.times[kind].append(subject.first_ms(connection, node, "disk" if kind == "disk" else "host"))
@@ -192,12 +192,12 @@ def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str)
 
 
 def held_bytes(node: Node) -> int:
-    """Anonymous memory of all its processes but the daemon."""
+    """Return the anonymous memory of all processes but the daemon."""
     return memory(node.pids()[1:]).anonymous
 
 
 def report(subjects: list[Subject], runs: int) -> None:
-    """The table, and the line for programs."""
+    """Print the table and the line for programs."""
     print(f"milliseconds from request to answer, median (least-largest) of {runs}; batch 1, one thread")
     titles = ("warm", "sibling", "wake", "cold", "disk", "fresh process", "of it after imports")
     print(f"{'model':16}" + "".join(f"{title:>24}" for title in titles))
@@ -241,7 +241,7 @@ def main() -> None:
         subjects = [Subject(name, node, Path(root) / name) for name in options.models]
         measure_asleep(node, subjects, options.runs)
         measure_restarted(node, subjects, options.runs - 1, "disk")
-        # It counts from the next start on: the stop before that empties the host store once more.
+        # The option applies from the next start on; the stop before it still empties the host store.
         node.add_options("--keep-warm")
         measure_restarted(node, subjects, 1, "disk")
         measure_restarted(node, subjects, options.runs, "cold")

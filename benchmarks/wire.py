@@ -1,4 +1,4 @@
-"""How does a benchmark speak to a node at the least cost to itself? Requests made beforehand, a plain socket."""
+"""A minimal HTTP client for benchmarks: prepared requests over a plain socket."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Answer(NamedTuple):
-    """One HTTP answer; header names in lower case."""
+    """One HTTP answer; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -20,8 +20,8 @@ class Answer(NamedTuple):
 
     @property
     def start(self) -> str:
-        """What its function needed: nothing (warm), a bind (bound), or a worker, with weights in memory (host) or not
-        (disk).
+        """The kind of start: nothing needed (warm), a bind (bound), or a new worker with weights in memory (host) or on
+        disk (disk).
         """
         return self.headers["overwinter-start"]
 
@@ -32,10 +32,10 @@ class Answer(NamedTuple):
 
 
 class Connection:
-    """One connection to a node that stays open."""
+    """A connection to a node that stays open."""
 
     def __init__(self, port: int, timeout_s: float | None = None) -> None:
-        """TimeoutError when nothing comes for so long."""
+        """Connect; raise TimeoutError after this long."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -46,14 +46,14 @@ class Connection:
         self._socket.close()
 
     def ask(self, request: bytes) -> Answer:
-        """Send a whole request and wait for the whole answer; RuntimeError unless it is a success."""
+        """Send a request and wait for the answer; raise RuntimeError unless it is a success."""
         answer = self.exchange(request)
         if answer.status != 200:
             raise RuntimeError(f"the node answered {answer.status}: {answer.body.decode(errors='replace')}")
         return answer
 
     def exchange(self, request: bytes) -> Answer:
-        """Send a whole request and wait for the whole answer, whatever it is; ConnectionError when there is none."""
+        """Send a request and wait for any answer; raise ConnectionError if there is none."""
         self._socket.sendall(request)
         received = bytearray()
         while (stop := received.find(END)) < 0:
@@ -73,12 +73,12 @@ class Connection:
 
 
 def get(path: str) -> bytes:
-    """A request without a body."""
+    """Return a request without a body."""
     return f"GET {path} HTTP/1.1\r\nhost: node\r\n\r\n".encode()
 
 
 def binary_request(function: str, inputs: Sequence[Tensor]) -> bytes:
-    """An inference request with the binary extension both ways."""
+    """Return an inference request with the binary extension both ways."""
     described = [{**_described(tensor), "parameters": {"binary_data_size": len(tensor.data)}} for tensor in inputs]
     head = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
     body = b"".join([head, *(tensor.data for tensor in inputs)])
@@ -86,7 +86,7 @@ def binary_request(function: str, inputs: Sequence[Tensor]) -> bytes:
 
 
 def json_request(function: str, inputs: Sequence[Tensor], values: Sequence[list[float]]) -> bytes:
-    """An inference request in JSON both ways; `values` are the flat elements of each input."""
+    """Return an inference request in JSON both ways; `values` are the flat elements of each input."""
     described = [{**_described(tensor), "data": data} for tensor, data in zip(inputs, values, strict=True)]
     return _post(function, json.dumps({"inputs": described}).encode(), "content-type: application/json\r\n")
 

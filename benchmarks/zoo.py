@@ -35,7 +35,7 @@ class Model(NamedTuple):
     example_inputs: Inputs
     """A batch of 2, by the names of the arguments of `module.forward`."""
     dynamic: Dynamic
-    """Which dimensions may vary, and their names: a "batch" of 1 to 64, a "sequence" of 1 to 512."""
+    """The dynamic dimensions and their names: a "batch" of 1 to 64, a "sequence" of 1 to 512."""
 
 
 class Recipe(NamedTuple):
@@ -47,9 +47,9 @@ class Recipe(NamedTuple):
 
 
 def build(name: str, small: bool = False, seed: int = 0) -> Model:
-    """The model called `name`, equal bit for bit whenever `small` and `seed` are; ValueError if there is none.
+    """Build the model called `name`; raise ValueError if there is none.
 
-    The caller's random state is left as it was.
+    The same `small` and `seed` give the same bits. The caller's random state does not change.
     """
     if name not in RECIPES:
         raise ValueError(f"no model is called {name!r}; there are {', '.join(NAMES)}")
@@ -65,7 +65,9 @@ def build(name: str, small: bool = False, seed: int = 0) -> Model:
 
 
 def roughen(module: nn.Module) -> None:
-    """Vary, in place, all that is born as zeros or ones: training would, and equal tensors would be stored once."""
+    """Change, in place, all tensors that are initialised with zeros or ones: training would, and equal tensors would be
+    stored once.
+    """
     for path, parameter in module.named_parameters():
         if parameter.dim() == 1 and "bias" in path.rpartition(".")[2]:
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
@@ -79,10 +81,10 @@ def roughen(module: nn.Module) -> None:
 
 
 def level(module: nn.Module, example_inputs: Inputs) -> None:
-    """Scale, in place, every trained convolution so that what it says about the example varies by about one.
+    """Scale, in place, every trained convolution so that its output for the example has a deviation of about one.
 
-    Else a signal dies out or explodes in so many random layers, and an answer that ignores its input checks nothing.
-    Powers of two, because they do not depend on the last bits, which change with the number of threads.
+    Otherwise a signal vanishes or explodes in many random layers, and an answer that ignores its input checks nothing.
+    The factors are powers of two, so that they do not depend on the last bits, which vary with the number of threads.
     """
 
     def rescale(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -99,24 +101,24 @@ def level(module: nn.Module, example_inputs: Inputs) -> None:
 
 
 def stored(module: nn.Module) -> Iterator[Tensor]:
-    """All parameters and floating-point buffers, those that are shared once."""
+    """Return all parameters and floating-point buffers, shared ones once."""
     yield from module.parameters()
     yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
 
 
 def parameters_mb(module: nn.Module) -> float:
-    """Size of all parameters and floating-point buffers in MB of 10^6 bytes."""
+    """Return the size of all parameters and floating-point buffers in MB of 10^6 bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in stored(module)) / 1e6
 
 
 def images(full: int, thin: int, small: bool) -> tuple[Inputs, Dynamic]:
-    """Square images of a fixed side in pixels."""
+    """Return square images of a fixed side in pixels."""
     side = thin if small else full
     return {"image": torch.randn(BATCH, 3, side, side)}, {"image": {0: "batch"}}
 
 
 def tokens(names: tuple[str, ...], vocabulary: int, length: int, small: bool) -> tuple[Inputs, Dynamic]:
-    """Token ids of any length; an `attention_mask` marks the end of the second text as padding."""
+    """Return token ids of any length; an `attention_mask` marks the end of the second text as padding."""
     high, length = (SMALL_VOCABULARY, 16) if small else (vocabulary, length)
     inputs = {name: torch.randint(1, high, (BATCH, length)) for name in names}
     if "attention_mask" in inputs:
@@ -126,13 +128,13 @@ def tokens(names: tuple[str, ...], vocabulary: int, length: int, small: bool) ->
 
 
 def sentences(small: bool) -> tuple[Inputs, Dynamic]:
-    """Token ids of a fixed length, since `torch.export` unrolls an LSTM."""
+    """Return token ids of a fixed length, because `torch.export` unrolls an LSTM."""
     inputs, _ = tokens(("input_ids",), 10000, 32, small)
     return inputs, {"input_ids": {0: "batch"}}
 
 
 def features(small: bool) -> tuple[Inputs, Dynamic]:
-    """Rows of numbers for the MLP."""
+    """Return rows of numbers for the MLP."""
     return {"features": torch.randn(BATCH, 32 if small else 512)}, {"features": {0: "batch"}}
 
 

@@ -8,7 +8,7 @@ BLOCKS = {169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
 
 
 class DenseLayer(nn.Module):
-    """Add `growth` channels to what has been gathered so far."""
+    """Adds `growth` channels to the gathered ones."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, gathered: list[Tensor]) -> Tensor:
-        """The new channels only."""
+        """Return only the new channels."""
         squeezed = self.conv1(f.relu(self.norm1(torch.cat(gathered, dim=1))))
         return self.conv2(f.relu(self.norm2(squeezed)))
 
@@ -31,7 +31,7 @@ class DenseBlock(nn.Module):
         self.layers = nn.ModuleList(DenseLayer(inputs + index * growth, growth) for index in range(count))
 
     def forward(self, features: Tensor) -> Tensor:
-        """The input's channels, then those of each layer."""
+        """Return the input's channels, then those of each layer."""
         gathered = [features]
         for layer in self.layers:
             gathered.append(layer(gathered))

@@ -1,4 +1,4 @@
-"""Which networks come from `transformers`? Their configurations, with random weights, behind plain-tensor interfaces.
+"""Networks from `transformers` with random weights, behind plain-tensor interfaces.
 
 `transformers` takes seconds to import, so each function imports only what it builds.
 """
@@ -32,7 +32,7 @@ class TextModel(nn.Module):
         self.outputs = outputs
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """One tensor for each name, in order."""
+        """Return one tensor for each name, in order."""
         answer = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(answer[name] for name in self.outputs)
 
@@ -45,7 +45,7 @@ class SentenceEmbedding(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Mean of the states of the real tokens."""
+        """Return the mean of the states of the real tokens."""
         states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
         return f.normalize((states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0), dim=1)
@@ -59,7 +59,7 @@ class NextToken(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """One step of generation, without a cache."""
+        """Run one step of generation, without a cache."""
         return self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
 
 
@@ -78,7 +78,7 @@ def efficientnet_b5(small: bool) -> nn.Module:
     """EfficientNet-b5: the default configuration is b7, so width and depth are given."""
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
-    # hidden_dim has to be 1280 times the width, which the model rounds but does not derive.
+    # hidden_dim must be 1280 times the width; the model rounds it but does not derive it.
     sizes: dict[str, Any] = {"width_coefficient": 0.25, "hidden_dim": 320, "image_size": 64, "num_labels": 10}
     full: dict[str, Any] = {"width_coefficient": 1.6, "hidden_dim": 2048, "image_size": 456, "num_labels": 1000}
     config = EfficientNetConfig(depth_coefficient=2.2, dropout_rate=0.4, **(sizes if small else full))

@@ -11,13 +11,13 @@ class TextCNN(nn.Module):
     def __init__(self, vocabulary: int = 8000, width: int = 300, filters: int = 100, classes: int = 69) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        # Padded by a whole filter, so that even a single word is an input.
+        # Pad by a whole filter, so that a single word is a valid input.
         self.convolutions = nn.ModuleList(nn.Conv1d(width, filters, size, padding=size - 1) for size in (3, 4, 5))
         self.dropout = nn.Dropout()
         self.classifier = nn.Linear(3 * filters, classes)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Keep the strongest answer of each filter, wherever in the sentence it was."""
+        """Return the strongest response of each filter at any position."""
         words = self.embedding(input_ids).transpose(1, 2)
         found = [f.relu(convolution(words)).amax(dim=2) for convolution in self.convolutions]
         return self.classifier(self.dropout(torch.cat(found, dim=1)))
@@ -33,7 +33,7 @@ class TextLSTM(nn.Module):
         self.classifier = nn.Linear(2 * hidden, classes)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Read the sentence both ways."""
+        """Read the sentence in both directions."""
         states, _ = self.lstm(self.embedding(input_ids))
         return self.classifier(states.mean(dim=1))
 
@@ -51,10 +51,10 @@ class DSSM(nn.Module):
         self.meaning = nn.Linear(hidden, meaning)
 
     def forward(self, query: Tensor, document: Tensor) -> Tensor:
-        """Cosine of the angle between the two meanings."""
+        """Return the cosine of the angle between the two embeddings."""
         return f.cosine_similarity(self.embed(query), self.embed(document), dim=1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(batch, meaning) of one text."""
+        """Embed one text as (batch, meaning)."""
         words = torch.tanh(self.trigrams(ids).sum(dim=1))
         return torch.tanh(self.meaning(torch.tanh(self.hidden(words))))

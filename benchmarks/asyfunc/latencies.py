@@ -20,12 +20,12 @@ from benchmarks.measure import print_result
 MODELS = ("inception-v3", "efficientnet-b5", "yolov8x", "ssd300", "resnet50", "vgg16")
 BATCHES = (1, 2, 4, 8)
 SPENT_S = 4.0
-"""For each batch on one core; two runs at least."""
+"""The seconds for each batch on one core; at least two runs."""
 BOTH_S = 20.0
 
 
 def least_ms(model: zoo.Model, cores: int, batch: int, spent_s: float, clock: Callable[[], float]) -> float:
-    """Of as many runs as there is time for."""
+    """Return the least time of as many runs as fit in the time."""
     torch.set_num_threads(cores)
     repeated = torch.arange(batch) % zoo.BATCH
     inputs = {name: tensor.index_select(0, repeated) for name, tensor in model.example_inputs.items()}

@@ -26,13 +26,13 @@ from overwinter.simulation.world import World
 
 SCENARIO = Path(__file__).parent.parent.parent / "scenarios" / "asyfunc.toml"
 SAME_RULES = {"last-value": "mls"}
-"""MLS expects what was last; it is simulated once and told under both names."""
+"""MLS expects the last value, so the policy is simulated once and shown under both names."""
 RULES = ("batch", "batch+", "mls", "on-demand", "k-last-value", "oracle", "overwinter")
 TOLD = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "oracle", "overwinter")
 PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
 PLAIN_MODEL = "ssd300"
 ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
-"""Figure 1 compares predictors before there is an alpha: as many workers as the expected rate fills."""
+"""Figure 1 compares predictors without alpha: as many workers as the expected rate fills."""
 RUNGS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
 OURS, OURS_SLOW = "overwinter", "overwinter, every 10 s"
 COMPARED: Mapping[str, Policy] = {
@@ -40,15 +40,15 @@ COMPARED: Mapping[str, Policy] = {
     OURS_SLOW: Policy(eager=False),
     OURS: POLICIES["overwinter"],
 }
-"""Each difference of conditions by itself."""
+"""The policies that differ in one condition each."""
 WANTED = ("memory", "cpu_utility", "violations")
 COMPARED_FIELDS = ("memory", "cores", "cpu_utility", "violations", "p99_ms")
 NEW_S = 4.0
-"""Until a new process has imported PyTorch and made the network: 3 to 5 s, measured."""
+"""The time until a new process has imported PyTorch and built the network: 3 to 5 s, measured."""
 
 
 Means = dict[str, list[float]]
-"""Of each field one value for each seed."""
+"""One value for each seed, by field."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -56,20 +56,20 @@ class Cell(msgspec.Struct, frozen=True):
 
     requests: int
     memory: float
-    """MiB, the mean over time."""
+    """The mean memory in MiB."""
     workers: float
     cores: float
-    """Means over time of what is alive."""
+    """The mean cores of workers."""
     cpu_utility: float
     violations: float
     refused: float
-    """Of the violations, those that were refused, as a share of the requests."""
+    """The violations that were refusals, as a share of the requests."""
     p50_ms: float
     p99_ms: float
 
 
 def simulated(scenario: Scenario, model: str, policy: str | Policy) -> Cell:
-    """The model alone on the scenario's machine."""
+    """Simulate the model alone on the scenario's machine."""
     alone = msgspec.structs.replace(
         scenario,
         functions=tuple(each for each in scenario.functions if each.name == model),
@@ -91,23 +91,23 @@ def simulated(scenario: Scenario, model: str, policy: str | Policy) -> Cell:
 
 
 def without_headroom(policy: str) -> Policy:
-    """The same predictor for workers that are to be full."""
+    """Return the same predictor for workers that are to be full."""
     return msgspec.structs.replace(POLICIES[policy], alpha=ALPHA_PLAIN, beta=BETA_PLAIN)
 
 
 def in_new_processes(scenario: Scenario) -> Scenario:
-    """The same where no container is prepared."""
+    """Return the scenario without prepared containers."""
     functions = tuple(msgspec.structs.replace(each, start_s=NEW_S) for each in scenario.functions)
     return msgspec.structs.replace(scenario, functions=functions)
 
 
 def mean(cells: Mapping[str, Cell], field: str) -> float:
-    """Over the models."""
+    """Return the mean over the models."""
     return fmean(getattr(cell, field) for cell in cells.values())
 
 
 def tell(name: str, cell: Cell) -> None:
-    """A line of a table."""
+    """Print a line of a table."""
     print(
         f"  {name:14}{cell.memory:10.0f}{cell.workers:10.2f}{cell.cores:10.1f}{cell.cpu_utility:10.1%}"
         f"{cell.violations:10.2%}{cell.refused:10.2%}{cell.p50_ms:10.0f}{cell.p99_ms:10.0f}",
@@ -120,7 +120,7 @@ HEAD = f"  {'policy':14}" + "".join(f"{title:>10}" for title in TITLES)
 
 
 def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
-    """Every policy on every model, told as it is known."""
+    """Simulate every policy on every model, printed at once."""
     models = [function.name for function in scenario.functions]
     found = on_all_cores(simulated, [(scenario, model, policy) for policy in RULES for model in models])
     cells = dict(zip(RULES, by_model(found, models), strict=True))
@@ -135,12 +135,12 @@ def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
 
 
 def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cell]]:
-    """Cells in the order of the models, over and over."""
+    """Return cells in the order of the models, repeatedly."""
     return [dict(zip(models, cells[at : at + len(models)], strict=True)) for at in range(0, len(cells), len(models))]
 
 
 def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
-    """The predictors alone."""
+    """Print the comparison of predictors."""
     print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, workers in {begun}\n{HEAD}")
     found = on_all_cores(simulated, [(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN])
     cells = dict(zip(PLAIN, found, strict=True))
@@ -150,7 +150,7 @@ def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
 
 
 def equal_conditions(scenario: Scenario, seeds: int) -> dict[str, Means]:
-    """The rows of the control, means over the models."""
+    """Print the rows of the control, as means over the models."""
     models = [function.name for function in scenario.functions]
     seeded = [msgspec.structs.replace(scenario, seed=scenario.seed + number) for number in range(seeds)]
     tasks = product(COMPARED.values(), seeded, models)
@@ -167,14 +167,14 @@ def equal_conditions(scenario: Scenario, seeds: int) -> dict[str, Means]:
 
 
 def spread(field: str, values: Sequence[float]) -> str:
-    """Mean, least and largest, for a table."""
+    """Format mean, minimum and maximum for a table."""
     scale, digits = {"cpu_utility": (100, 1), "violations": (100, 2), "cores": (1, 1)}.get(field, (1, 0))
     middle, least, most = (f"{scale * value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
     return f"{middle}{'%' if scale == 100 else ''} [{least}, {most}]"
 
 
 def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
-    """The paper's claims beside what came out, and why they differ where they do."""
+    """Print the paper's claims beside these results, and why they differ."""
     saved = {model: 1 - cell.memory / cells["batch"][model].memory for model, cell in cells["mls"].items()}
     violated = {policy: mean(cells[policy], "violations") for policy in TOLD}
     utility = {policy: mean(cells[policy], "cpu_utility") for policy in TOLD}
@@ -201,7 +201,7 @@ to {violated["batch+"]:.1%}.
 
 
 def run(seconds: float | None, seed: int | None, seeds: int) -> None:
-    """Print the tables, what agrees with the paper and what does not, and RESULT."""
+    """Print the tables, the agreements and differences with the paper, and RESULT."""
     scenario = read_scenario(SCENARIO)
     changes = {"duration_s": seconds, "seed": seed}
     scenario = msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
@@ -224,5 +224,5 @@ def run(seconds: float | None, seed: int | None, seeds: int) -> None:
 
 
 def told(values: Sequence[float]) -> dict[str, object]:
-    """Mean and spread, for RESULT."""
+    """Return mean and spread for RESULT."""
     return {"mean": fmean(values), "spread": [min(values), max(values)]}

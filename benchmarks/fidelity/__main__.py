@@ -29,28 +29,28 @@ from benchmarks.measure import print_result
 from benchmarks.nodes import running_node
 
 LIMIT_S = 300.0
-"""The longest that one architecture may take."""
+"""The longest time for one architecture."""
 
 
 class Skipped(NamedTuple):
-    """A drawn model type that cannot be asked, and why."""
+    """A random model type that cannot be tested, and why."""
 
     name: str
     why: str
 
 
 def listed() -> list[Architecture]:
-    """Every architecture that is written down."""
+    """Return every architecture that is listed in the source."""
     return [*text_models.MODELS, *vision_models.MODELS, *plain_models.MODELS, *saved_models.MODELS]
 
 
 def apart(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
-    """The work's result from a process of its own; a row that says so when that crashes or takes too long."""
+    """Return the result of `work` in a separate process; a row that reports a crash or a timeout."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(theirs, work))
     with warnings.catch_warnings():
-        # Libraries keep idle threads; the child uses none of what they hold.
+        # Libraries keep idle threads, but the child process does not use them.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     theirs.close()
@@ -73,8 +73,8 @@ def _report(pipe: Connection, work: Callable[[], Row | Skipped]) -> None:
 
 
 def prepare() -> None:
-    """Import what every export needs, so that it is not done in each process again."""
-    # Nothing is fetched: a model that would is one that cannot be built.
+    """Import what every export needs, once for all processes."""
+    # Nothing is downloaded: a model that needs a download cannot be built.
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
@@ -88,7 +88,7 @@ def prepare() -> None:
 
 
 def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
-    """A row for each, printed as it comes."""
+    """Yield a row for each architecture, printed at once."""
     found = []
     for architecture in chosen:
         began = time.perf_counter()
@@ -100,7 +100,7 @@ def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
 
 
 def drawn_rows(kinds: Sequence[str], count: int, url: str, seed: int) -> tuple[list[Row], list[Skipped]]:
-    """Rows of the first `count` of these model types that can be asked, and the types that cannot."""
+    """Return rows of the first `count` model types that can be tested, and the types that cannot."""
     found: list[Row] = []
     skipped: list[Skipped] = []
     for kind in kinds:

@@ -16,13 +16,13 @@ Sizes = Mapping[str, int]
 
 
 class Field(NamedTuple):
-    """One input. A text in its shape is the name of a size that may vary."""
+    """One input. A string in its shape is the name of a dynamic size."""
 
     shape: tuple[int | str, ...]
     make: Callable[[list[int], Generator], Tensor]
 
     def at(self, sizes: Sizes, generator: Generator) -> Tensor:
-        """A random tensor of these sizes."""
+        """Return a random tensor of these sizes."""
         return self.make([size if isinstance(size, int) else sizes[size] for size in self.shape], generator)
 
 
@@ -34,18 +34,18 @@ class Architecture(NamedTuple):
     module: Callable[[], nn.Module]
     inputs: Mapping[str, Field]
     example: Sizes = EXAMPLE
-    """The sizes given to the deploy."""
+    """The sizes of the example inputs."""
     other: Sizes = OTHER
-    """Another value for each size that is no batch."""
+    """Another value for each size other than the batch."""
     default_dynamic: bool = False
-    """Deploy as one who says nothing: dimension 0 of every input is "batch"."""
+    """Deploy without `dynamic`: dimension 0 of every input is then "batch"."""
     kind: str = ""
     """The model type of `transformers`, if it is one."""
     saved: Callable[[nn.Module, dict[str, Tensor]], torch.export.ExportedProgram] | None = None
-    """How the author exports it, where a `.pt2` file is deployed and not the module."""
+    """Exports the model, if a `.pt2` file is deployed instead of the module."""
 
     def build(self, seed: int) -> nn.Module:
-        """The module in evaluation mode, the same at each call: random weights, with nothing left at zero or one."""
+        """Return the module in evaluation mode, equal at each call: random weights, none left at zero or one."""
         torch.manual_seed(seed)
         module = self.module().eval()
         with torch.no_grad():
@@ -54,7 +54,7 @@ class Architecture(NamedTuple):
         return module.requires_grad_(False)
 
     def reference(self, seed: int) -> Callable[..., Any]:
-        """What is asked beside the node, its inputs by name: the module, or what PyTorch makes of its file."""
+        """Return what is compared with the node, by input name: the module, or the module in its file."""
         module = self.build(seed)
         if self.saved is None:
             return module
@@ -63,13 +63,13 @@ class Architecture(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The sizes that vary, in the order of the inputs."""
+        """The dynamic sizes, in the order of the inputs."""
         every = [size for field in self.inputs.values() for size in field.shape if isinstance(size, str)]
         return list(dict.fromkeys(every))
 
     @property
     def dynamic(self) -> dict[str, dict[int, str]] | None:
-        """What a deploy is told of the sizes that vary."""
+        """The `dynamic` argument of a deploy."""
         if self.default_dynamic:
             return None
         return {
@@ -78,7 +78,7 @@ class Architecture(NamedTuple):
         }
 
     def with_fixed_sizes(self) -> list["Architecture"]:
-        """The same with no size free but the batch, if there is another."""
+        """Return the same with only the batch dynamic, if there is another dynamic size."""
         fixed = {name: self.example[name] for name in self.names if name != "batch"}
         if not fixed or self.default_dynamic:
             return []
@@ -89,12 +89,14 @@ class Architecture(NamedTuple):
         return [self._replace(inputs={name: field._replace(shape=shapes[name]) for name, field in self.inputs.items()})]
 
     def inputs_at(self, sizes: Sizes, seed: int) -> dict[str, Tensor]:
-        """Random inputs at these sizes; at the example's where a size is not given."""
+        """Return random inputs of these sizes, by default the example's."""
         generator = torch.Generator().manual_seed(seed)
         return {name: field.at({**self.example, **sizes}, generator) for name, field in self.inputs.items()}
 
     def cases(self) -> list[dict[str, int]]:
-        """The sizes to compare at: batches of 1, 2 and 3, another value of every other size, and each of them at 1."""
+        """Return the sizes to compare at: batches of 1, 2 and 3, another value of every other size, and each of them at
+        1.
+        """
         names = self.names
         others = [name for name in names if name != "batch"]
         found: list[dict[str, int]] = [{"batch": batch} for batch in (1, 2, 3) if "batch" in names]
@@ -105,9 +107,9 @@ class Architecture(NamedTuple):
 
 
 def enliven(module: nn.Module) -> None:
-    """Give each matrix the scale at which a signal passes: weights as small as a trained model begins with would not.
+    """Scale each matrix so that signals pass: with a model's small initial weights they would not.
 
-    Tables of embeddings included; what is no parameter stays.
+    This includes embedding tables; buffers are not changed.
     """
     for parameter in module.parameters():
         if parameter.dim() > 1 and parameter.is_floating_point():
@@ -115,17 +117,19 @@ def enliven(module: nn.Module) -> None:
 
 
 def floats(*shape: int | str, dtype: torch.dtype = torch.float32) -> Field:
-    """Normal numbers."""
+    """Return normally distributed numbers."""
     return Field(shape, lambda sizes, generator: torch.randn(sizes, generator=generator).to(dtype))
 
 
 def tokens(*shape: int | str, low: int = 3, high: int = VOCABULARY) -> Field:
-    """Whole numbers from `low` up to below `high`."""
+    """Return integers from `low` to below `high`."""
     return Field(shape, lambda sizes, generator: torch.randint(low, high, sizes, generator=generator))
 
 
 def mask(*shape: int | str, dtype: torch.dtype = torch.int64) -> Field:
-    """1 for what is there and 0 for padding: each row ends in padding of its own length, at most half of it."""
+    """Return a mask with 1 for tokens and 0 for padding: each row ends in padding of random length, at most
+    half of it.
+    """
 
     def make(sizes: list[int], generator: Generator) -> Tensor:
         rows, length = sizes
@@ -136,5 +140,5 @@ def mask(*shape: int | str, dtype: torch.dtype = torch.int64) -> Field:
 
 
 def leaves(outputs: Any) -> list[Tensor]:
-    """The tensors in what a module returns, in the order in which an export gives them."""
+    """Return the tensors in a module's outputs, in the order of an export."""
     return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""How is a small model made from a `transformers` configuration?"""
+"""Builds small models from `transformers` configurations."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ THIN: dict[str, Any] = {
 
 
 def configured(model: str, **sizes: Any) -> Callable[[], nn.Module]:
-    """Builds a model class of `transformers` from its own configuration with these sizes."""
+    """Return a function that builds a model class of `transformers` from its configuration with these sizes."""
 
     def build() -> nn.Module:
         import transformers
@@ -36,7 +36,7 @@ def configured(model: str, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 def config(name: str, **sizes: Any) -> Callable[[], Any]:
-    """A configuration that is part of another, made when it is needed."""
+    """Return a configuration that is part of another, made when it is needed."""
 
     def build() -> Any:
         import transformers
@@ -57,7 +57,7 @@ def network(
     other: Sizes = OTHER,
     default_dynamic: bool = False,
 ) -> Architecture:
-    """An architecture from `transformers`, called as its model type unless told otherwise."""
+    """Return an architecture from `transformers`, named as its model type by default."""
     return Architecture(
         name=name or kind.replace("_", "-"),
         source=f"transformers {model}",

@@ -41,27 +41,27 @@ HEADS = {
     "head_dim d_kv": 8,
 }
 LEVELS = ((COUNTS, SIZES, HEADS), (COUNTS, SIZES), (COUNTS,))
-"""What is made small, in the order in which it is tried."""
+"""The sizes that are made small, in the order of attempts."""
 
 
 class CannotBuildError(Exception):
-    """Says why a model type is no architecture here."""
+    """Says why a model type cannot be tested."""
 
 
 def model_types(known: Iterable[str]) -> list[str]:
-    """Every model type of `transformers` but those that are known."""
+    """Return every model type of `transformers` without the known ones."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return sorted(set(CONFIG_MAPPING_NAMES) - set(known))
 
 
 def name_of(kind: str) -> str:
-    """What its function is called."""
+    """Return the name of its function."""
     return f"drawn-{kind.lower().replace('_', '-').replace('.', '-')}"
 
 
 def architecture(kind: str, seed: int) -> Architecture:
-    """A small model of this type that answers eagerly; CannotBuildError says why there is none."""
+    """Return a small model of this type that runs in eager mode; CannotBuildError says why there is none."""
     model = _model_class(kind)
     try:
         default = model.config_class()
@@ -96,7 +96,7 @@ def _architecture(
 
 
 def _model_class(kind: str) -> Any:
-    """The bare model of a type, else any that a task has of it."""
+    """Return the bare model of a type, or any model that a task has of it."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -112,7 +112,7 @@ def _model_class(kind: str) -> Any:
 
 
 def _reduced(config: Any, small: Mapping[str, int]) -> Any:
-    """A configuration of the same class, made anew from small values."""
+    """Return a configuration of the same class with small values."""
     return type(config)(**_values(config, small))
 
 
@@ -136,7 +136,7 @@ def _values(config: Any, small: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _built(model: Any, config: Any) -> nn.Module:
-    """The model without memory for its weights; raises where it has too many of them."""
+    """Build the model on the meta device; raise if it has too many parameters."""
     with torch.device("meta"):
         module: nn.Module = model(config)
     count = sum(parameter.numel() for parameter in module.parameters())
@@ -146,7 +146,7 @@ def _built(model: Any, config: Any) -> nn.Module:
 
 
 def _inputs(module: Any) -> Iterator[dict[str, Field]]:
-    """What its `forward` may want: its main input, then all that can be made."""
+    """Return all possible inputs of its `forward`: its main input first."""
     taken = set(signature(module.forward).parameters)
     config = module.config
     vision = getattr(config, "vision_config", config)
@@ -183,7 +183,7 @@ def _answers(architecture: Architecture, seed: int) -> bool:
 
 
 def _attempt(work: Callable[[], Any], fault: str) -> tuple[Any, str]:
-    """What the work gives; None and why not, which is the first fault where there were more."""
+    """Return the result; or None and the error, which is the first error if there were more."""
     try:
         return work(), fault
     except Exception as error:  # noqa: BLE001 - whatever a model's own code raises

@@ -1,4 +1,4 @@
-"""What does a node do with one architecture? It is deployed, asked at each size, and asked by many callers at once."""
+"""Tests one architecture on a node: deploys it, calls it at each size, and from many clients at once."""
 
 import re
 import tempfile
@@ -27,23 +27,25 @@ Inputs = dict[str, Tensor]
 
 
 class Row(NamedTuple):
-    """What was found of one architecture."""
+    """The findings on one architecture."""
 
     name: str
     source: str
     parameters: int
     findings: tuple[Finding, ...]
     joined: Finding
-    """What became of requests that may run together."""
+    """The finding on requests that may share runs."""
 
     @property
     def verdict(self) -> Verdict:
-        """On every answer; of joined ones only whether they are wrong, since other kernels run for other sizes."""
+        """The verdict on all answers. Joined ones count only if they are wrong, because other sizes use other
+        kernels.
+        """
         return "wrong" if self.joined.verdict == "wrong" else worst(self.findings)
 
 
 def eager(module: Callable[..., Any], inputs: Inputs) -> list[Tensor] | Exception:
-    """The module's own output tensors, or what it raises; with equal random numbers at each call, if it takes any."""
+    """Return the module's own outputs, or what it raises; with equal random numbers at each call."""
     torch.manual_seed(0)
     try:
         with torch.inference_mode():
@@ -53,9 +55,9 @@ def eager(module: Callable[..., Any], inputs: Inputs) -> list[Tensor] | Exceptio
 
 
 def examine(architecture: Architecture, url: str, seed: int) -> Row:
-    """All findings of one architecture on the node at `url`, which is left without it.
+    """Return all findings on one architecture on the node at `url`, and remove it.
 
-    Where it cannot be deployed with sizes that vary, it is deployed with none but the batch, as the refusal says.
+    If it cannot be deployed with dynamic sizes, it is deployed with only the batch dynamic, as the refusal advises.
     """
     reference = architecture.reference(seed)
     module = architecture.build(seed)
@@ -78,7 +80,7 @@ def examine(architecture: Architecture, url: str, seed: int) -> Row:
 
 
 def _deploy(architecture: Architecture, module: nn.Module, url: str, seed: int, max_batch: int) -> Finding | None:
-    """None when it is deployed, else why not."""
+    """Deploy; return None, or why it was refused."""
     where = "deploy" if max_batch == 1 else f"deploy with max_batch {max_batch}"
     settings = {**SETTINGS, "max_batch": max_batch}
     inputs = architecture.inputs_at({}, seed)
@@ -105,7 +107,7 @@ def _deploy_saved(name: str, program: torch.export.ExportedProgram, url: str, se
 def _asked(
     client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], sizes: Sizes, seed: int
 ) -> Finding:
-    """The node's answer beside eager's at these sizes."""
+    """Compare the node's answer with eager mode at these sizes."""
     where = " ".join(f"{name}={size}" for name, size in sizes.items()) or "as given"
     inputs = architecture.inputs_at(sizes, seed + 1)
     expected = eager(reference, inputs)
@@ -124,12 +126,12 @@ def _asked(
 
 
 def _infer(client: overwinter.Client, name: str, inputs: Inputs) -> list[Tensor]:
-    """A function's outputs in its own order."""
+    """Return a function's outputs in its order."""
     return [torch.as_tensor(array.copy()) for array in client.infer(name, inputs).values()]
 
 
 def typed(expected: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The answers with bfloat16 as it was: a client gets it as float32, exactly."""
+    """Convert the answers to bfloat16 where expected: a client receives them as float32, exactly."""
     if len(expected) != len(given):
         return list(given)
     narrow = {torch.bfloat16: torch.bfloat16}
@@ -139,7 +141,7 @@ def typed(expected: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 def _untouched(
     architecture: Architecture, reference: Callable[..., Any], module: nn.Module, seed: int
 ) -> list[Finding]:
-    """Nothing, unless the author's module answers otherwise after the deploy than it would have before."""
+    """Return a finding if the deploy changed the answers of the author's module."""
     inputs = architecture.inputs_at({}, seed + 1)
     before, after = eager(reference, inputs), eager(module, inputs)
     if isinstance(before, Exception) or isinstance(after, Exception):
@@ -151,7 +153,7 @@ def _untouched(
 
 
 def _joined(client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int) -> Finding:
-    """Each of many answers to callers at one time beside eager's answer to that caller alone."""
+    """Compare each of many concurrent answers with the eager answer to that client alone."""
     if "batch" not in architecture.names:
         return Finding("joined", "equal", text="no batch")
     each = [architecture.inputs_at({"batch": 1 + caller % 2}, seed + 100 + caller) for caller in range(CALLERS)]
@@ -163,7 +165,7 @@ def _joined(client: overwinter.Client, architecture: Architecture, reference: Ca
     for inputs, outcome in zip(each, outcomes, strict=True):
         expected = eager(reference, inputs)
         if isinstance(outcome, CallerError | AuthorError):
-            continue  # Refused alone as well, and told there.
+            continue  # Also refused alone, and reported there.
         if isinstance(outcome, Exception) or isinstance(expected, Exception):
             findings.append(Finding("joined", "wrong", text=f"{outcome!r:.200} for {expected!r:.100}"))
         else:
@@ -185,7 +187,7 @@ def _attempt(client: overwinter.Client, name: str, inputs: Inputs) -> list[Tenso
 
 
 def _runs(client: overwinter.Client) -> tuple[int, int]:
-    """How many requests the node has run, and in how many runs."""
+    """Return the number of requests that the node has run, and of runs."""
     text = client.metrics()
     found = [re.search(rf"^overwinter_{name} (\S+)$", text, re.MULTILINE) for name in ASKED]
     requests, runs = (int(float(value[1])) if value else 0 for value in found)

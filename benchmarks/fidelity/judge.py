@@ -16,37 +16,37 @@ VERDICTS: tuple[Verdict, ...] = ("equal", "within", "refused_clearly", "wrong")
 """From best to worst."""
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 2e-2}
-"""Largest difference of an answer, as a share of the largest magnitude in it, by type; whole numbers must be equal."""
+"""The largest difference of an answer, relative to its largest magnitude, by type; integers must be equal."""
 
 LONGEST_REFUSAL = 400
 INTERNAL = re.compile(
     r"__\w+__|Traceback|\b[A-Z]\w+Error: |object has no attribute|object at 0x|does not have a field|NoneType"
     r"|FakeTensor|L\['|Proxy\(|<function|<class|<built-in|torch\._C|GuardOnDataDependent|graph\(\)|\b[su]\d+\b"
 )
-"""What tells of the inside of a tool and not of the author's model."""
+"""Text that refers to internals of a tool rather than to the author's model."""
 WAY_OUT = re.compile(
     r"(?:[;:,.(]|\b(?:or|so|and)) (?:use|set|give|leave|wrap|narrow|fix|change|export|replace|write|pass|make|choose"
     r"|raise|keep|call|compute|split|convert|move|turn|try|put|remove|mark|name|load|send|take|ask|deploy|read|return|draw)\b"
     r"|\bmust (?:be|not|hold)\b|\bneeds\b|\binstead\b"
 )
-"""Words that say what is to be done, or what must hold."""
+"""Words that name a remedy, or a condition."""
 
 
 class Finding(NamedTuple):
-    """What was seen at one place: a size, or the joined runs."""
+    """A finding at one size, or on the joined runs."""
 
     where: str
     verdict: Verdict
     difference: float = 0.0
-    """The largest, as a share of the largest magnitude of its output."""
+    """The largest difference, relative to the largest magnitude of its output."""
     text: str = ""
-    """What was refused, or is wrong."""
+    """The refusal or the error."""
     compared: bool = False
-    """Whether there was an answer, and one of eager's beside it."""
+    """Whether there was an answer, and an eager answer to compare with."""
 
 
 def judged(where: str, expected: Sequence[Tensor], given: Sequence[Tensor]) -> Finding:
-    """What there is to say of one answer, output by output."""
+    """Judge one answer, output by output."""
     if len(expected) != len(given):
         return Finding(where, "wrong", text=f"{len(given)} outputs, eager gives {len(expected)}", compared=True)
     found = Finding(where, "equal", compared=True)
@@ -69,7 +69,9 @@ def is_same(want: Tensor, have: Tensor) -> bool:
 
 
 def difference(want: Tensor, have: Tensor) -> float:
-    """The largest difference over the largest finite magnitude wanted; infinite where NaN or infinities differ."""
+    """Return the largest difference relative to the largest finite expected magnitude; infinite where NaN or infinities
+    differ.
+    """
     want, have = want.double(), have.double()
     finite = want.isfinite()
     if (
@@ -84,7 +86,7 @@ def difference(want: Tensor, have: Tensor) -> float:
 
 
 def fault_of(refusal: str) -> str | None:
-    """What keeps a refusal from being one clear sentence; None if nothing does."""
+    """Return why a refusal is not one clear sentence, or None."""
     if len(refusal) > LONGEST_REFUSAL:
         return f"{len(refusal)} characters"
     if len(refusal.strip().splitlines()) != 1:
@@ -95,7 +97,7 @@ def fault_of(refusal: str) -> str | None:
 
 
 def refused(where: str, sentence: str) -> Finding:
-    """What there is to say of a refusal."""
+    """Judge a refusal."""
     fault = fault_of(sentence)
     if fault is None:
         return Finding(where, "refused_clearly", text=sentence)
@@ -103,5 +105,5 @@ def refused(where: str, sentence: str) -> Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The verdict on all that was seen."""
+    """Return the verdict on all findings."""
     return VERDICTS[max(VERDICTS.index(finding.verdict) for finding in findings)]

@@ -1,4 +1,4 @@
-"""Which networks of plain PyTorch does an author write?"""
+"""Architectures in plain PyTorch, as authors write them."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ FREE_SIZES: dict[str, dict[str, int]] = {
 
 
 def convolutions() -> nn.Sequential:
-    """A small classifier of images."""
+    """A small image classifier."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.BatchNorm2d(16),
@@ -58,54 +58,54 @@ def convolutions() -> nn.Sequential:
 
 
 def channels_last() -> nn.Module:
-    """Its weights lie as an author of image models lays them."""
+    """A model whose weights are in channels-last order, as usual for images."""
     return convolutions().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def transposed() -> nn.Module:
-    """A layer whose weight is a transposed view of another tensor, as weights from other frameworks are."""
+    """A layer whose weight is a transposed view of another tensor, as in weights from other frameworks."""
     module = nn.Linear(12, 20)
     module.weight = nn.Parameter(torch.randn(12, 20).t())
     return module
 
 
 def quantised() -> nn.Module:
-    """Linear layers in int8, worked out at each call."""
+    """Linear layers in int8, computed at each call."""
     module = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
     return torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-any-return]
 
 
 def double() -> nn.Module:
-    """The author works in double precision by default, and makes a tensor at each call."""
+    """A model in double precision that creates a tensor at each call."""
     torch.set_default_dtype(torch.float64)
     return Said(lambda x: (x * torch.ones(12), torch.linspace(0, 1, 12)))
 
 
 def unfused() -> nn.Module:
-    """The author does without the fused kernel, which gives zeros for padding where the layers give numbers."""
+    """A model without the fused kernel, which returns zeros for padding."""
     torch.backends.mha.set_fastpath_enabled(False)
     return MaskedEncoder()
 
 
 def adjacency(sizes: list[int], generator: torch.Generator) -> Tensor:
-    """Who is whose neighbour: a square of zeros and ones."""
+    """A random adjacency matrix of zeros and ones."""
     return (torch.rand(sizes, generator=generator) < 0.5).float()
 
 
 def positive_but_three(sizes: list[int], generator: torch.Generator) -> Tensor:
-    """Positive numbers, but for a batch of 3, whose last row is negative."""
+    """Positive numbers, except for a batch of 3, whose last row is negative."""
     made = torch.rand(sizes, generator=generator) + 0.1
     return torch.cat([made[:2], -made[2:]])
 
 
 def checked(x: Tensor) -> Tensor:
-    """The author refuses what is not positive."""
+    """A model that refuses values that are not positive."""
     torch._assert_async((x > 0).all(), "all of x must be positive")
     return x.log()
 
 
 def checked_index(x: Tensor, at: Tensor) -> Tensor:
-    """The author looks at a value, and says what it may be."""
+    """A model that reads a value and constrains it."""
     row = at.max().item()
     torch._check(row >= 0)
     torch._check(row < x.shape[0])
@@ -113,18 +113,18 @@ def checked_index(x: Tensor, at: Tensor) -> Tensor:
 
 
 def squeezed(x: Tensor) -> Tensor:
-    """A test of a number of dimensions that a batch of one does not have."""
+    """A condition on the number of dimensions, which a batch of one does not meet."""
     y = x.mean(1, keepdim=True).squeeze()
     return y * 10 if y.dim() == 0 else y
 
 
 def branched(x: Tensor) -> Tensor:
-    """A branch on a value, as `torch.cond` says it."""
+    """A branch on a value by `torch.cond`."""
     return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
 
 def attended(x: Tensor) -> Tensor:
-    """Attention with a score of its own."""
+    """Attention with a modified score."""
     from torch.nn.attention.flex_attention import flex_attention
 
     q = x.unflatten(2, (3, 4)).transpose(1, 2)
@@ -132,12 +132,12 @@ def attended(x: Tensor) -> Tensor:
 
 
 def plain(name: str, module: Any, inputs: dict[str, Field] = SIGNAL, **more: Any) -> Architecture:
-    """An architecture of plain PyTorch."""
+    """Return an architecture of plain PyTorch."""
     return Architecture(name, "PyTorch", module, inputs, **more)
 
 
 def said(name: str, function: Any, inputs: dict[str, Field] = SIGNAL, **more: Any) -> Architecture:
-    """An architecture without weights: a function of its inputs."""
+    """Return an architecture without weights: a function of its inputs."""
     return plain(name, lambda: Said(function), inputs, **more)
 
 

@@ -1,4 +1,4 @@
-"""What do the modules of plain PyTorch compute?"""
+"""The modules of the plain PyTorch architectures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ WIDTH = 12
 
 
 class UNet(nn.Module):
-    """(batch, 3, height, width) to as many values: down twice, up twice, with what was seen on the way."""
+    """Maps (batch, 3, height, width) to the same shape: down twice and up twice, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class UNet(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Images turned as a small network says (Jaderberg et al., 2015)."""
+    """Transforms images as a small network says (Jaderberg et al., 2015)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ImageFFT(nn.Module):
 
 
 class FourierLayer(nn.Module):
-    """(batch, sequence, width): a few low frequencies of a series, mixed (Li et al., 2021)."""
+    """(batch, sequence, width): mixes the low frequencies of a series (Li et al., 2021)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class FourierLayer(nn.Module):
 
 
 class LongConvolution(nn.Module):
-    """(batch, sequence, width): a state space as one long convolution, by way of frequencies (Gu et al., 2022)."""
+    """(batch, sequence, width): a state space model as one long convolution, computed by FFT (Gu et al., 2022)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class LongConvolution(nn.Module):
 
 
 class VariationalAutoencoder(nn.Module):
-    """A vector through its mean and spread, and back."""
+    """Encodes a vector as mean and deviation, and decodes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Coupling(nn.Module):
 
 
 class MaskedEncoder(nn.Module):
-    """PyTorch's own transformer over padded series, all positions."""
+    """PyTorch's transformer over padded series, all positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class MaskedEncoder(nn.Module):
 
 
 class PooledEncoder(MaskedEncoder):
-    """The same, averaged over what is no padding."""
+    """The same, averaged over the positions that are not padding."""
 
     def forward(self, x: Tensor, present: Tensor) -> Tensor:
         kept = present.unsqueeze(2)
@@ -135,7 +135,7 @@ class PooledEncoder(MaskedEncoder):
 
 
 class Attention(nn.Module):
-    """PyTorch's own attention, and its weights."""
+    """PyTorch's attention, and its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class Sequence(nn.Module):
-    """A recurrent network in both directions, and its last states."""
+    """A bidirectional recurrent network, and its last states."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Sequence(nn.Module):
 
 
 class DilatedStack(nn.Module):
-    """(batch, sequence, width): causal convolutions that see ever further back (van den Oord et al., 2016)."""
+    """(batch, sequence, width): causal convolutions with growing dilation (van den Oord et al., 2016)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class DilatedStack(nn.Module):
 
 
 class Gated(nn.Module):
-    """A multilayer perceptron whose values are gated."""
+    """A gated multilayer perceptron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Gated(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """(batch, sequence) token ids to the mean of their rows."""
+    """Maps (batch, sequence) token ids to the mean of their embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,9 @@ class BagOfWords(nn.Module):
 
 
 class AdjacencyGNN(nn.Module):
-    """(nodes, width) and a square of neighbours to (nodes, width): two rounds of messages (Kipf and Welling, 2017)."""
+    """Maps (nodes, width) and an adjacency matrix to (nodes, width): two rounds of messages (Kipf and Welling,
+    2017).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +211,7 @@ class AdjacencyGNN(nn.Module):
 
 
 class Routed(nn.Module):
-    """Each row goes to one of four experts, by its own choice: how many go where depends on the values."""
+    """Routes each row to one of four experts: the values determine the number of rows of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +228,7 @@ class Routed(nn.Module):
 
 
 class LazyPositions(nn.Module):
-    """The table of positions is worked out at the first call and kept, grown where a longer series comes."""
+    """Computes its table of positions at the first call, keeps it, and grows it for longer series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +254,7 @@ class Said(nn.Module):
 
 
 class SaidOfTwo(Said):
-    """A function of a tensor and of where to look in it."""
+    """A function of a tensor and an index as a module."""
 
     def forward(self, x: Tensor, at: Tensor) -> Any:
         return self.function(x, at)

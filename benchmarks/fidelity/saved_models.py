@@ -1,4 +1,4 @@
-"""Which exported files does an author have? Each has conditions on its sizes."""
+"""Exported files with conditions on their sizes."""
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +11,23 @@ Inputs = dict[str, Tensor]
 
 
 def parity(x: Tensor) -> Tensor:
-    """Another answer for an even batch."""
+    """Answers differently for an even batch."""
     return x if x.shape[0] % 2 == 0 else -x
 
 
 def limited(x: Tensor) -> Tensor:
-    """Another answer for a batch of 8 or more."""
+    """Answers differently for a batch of 8 or more."""
     return x if x.shape[0] < 8 else -x
 
 
 def free(module: nn.Module, inputs: Inputs) -> ExportedProgram:
-    """With sizes that PyTorch may narrow by guards."""
+    """Export with sizes that PyTorch may restrict by guards."""
     dynamic = {"x": {0: Dim.AUTO}}
     return torch.export.export(module, (inputs["x"],), dynamic_shapes=dynamic, strict=False)
 
 
 def asserted(module: nn.Module, inputs: Inputs) -> ExportedProgram:
-    """With conditions as assertions in the graph and not as guards."""
+    """Export with conditions as assertions in the graph rather than as guards."""
     return torch.export.export(
         module,
         (inputs["x"],),
@@ -38,13 +38,13 @@ def asserted(module: nn.Module, inputs: Inputs) -> ExportedProgram:
 
 
 def twofold(module: nn.Module, inputs: Inputs) -> ExportedProgram:
-    """With a size that is twice another."""
+    """Export with a size that is twice another."""
     pairs = Dim("pairs", min=1, max=32)
     return torch.export.export(module, (inputs["x"],), dynamic_shapes={"x": {0: 2 * pairs}}, strict=False)
 
 
 def halves(x: Tensor) -> Tensor:
-    """Pairs of rows."""
+    """Adds pairs of rows."""
     return x.unflatten(0, (-1, 2)).sum(1)
 
 

@@ -1,4 +1,4 @@
-"""How are the findings told, in a line and in a Markdown table?"""
+"""Formats the findings as lines and as a Markdown table."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,43 +7,43 @@ from pathlib import Path
 from benchmarks.fidelity.exam import CALLERS, MAX_BATCH, Row
 from benchmarks.fidelity.judge import BOUNDS, VERDICTS, Finding
 
-HEAD = """# What a node answers, beside eager PyTorch
+HEAD = """# Answers of a node compared with eager PyTorch
 
 `python -m benchmarks.fidelity --seed {seed} --table docs/fidelity.md` wrote this file. Each architecture has small
-random weights, with no norm or bias left at 0 or 1. All go through one real node, over HTTP: deployed with the sizes
-that may vary, asked at batches of 1, 2 and 3 and, where another size varies, at 1, 2, 3 and another value of it, and
-compared with the author's module in eager PyTorch. Where a deploy with a size that varies is refused, the model is
-deployed again with that size fixed.
+random weights, with no norm or bias left at 0 or 1. All run on one real node, over HTTP. Each is deployed with dynamic
+sizes, and called at batches of 1, 2 and 3; other dynamic sizes are 1, 2, 3 and another value. The answers are compared
+with the author's module in eager PyTorch. If a deploy with a dynamic size is refused, the model is deployed again with
+that size fixed.
 
-* **equal**: every answer is eager's, bit for bit. **within**: every answer is within {bounds}
+* **equal**: every answer equals that of eager PyTorch, bit for bit. **within**: every answer is within {bounds}
   of the largest magnitude.
-* **refused clearly**: the deploy, or a size at which eager answers, is refused in one sentence, which the table gives;
-  everything that was answered is equal or within. Where eager raises too, a refusal is right and not told.
-* **joined**: {callers} callers at once under `max_batch={max_batch}`, each compared with eager on its own input alone:
-  the largest difference, and in how many runs the node answered.
+* **refused clearly**: the deploy, or a size at which eager PyTorch runs, is refused in one sentence, which the table
+  shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal is correct and not shown.
+* **joined**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its own
+  input alone: the largest difference, and the number of runs in which the node answered.
 
-PyTorch's fused kernel for `nn.TransformerEncoder` gives zeros for padding, where the layers, and so a program, give
-numbers: it is asked for what is no padding, and for all positions without that kernel.
+PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers, and so a program, return
+numbers. With that kernel only positions that are not padding are compared, and all positions without it.
 
 {counts}
 
 | architecture | source | parameters | compared at | verdict | largest difference | joined | refused |
 | --- | --- | --: | --- | --- | --: | --- | --- |
 """
-"""What precedes the rows."""
+"""The text before the rows."""
 ROOT = Path(__file__).parents[2]
-PLACE = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s\"']*?/(?=site-packages/)")
-"""Where this machine keeps its files."""
+PLACE = re.compile(rf"/[^\s\"']*/(?=site-packages/)|{re.escape(str(ROOT))}/")
+"""The prefix of paths on this machine."""
 
 
 def told(row: Row, seconds: float) -> str:
-    """Some lines for who waits."""
+    """Format some lines for the terminal."""
     line = f"{row.name:29} {row.verdict:16} {difference(row.findings):>8}  joined {joined(row)}  ({seconds:.1f} s)"
     return "\n".join([line, *(f"    {one.where}: {one.text}" for one in refusals(row))])
 
 
 def written(rows: Sequence[Row], skipped: Sequence[tuple[str, str]], seed: int) -> str:
-    """The whole file."""
+    """Return the whole file."""
     total = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {spoken(verdict)}" for verdict in VERDICTS)
     bounds = ", ".join(f"{bound:g} ({str(dtype).removeprefix('torch.')})" for dtype, bound in BOUNDS.items())
     head = HEAD.format(
@@ -51,13 +51,13 @@ def written(rows: Sequence[Row], skipped: Sequence[tuple[str, str]], seed: int) 
     )
     lines = [f"| {' | '.join(cells(row))} |" for row in rows]
     if skipped:
-        lines += ["", "Drawn as well, and passed over because no small model of the type could be built or asked:", ""]
+        lines += ["", "Drawn as well, but skipped because no small model of the type could be built or run:", ""]
         lines += [f"* `{name}`: {escaped(why)}" for name, why in skipped]
     return head + "\n".join(lines) + "\n"
 
 
 def cells(row: Row) -> Iterator[str]:
-    """One row of the table."""
+    """Format one row of the table."""
     yield from (row.name, row.source, f"{row.parameters:,}", compared(row), spoken(row.verdict))
     yield difference(row.findings)
     yield escaped(joined(row))
@@ -65,7 +65,7 @@ def cells(row: Row) -> Iterator[str]:
 
 
 def refusals(row: Row) -> Iterator[Finding]:
-    """What was refused or is wrong, each sentence once."""
+    """Return refusals and errors, each sentence once."""
     seen = set()
     for finding in (*row.findings, row.joined):
         if finding.verdict in ("refused_clearly", "wrong") and finding.text not in seen:
@@ -74,7 +74,7 @@ def refusals(row: Row) -> Iterator[Finding]:
 
 
 def compared(row: Row) -> str:
-    """At which sizes an answer was compared: each size that varied alone, then those that varied together."""
+    """Return the sizes at which an answer was compared: each size alone, then those that varied together."""
     alone: dict[str, list[str]] = {}
     together = []
     for where in (finding.where for finding in row.findings if finding.compared):
@@ -87,13 +87,13 @@ def compared(row: Row) -> str:
 
 
 def difference(findings: Sequence[Finding]) -> str:
-    """The largest of them."""
+    """Return the largest of the differences."""
     largest = max(finding.difference for finding in findings)
     return "0" if largest == 0 else f"{largest:.1e}"
 
 
 def joined(row: Row) -> str:
-    """What became of callers at one time."""
+    """Format the finding on concurrent clients."""
     one = row.joined
     if one.verdict in ("refused_clearly", "wrong") or not one.compared:
         return spoken(one.verdict) if one.verdict in ("refused_clearly", "wrong") else one.text or "-"

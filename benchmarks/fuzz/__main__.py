@@ -34,11 +34,11 @@ NEIGHBOUR = "neighbour"
 FACTOR = 2.0
 KINDS = ("requests", "uploads", "manifests", "programs", "crafted", "forged", "calls", "outside")
 START_S = 10.0
-"""That a worker may take to start."""
+"""The time that a worker may take to start."""
 
 
 def kinds_of(found: Arena, functions: Functions, victim: Victim, machine: Machine) -> dict[str, Kind]:
-    """All kinds by name."""
+    """Return all kinds by name."""
     every: list[Kind] = [
         Requests(found, functions),
         Uploads(found),

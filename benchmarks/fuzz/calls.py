@@ -19,16 +19,16 @@ from overwinter.core.profiling import Wanted
 
 TENANTS = 3
 NAMES = 3
-"""Of each tenant."""
+"""The names of each tenant."""
 STEPS = 12
-"""Of one try."""
+"""The steps of one try."""
 STOPPED_S = 0.3
 TIMEOUT_S = 5.0
-"""Of every function: by then it has answered, or has said why not."""
+"""The timeout of every function: by then it has answered, or was refused."""
 PATIENCE_S = 30.0
-"""Longer than a worker may take to start here (`START_S` of `__main__`), and a request besides."""
+"""Longer than a worker may take to start (`START_S` of `__main__`) plus a request."""
 REFUSED = (409, 429, 500, 503, 504, 507)
-"""What may be said of a function that is there while processes die; the reason is judged apart."""
+"""The refusals that are allowed for a deployed function while processes die; their reasons are judged separately."""
 HANDLER = "def preprocess(inputs, state):\n    return dict(inputs)\n"
 
 
@@ -44,12 +44,12 @@ class Calls:
         self._versions: dict[str, dict[int, float]] = {}
         self._unloaded: set[str] = set()
         self._maybe: set[str] = set()
-        """Of which a call broke off: whatever is said of them is right."""
+        """The functions of interrupted calls: any answer for them is right."""
         self._stopped: list[int] = []
         self._starts = 0
 
     def prepare(self) -> None:
-        """An empty node is where the model begins."""
+        """Begin the model with an empty node."""
         for name in list(self._versions):
             judged(
                 self._arena,
@@ -69,13 +69,13 @@ class Calls:
             try:
                 getattr(self, f"_{action}")(tenant, name, rng)
             except OSError:
-                # The daemon was killed under this call.
+                # The daemon was killed during this call.
                 self._maybe.add(name)
                 self._arena.examine()
         self._go_on()
 
     def _see_starts(self) -> None:
-        """A node that was started again has everything loaded."""
+        """After a restart, a node has loaded everything."""
         if self._starts != len(self._arena.restarts):
             self._starts = len(self._arena.restarts)
             self._unloaded.clear()
@@ -98,7 +98,7 @@ class Calls:
             time.sleep(STOPPED_S)
 
     def _go_on(self) -> None:
-        """Let what was stopped go on, if it still is there."""
+        """Continue a stopped process, if it still exists."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 if pid in self._arena.node.pids():
@@ -164,7 +164,7 @@ class Calls:
             self._unloaded.discard(name)
         self._expected(name, reply)
         if reply is None or reply.status in REFUSED:
-            # It may be called again, though its worker died before it was ready.
+            # It may be callable although its worker died before it was ready.
             self._maybe.add(name)
 
     def _unload(self, tenant: str, name: str, rng: Random) -> None:
@@ -181,7 +181,7 @@ class Calls:
         self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S, tenant)))
 
     def _expected(self, name: str, reply: Reply | None) -> None:
-        """A function that is there is found, one that is not there is not."""
+        """Return whether the reply matches the model: a deployed function is found, and any other is not."""
         there = bool(self._versions.get(name))
         if reply is None or name in self._maybe:
             return

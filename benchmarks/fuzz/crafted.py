@@ -35,7 +35,7 @@ HARM_OF: dict[str, Harm] = {
     "crash": "crashes",
     "hung": "hung",
 }
-"""What a finding between guard pages comes to."""
+"""The harm of each finding between guard pages."""
 NAME = "crafted"
 SETTINGS = {"memory_mib": 512, "timeout_s": 10.0}
 NICE = "nice"
@@ -69,7 +69,7 @@ class Crafted:
             self._reach(case)
 
     def _between_guards(self, rng: Random) -> None:
-        """Every operator, each once, in a process that may die of it, and that leaves the machine to the node."""
+        """Run every operator once, in a process that may die, at low priority."""
         command = [NICE, "-n", "10", sys.executable, "-m", "benchmarks.fuzz.crafted", str(rng.randrange(1 << 30))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=OPERATORS_S, check=False)
         if done.returncode:
@@ -89,14 +89,14 @@ class Crafted:
             self._deploy(tried.program, [weight.clone() for weight in tried.weights])
 
     def _reach(self, case: str) -> None:
-        """A program that reaches beyond its weights: whatever it answers was not its own."""
+        """Deploy a program that reaches beyond its weights: any answer contains memory of others."""
         program, weights = REACHING[case]()
         answer = self._deploy(program, weights)
         if answer:
             self._arena.tally.add("outside_reads", f"a program that reaches beyond its weights answered: {answer!r}")
 
     def _deploy(self, program: Program, weights: list[torch.Tensor]) -> bytes:
-        """Deploy it and ask once; the beginning of its answer, if it gives one."""
+        """Deploy it and call it once; return the beginning of its answer, if there is one."""
         port = self._arena.port
         flat = [weight.contiguous() for weight in weights]
         made = package(NAME, program, flat, tenant="crafters", settings=settings_of(None, SETTINGS))
@@ -141,7 +141,7 @@ def _view_far(operator: str, *rest: Any) -> tuple[Program, list[torch.Tensor]]:
 
 
 def _short_statistics(count: int) -> tuple[Program, list[torch.Tensor]]:
-    """A batch norm over many channels with the means of one."""
+    """Return a batch norm over many channels with the means of one."""
     weights = [torch.zeros(1, count), torch.zeros(1), torch.ones(1)]
     args = (Slot(0), None, None, Slot(1), Slot(2), 0.1, 1e-5)
     return one_call(
@@ -173,7 +173,7 @@ REACHING = {
         "aten.new_empty.default", (Slot(0), (LEAKED,)), [torch.zeros(1)], _outputs((LEAKED,))
     ),
 }
-"""Programs that would show memory beyond their weights, or memory that nobody wrote; none may ever answer."""
+"""Programs that would read memory beyond their weights, or uninitialised memory; none may ever answer."""
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ WAYS = (
     "stops listening",
 )
 DESCRIPTORS_MAX = 40
-"""By so many the daemon's descriptors may differ from one try to the next."""
+"""The largest change of the daemon's descriptors from one try to the next."""
 
 
 class Forged:
-    """One function that forges, and an honest one of the same tenant."""
+    """A function that forges messages, and an honest one of the same tenant."""
 
     name = "forged"
     cases = WAYS

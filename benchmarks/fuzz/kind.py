@@ -13,22 +13,22 @@ from overwinter.core.errors import MachineError, OverwinterError
 
 
 class Kind(Protocol):
-    """Attacks of one sort; each case is a way of it."""
+    """Attacks of one kind; each case is a variant."""
 
     name: str
     cases: Sequence[str]
 
     def prepare(self) -> None:
-        """Deploy what it needs; also after the node had to be started on empty data."""
+        """Deploy what it needs; also after the node was restarted on empty data."""
         ...
 
     def run(self, case: str, rng: Random) -> None:
-        """One try. HungError, OSError and OverwinterError are no harm by themselves but are looked into."""
+        """Run one try. HungError, OSError and OverwinterError are not harms by themselves, but are investigated."""
         ...
 
 
 class Mark(NamedTuple):
-    """When a try began and ended, of the system's monotonic clock."""
+    """The begin and end of a try, on the system's monotonic clock."""
 
     began: float
     ended: float
@@ -46,7 +46,7 @@ class Attacker:
         self.marks: list[Mark] = []
 
     def fill(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
-        """Try for so long, or so many times; each case comes once before one comes again."""
+        """Run tries for this long, or this many; each case comes once before one is repeated."""
         self._attempt(kind, "prepare", first, kind.prepare)
         self.arena.on_fresh.append(kind.prepare)
         until = time.monotonic() + seconds
@@ -81,7 +81,9 @@ class Attacker:
 
 
 def case_of(kind: Kind, seed: int, number: int) -> str:
-    """The case of a try: in each round every case once, the first as they are listed, then in an order of its own."""
+    """Return the case of a try: each round has every case once, the first in the listed order, later ones in random
+    order.
+    """
     cases = list(kind.cases)
     if number >= len(cases):
         Random(f"{seed}/{kind.name}/round {number // len(cases)}").shuffle(cases)
@@ -89,7 +91,7 @@ def case_of(kind: Kind, seed: int, number: int) -> str:
 
 
 def judged(arena: Arena, reply: Reply | None) -> Reply | None:
-    """The answer, counted if it is unexpected, or if it has something of another tenant in it."""
+    """Count the answer if it is unexpected or contains data of another tenant, and return it."""
     arena.tally.judge(reply)
     found = None if reply is None else canary_in(reply.body)
     if found:
@@ -98,6 +100,6 @@ def judged(arena: Arena, reply: Reply | None) -> Reply | None:
 
 
 def quietly(step: Callable[[], object]) -> None:
-    """Clean up what may be gone already."""
+    """Run a cleanup step that may fail because its object no longer exists."""
     with suppress(OverwinterError, OSError, HungError):
         step()

@@ -24,7 +24,7 @@ BURST = 40
 
 
 class Manifests:
-    """Mutants of one manifest whose blobs are all there, and pipelines over functions that are."""
+    """Mutants of one manifest whose blobs are stored, and pipelines over deployed functions."""
 
     name = "manifests"
     cases = (
@@ -77,7 +77,7 @@ class Manifests:
         self._register(name, body or json.dumps(manifest).encode(), kind, rng)
 
     def _lay_out(self, manifest: dict[str, Any], rng: Random) -> None:
-        """In place of its first block one whose layout tells of very many dimensions, or very many weights."""
+        """Replace its first block by one whose layout has very many dimensions or weights."""
         count = rng.choice((1000, 100_000, 1_000_000))
         text = rng.choice(
             (b"float32[" + b"1," * count + b"1]\n", b"float32[1]\n" * count, b"float32[" + b"9" * count + b"]\n")
@@ -98,7 +98,7 @@ class Manifests:
         self._remove(registered)
 
     def _use(self, name: str, rng: Random) -> None:
-        """Ask it many times at once, with and without a profile: some settings matter only to what decides then."""
+        """Call it many times at once, with and without a profile: some settings matter only to later decisions."""
         port = self._arena.port
         self._burst(name)
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
@@ -161,7 +161,7 @@ def _told(reply: Reply | None) -> str:
 
 
 def _change(manifest: dict[str, Any], case: str, rng: Random) -> None:
-    """One part of the manifest, in its place."""
+    """Change one part of the manifest in place."""
     match case:
         case "setting":
             manifest["settings"] = {rng.choice(SETTINGS): rng.choice(BOUNDS)}

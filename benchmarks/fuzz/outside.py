@@ -24,14 +24,14 @@ READS = (
     *("files", "blocks", "data", "stat", "listing", "environ", "cmdline", "maps", "stats", "proc_mem", "proc_fd"),
     *("vm_readv", "ptrace", "sysv_read", "own_memory", "own_descriptors"),
 )
-"""Ways to learn something; an open one is a read of what is outside."""
+"""Attempts to read; a success reads something outside."""
 WRITES = (*("kill", "prlimit", "priority", "affinity", "node", "write_blocks", "become_root"),)
-"""Ways to change what is not its own, where an open way is harm enough."""
+"""Attempts to change something outside, where success is harm enough."""
 EFFECTS = (
     *("write", "make", "link", "pipe", "tcp", "udp", "unix_path", "unix_abstract", "sysv_make", "sysv_queue"),
     "log_pipe",
 )
-"""Ways whose harm shows at the thing itself: done within walls of its own they are none."""
+"""Attempts whose harm shows outside; within the sandbox's own namespaces they are harmless."""
 SURFACE = (
     *("io_uring", "userfaultfd", "perf_event_open", "bpf", "add_key", "keyctl", "kexec_load", "init_module", "mount"),
     *("pivot_root", "setns", "name_to_handle_at", "open_by_handle_at", "process_madvise", "pidfd_open", "swapon"),
@@ -40,7 +40,7 @@ SURFACE = (
 )
 """Ways into the kernel that no function needs."""
 KERNEL = (*SURFACE, "sysv_make", "sysv_queue", "become_root")
-"""Ways that the handler `kernel` knows; the others are the spy's."""
+"""The attempts of the handler `kernel`; the others are the spy's."""
 SPIES = ("spy", "kernel")
 TAKEN = (
     "another's name",
@@ -56,7 +56,7 @@ TALKER = "import sys\ndef preprocess(inputs, state):\n    print('{word}', flush=
 
 
 class Outside:
-    """A spy, and an intruder into what is another tenant's."""
+    """A spy, and an intruder into another tenant's data."""
 
     name = "outside"
     cases = (*READS, *WRITES, *EFFECTS, *SURFACE, *TAKEN)
@@ -67,7 +67,7 @@ class Outside:
         self._victim = victim
         self._machine = machine
         self._pids: set[int] = set()
-        """Workers that there were."""
+        """The workers that existed."""
 
     def prepare(self) -> None:
         settings = {"memory_mib": 1024, "timeout_s": SPY_S, "keep_alive_s": 600.0}
@@ -85,10 +85,10 @@ class Outside:
             self._look(case)
 
     def _spy(self, way: str) -> None:
-        """What the spy says, with the canaries in it counted on the way."""
+        """Return what the spy says, and count the canaries in it."""
         tally = self._arena.tally
         if way.startswith("own_"):
-            # What earlier ways found is in the memory of their worker.
+            # The memory of its worker contains what earlier attempts found, so end it.
             self._arena.node.client.speaking_for("spies").unload("spy")
             self._arena.node.client.speaking_for("spies").load("spy")
         name = "kernel" if way in KERNEL else "spy"
@@ -109,7 +109,7 @@ class Outside:
             self._hear_talker()
 
     def _outside(self) -> dict[str, Any]:
-        """What there is to be reached."""
+        """Return what exists outside."""
         node, machine = self._arena.node, self._machine
         daemon, *below = node.pids()
         workers = node.worker_pids()
@@ -135,7 +135,7 @@ class Outside:
         }
 
     def _look(self, way: str) -> None:
-        """Whether anything outside is not as it was."""
+        """Check whether anything outside has changed."""
         time.sleep(0.02)
         for told in self._machine.changed(self._pids):
             self._arena.tally.add("outside_writes", f"{way}: {told}")
@@ -144,7 +144,7 @@ class Outside:
             self._arena.tally.add("outside_writes", f"{way}: the victim now answers {reply.tensors.hex()}")
 
     def _hear_talker(self) -> None:
-        """Whether what another's handler prints still comes into the log."""
+        """Check whether another function's output still reaches the log."""
         word = canary("word")
         with suppress(OSError):
             self._functions.deploy(
@@ -157,13 +157,13 @@ class Outside:
                 self._arena.tally.add("outside_writes", "log_pipe: another's handler is no longer heard in the log")
             quietly(lambda: self._arena.node.client.speaking_for("talkers").remove("talker"))
 
-    # What is another tenant's
+    # Data of another tenant
 
     def _sent(self, path: str, body: bytes) -> Reply | None:
         return judged(self._arena, ask(self._arena.port, "POST", path, body, SPY_S, "intruder"))
 
     def _anothers_name(self) -> None:
-        """A next version of the victim's function, by a tenant that is not it."""
+        """Deploy a next version of the victim's function as another tenant."""
         made = self._functions.package(self._victim.PLAIN, 99.0, tenant="intruder")
         stage(self._arena.port, made)
         reply = judged(self._arena, register(self._arena.port, made))
@@ -173,11 +173,11 @@ class Outside:
             quietly(lambda: self._arena.node.client.speaking_for("intruder").remove(self._victim.PLAIN, version))
 
     def _anothers_asset(self) -> None:
-        """The victim's blobs, named as assets of a handler that gives back what is in them."""
+        """Use the victim's blobs as assets of a handler that returns their content."""
         self._give_back(1)
 
     def _anothers_block(self) -> None:
-        """The same for every blob of the victim, its weights' blocks among them."""
+        """Do the same for every blob of the victim, including its weights' blocks."""
         self._give_back(len(self._victim.blobs))
 
     def _give_back(self, count: int) -> None:
@@ -192,7 +192,7 @@ class Outside:
         made = self._functions.package("taker", 1.0, handler=handler, tenant="intruder")
         stage(self._arena.port, made)
         manifest = json.loads(encode_manifest(made.manifest))
-        # The program of both is the same, and what the intruder has sent itself is its own.
+        # Both have the same program, and the intruder may read what it sent itself.
         own = {blob.address for blob in made.manifest.blobs()}
         theirs = [blob for blob in self._victim.blobs if blob[0] not in own]
         manifest["handler"]["assets"] = {f"a{at}": blob for at, blob in enumerate(theirs[:count])}
@@ -206,7 +206,7 @@ class Outside:
         quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("taker"))
 
     def _anothers_pipeline(self) -> None:
-        """A pipeline over the victim's function, which then can no longer be removed by its owner."""
+        """Deploy a pipeline over the victim's function, which its owner could then no longer remove."""
         pipeline = {
             "name": "intruder-pipe",
             "inputs": ["x"],
@@ -219,7 +219,7 @@ class Outside:
             quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("intruder-pipe"))
 
     def _outliving_the_daemon(self) -> None:
-        """The daemon is killed; nothing of it may stay, whatever its workers did before."""
+        """Kill the daemon; nothing of the node may stay, whatever its workers did before."""
         what = json.dumps({"way": "outlive", "seconds": STAYS_S, **self._outside()})
         with connect(self._arena.port) as end:
             end.sendall(order_request("spy", what))
@@ -245,7 +245,7 @@ class Outside:
         self._arena.restart()
 
     def _left_over(self) -> None:
-        """Nothing of a removed function may stay."""
+        """Check that nothing of a removed function stays."""
         client = self._arena.node.client
         self._functions.deploy(
             client, "guest", handler=source("kernel", "told"), tenant="guests", memory_mib=512, keep_alive_s=600.0

@@ -25,17 +25,17 @@ from overwinter.store.manifest import Blob, Manifest, encode_manifest
 from overwinter.worker.values import TORCH_DTYPES
 
 MODELS = ("mlp", "textcnn")
-"""Of the zoo, small; beside the little one that all attacks use."""
+"""Small models of the zoo, in addition to the one that all attacks use."""
 MUTANTS = 30
-"""Made of one program in one try."""
+"""The mutants of one program in one try."""
 DEPLOYED = 3
-"""Of those that are valid, deployed in one try."""
+"""The valid mutants that are deployed in one try."""
 NAME = "mutated"
 ELEMENTS_MAX = 1 << 16
 
 
 class Programs:
-    """Programs with flipped bits, cut, or with parts exchanged."""
+    """Programs with flipped bits, truncated, or with exchanged parts."""
 
     name = "programs"
     cases = ("bits", "parts", "numbers of calls", "arguments")
@@ -67,7 +67,7 @@ class Programs:
                 self._deploy(mutant, program, manifest)
 
     def _screened(self, mutant: bytes) -> Program | None:
-        """The program if it is valid; anything but ProgramError is an unexpected failure."""
+        """Return the program if it is valid; anything but ProgramError is an unexpected failure."""
         try:
             program = decode_program(mutant)
             validate(program)
@@ -93,7 +93,7 @@ class Programs:
 
 
 def zeros_request(name: str, specs: tuple[TensorSpec, ...], dimensions: dict[str, tuple[int, int]]) -> bytes:
-    """A request of zeros that fits, if one of bearable size does."""
+    """Return a request of zeros with matching sizes, if they are not too large."""
     inputs: dict[str, torch.Tensor] = {}
     for spec in specs:
         shape = [size if isinstance(size, int) else dimensions.get(size, (1, 1))[0] for size in spec.shape]
@@ -119,5 +119,5 @@ def _mutant(content: bytes, case: str, rng: Random) -> bytes:
     try:
         return msgspec.msgpack.encode(parts)
     except (OverflowError, ValueError, TypeError, RecursionError):
-        # No such number in msgpack: its bytes are changed instead.
+        # msgpack has no such number, so its bytes are changed instead.
         return mutation.content(content, rng)

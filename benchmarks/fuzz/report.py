@@ -9,19 +9,19 @@ from benchmarks.hostile.verdicts import HARMS, unforeseen_words
 from benchmarks.measure import print_result
 
 KILLS = "calls"
-"""The kind that kills the neighbour's workers too."""
+"""The kind that also kills the neighbour's workers."""
 SIGKILL = "(SIGKILL)"
 NOTES_SHOWN = 40
 SLOWEST_SHOWN = 8
 
 
 def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str, tuple[float, str]]:
-    """For each kind the longest time that something took, and the case under way; starts of the node apart."""
+    """Return the longest time by kind, and the case in progress; starts of the node are excluded."""
     worst: dict[str, tuple[float, str]] = {}
     for each in told:
         if each.what != what or each.fate == "asked":
             continue
-        # Who is asked late in one try may be heard late in the next.
+        # The answer to a late request of one try may come during the next.
         mark = next((mark for mark in marks if mark.began <= each.at <= mark.ended), None)
         if mark is not None and each.took > worst.get(mark.kind, (0.0, ""))[0]:
             worst[mark.kind] = (each.took, f"{mark.case} ({mark.number})")
@@ -29,7 +29,7 @@ def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str,
 
 
 def hear(told: Sequence[Told], attacker: Attacker) -> None:
-    """Count what the neighbour suffered: wrong answers, none, and unexpected errors."""
+    """Count what the neighbour suffered: wrong answers, no answers, and unexpected errors."""
     tally = attacker.arena.tally
     downs = attacker.arena.restarts
     for each in told:
@@ -44,14 +44,14 @@ def hear(told: Sequence[Told], attacker: Attacker) -> None:
             tally.add("hung", "the neighbour was never answered")
         elif each.fate not in ("right", "asked", "down", "unanswered"):
             tally.note(f"the neighbour was told {each.fate}: {each.said[:80]}")
-            # A request may be tried twice; who kills every worker has foreseen that it fails.
+            # A request is tried twice; if every worker is killed, its failure is expected.
             killed = mark.kind == KILLS and SIGKILL in each.said
             if unforeseen_words(each.fate, each.said) and not killed:
                 tally.add("unforeseen_5xx", f"the neighbour was told {each.fate}: {each.said}")
 
 
 def report(attacker: Attacker, told: Sequence[Told], seed: int) -> None:
-    """The table by kind, the first examples of each harm, and the line for programs."""
+    """Print the table by kind, the first examples of each harm, and the line for programs."""
     tally = attacker.arena.tally
     stalls = {what: longest(told, attacker.marks, what) for what in ("live", "infer", "control")}
     heads = "".join(f"{harm.replace('unforeseen_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)

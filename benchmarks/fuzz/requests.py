@@ -17,7 +17,7 @@ from benchmarks.hostile.functions import COLUMNS, Functions, source
 HEAVY_PATIENCE_S = 60.0
 SENDING_S = 10.0
 LIGHT_TRIES = 20
-"""Small requests of one try."""
+"""The small requests of one try."""
 HALF_OPEN = 2000
 STALLED = 8
 STALLED_BYTES = 32 << 20
@@ -73,7 +73,7 @@ class Requests:
             self._arena.tally.add("wrong", f"{values} became {reply.body[:200]!r}")
 
     def _send(self, parts: wires.Parts) -> None:
-        """Send as long as the node takes it, and hear what it says; nothing is a fine answer to nonsense."""
+        """Send as long as the node accepts it, and read the answer; no answer to an invalid request is acceptable."""
         until = time.monotonic() + SENDING_S
         with connect(self._arena.port, SENDING_S) as end:
             try:
@@ -89,7 +89,7 @@ class Requests:
                 self._arena.answers()
 
     def _stall(self, rng: Random) -> None:
-        """Bodies of which half has come, held for a moment."""
+        """Send half of several bodies, and pause."""
         held = [connect(self._arena.port) for _ in range(STALLED)]
         try:
             for end in held:
@@ -101,7 +101,7 @@ class Requests:
                 end.close()
 
     def _hang_up(self, rng: Random) -> None:
-        """Requests whose callers do not wait for the answer."""
+        """Send requests and disconnect before the answer."""
         for _ in range(50):
             with connect(self._arena.port) as end:
                 end.sendall(LIGHT["json"](rng).content)

@@ -12,24 +12,24 @@ from overwinter.store.blocks import address_of
 
 MIB = 1 << 20
 DRIPPING = 12
-"""More than there are threads for the disk."""
+"""More than the threads for the disk."""
 MANY = 100
 QUESTION = 200_000
 HUGE = 1 << 40
 
 
 def path_of(address: str) -> str:
-    """Where a block is put."""
+    """Return the path of a block."""
     return f"/overwinter/v1/blocks/{address}"
 
 
 def begun(address: str, nbytes: int, data: bytes) -> bytes:
-    """An upload that announces more bytes than it brings."""
+    """Return an upload that announces more bytes than it sends."""
     return f"PUT {path_of(address)} HTTP/1.1\r\nhost: node\r\ncontent-length: {nbytes}\r\n\r\n".encode() + data
 
 
 class Uploads:
-    """Blocks that are wrong, slow, broken off, many or huge."""
+    """Blocks that are wrong, slow, interrupted, many or huge."""
 
     name = "uploads"
     cases = ("right", "wrong bytes", "broken off", "dripping", "huge", "many", "questions", "odd addresses", "chunked")
@@ -38,7 +38,7 @@ class Uploads:
         self._arena = arena
 
     def prepare(self) -> None:
-        """Uploads need nothing."""
+        """Do nothing: uploads need no function."""
 
     def run(self, case: str, rng: Random) -> None:
         getattr(self, "_" + case.replace(" ", "_"))(rng)
@@ -52,7 +52,7 @@ class Uploads:
         return set(json.loads(reply.body)["missing"]) if reply is not None and reply.status == 200 else set(addresses)
 
     def _refused(self, address: str, reply: Reply | None) -> None:
-        """Neither the answer nor the repository may say that it is there."""
+        """Check that neither the answer nor the repository has the block."""
         if reply is not None and reply.status in (200, 201):
             self._arena.tally.add("wrong", f"a block was stored under an address that is not its own: {reply.body!r}")
         elif not self._missing([address]):
@@ -66,12 +66,12 @@ class Uploads:
 
     def _wrong_bytes(self, rng: Random) -> None:
         data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
-        # Of so many bytes that no other case has brought the same.
+        # No other case has sent bytes of this length.
         address = address_of(data + rng.randbytes(16))
         self._refused(address, self._put(address, data))
 
     def _broken_off(self, rng: Random) -> None:
-        # None so small that another case has brought the same.
+        # None is so small that another case could have sent the same bytes.
         data = rng.randbytes(rng.choice((16, 4096, 4 * MIB)))
         with connect(self._arena.port) as end:
             end.sendall(begun(address_of(data), len(data), data[:-1]))
@@ -79,7 +79,7 @@ class Uploads:
         self._refused(address_of(data), None)
 
     def _dripping(self, rng: Random) -> None:
-        """While uploads drip, a quick one must come through."""
+        """Check that a fast upload succeeds during slow ones."""
         ends: list[socket.socket] = []
         data = rng.randbytes(4096)
         try:
@@ -103,7 +103,7 @@ class Uploads:
         self._refused(address, reply)
 
     def _many(self, rng: Random) -> None:
-        """Small ones at once, over connections of their own."""
+        """Send small blocks at once, over separate connections."""
         blocks = [rng.randbytes(100) for _ in range(MANY)]
         ends = [connect(self._arena.port) for _ in blocks]
         try:
@@ -116,7 +116,7 @@ class Uploads:
                 end.close()
 
     def _questions(self, rng: Random) -> None:
-        """Which of very many are missing?"""
+        """Query very many addresses."""
         some = [f"{rng.randrange(1 << 200):064x}" for _ in range(100)]
         self._missing(some * (QUESTION // len(some)))
 
@@ -129,7 +129,7 @@ class Uploads:
             self._arena.tally.add("wrong", f"a block was stored as {address!r}")
 
     def _chunked(self, rng: Random) -> None:
-        """In chunks, of which the last never comes, or the first is a lie."""
+        """Send chunks of which the last never comes, or the first has a false length."""
         data = rng.randbytes(4096)
         head = f"PUT {path_of(address_of(data))} HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         size = rng.choice((b"1000", b"1001", b"fff", b"ffffffffff", b"-1", b""))

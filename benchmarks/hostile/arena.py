@@ -1,4 +1,4 @@
-"""The node under attack: started, watched for what it says and for who dies, started again, and cleaned up."""
+"""The node under attack: starts it, watches its log and its processes, restarts it, and cleans up."""
 
 import json
 import os
@@ -22,22 +22,22 @@ from benchmarks.nodes import Node, parents_of_all
 
 TRACEBACK = b"Traceback (most recent call last)"
 OWN_WORDS = re.compile(rb"^worker\b")
-"""How lines in the node's log begin that its workers wrote."""
+"""The beginning of log lines that workers printed."""
 RAISED = re.compile(rb"^(zygote:)?[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
 BEFORE = 3
-"""Lines of the log ahead of a traceback that are shown with it."""
+"""The lines of the log before a traceback that are shown with it."""
 SHOWN_MAX = 200
-"""Lines of the tracebacks of one try that are shown."""
+"""The most lines of the tracebacks of one try that are shown."""
 ZYGOTE_DIED = b"zygote died"
 START_S = 90.0
 FROZEN_S = 120.0
 ENDS_S = 20.0
-"""That a node takes at most to end once it listens no more."""
+"""The longest time in which a node that no longer listens must end."""
 LOG_BYTES_MAX = 64 << 20
 
 
 class Tail:
-    """What a growing file has had since the last look, in whole lines."""
+    """The new lines of a growing file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Tail:
         self._file = 0
 
     def lines(self) -> list[bytes]:
-        """The new lines; all of a new file that has taken the old one's place."""
+        """Return the new lines; all lines of a new file that replaced the old one."""
         try:
             with open(self.path, "rb") as file:
                 number = os.fstat(file.fileno()).st_ino
@@ -64,7 +64,7 @@ class Tail:
 
 
 class Journal:
-    """Workers that died by a signal of their own doing, out of the node's journal."""
+    """Finds workers that died by a signal they caused, in the node's journal."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -72,7 +72,7 @@ class Journal:
         self._with_code: set[str] = set()
 
     def deaths(self) -> list[tuple[str, str]]:
-        """Since the last look: functions without a handler whose worker died so, and the node's words."""
+        """Return the functions without a handler whose worker died since the last call, with the node's message."""
         found = []
         for line in self._tail.lines():
             for step in _steps(line):
@@ -82,7 +82,7 @@ class Journal:
                 elif step["type"] == "Deployed" and step["function"]["sandboxed"]:
                     self._with_code.add(step["function"]["id"])
                 elif step["type"] == "WorkerExited" and fatal_signal(step["reason"]):
-                    # What a handler does to itself is its own affair.
+                    # A handler may end its own worker.
                     found += [] if function in self._with_code else [(function, step["reason"])]
         return found
 
@@ -96,7 +96,7 @@ def _steps(line: bytes) -> list[dict]:
 
 
 class Neighbour:
-    """The process that asks all the time, and what it has told."""
+    """The process that calls all the time, and its output."""
 
     def __init__(self, port_file: Path, request: bytes, answer: bytes, root: Path) -> None:
         files = [root / "neighbour-request", root / "neighbour-answer"]
@@ -114,7 +114,7 @@ class Neighbour:
             self.told.append(Told(*json.loads(line)))
 
     def stop(self) -> None:
-        """End it, and hear the rest."""
+        """End it, and read the rest."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -126,7 +126,7 @@ class Neighbour:
 
 
 class Arena:
-    """A node, whoever has to be deployed on it, and the tally of what was done to it."""
+    """A node, the functions to deploy on it, and the tally of harms."""
 
     def __init__(self, root: Path, host_store: Path, tally: Tally, options: tuple[str, ...] = ()) -> None:
         self.root = root
@@ -136,21 +136,21 @@ class Arena:
         self._log = Tail(root / "log")
         self._journal = Journal(journal)
         self.on_fresh: list[Callable[[], None]] = []
-        """What is done after the node was started on empty data."""
+        """Called after the node was started on empty data."""
         self.expects_death = False
-        """Whether the try under way kills zygotes or the daemon itself."""
+        """Whether the current try itself kills zygotes or the daemon."""
         self.restarts: list[tuple[float, float]] = []
-        """From when until when there was no node, of the system's monotonic clock."""
+        """The periods without a node, on the system's monotonic clock."""
         self.said: list[bytes] = []
-        """The log's lines since the last look."""
+        """The log lines since the last check."""
 
     @property
     def port(self) -> int:
-        """Where the node listens."""
+        """The port of the node."""
         return self.node.port
 
     def keep_port(self) -> None:
-        """Let it listen at one port whenever it is started, for who cannot look again."""
+        """Use the same port after each restart, for clients that cannot read a new one."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.node.add_options("--port", str(free.getsockname()[1]))
@@ -165,7 +165,7 @@ class Arena:
             step()
 
     def examine(self) -> None:
-        """Count what the try under way has done to the node; bring it back if it is gone."""
+        """Count the harms of the current try; restart the node if it has ended."""
         self._await_end()
         process = self.node.process
         if process is None or process.poll() is not None:
@@ -193,7 +193,7 @@ class Arena:
         return _raised(lines) or _told(lines)
 
     def answers(self) -> bool:
-        """Whether the loop answers within `FROZEN_S`; a node that does not is killed, and `examine` starts it again."""
+        """Whether the event loop answers within `FROZEN_S`; otherwise the node is killed, and `examine` restarts it."""
         try:
             reply = ask(self.port, "GET", "/v2/health/live", patience_s=FROZEN_S)
         except HungError:
@@ -206,21 +206,21 @@ class Arena:
         return reply is not None and reply.status == 200
 
     def _await_end(self) -> None:
-        """A node that listens no more is about to end; one that does not within a while is killed."""
+        """Wait for the end of a node that no longer listens, and kill it after a while."""
         process = self.node.process
         if process is None or process.poll() is not None:
             return
         try:
             connect(self.port).close()
         except (ConnectionError, TimeoutError):
-            # No other error says anything of the node.
+            # No other error says anything about the node.
             try:
                 process.wait(ENDS_S)
             except subprocess.TimeoutExpired:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill -9 the daemon, and what does not end with it within seconds."""
+        """Kill the daemon, and its processes that do not end within seconds."""
         if self.node.process is not None:
             below = self.node.pids()[1:]
             self.node.process.kill()
@@ -233,7 +233,7 @@ class Arena:
                     os.kill(pid, signal.SIGKILL)
 
     def restart(self) -> None:
-        """Start the daemon again; on empty data if it does not live on what it had."""
+        """Restart the daemon; on empty data if it does not survive with the old data."""
         began = time.monotonic()
         with suppress(AttributeError):
             self.node.client.close()
@@ -253,7 +253,7 @@ class Arena:
         self.restarts.append((began, time.monotonic()))
 
     def _start(self) -> None:
-        """As `Node.start`, but a daemon that never gets ready is no reason to wait for ever."""
+        """Start the node as `Node.start`, but give up if it does not become ready."""
         timer = threading.Timer(START_S, self.kill)
         timer.start()
         try:
@@ -262,7 +262,7 @@ class Arena:
             timer.cancel()
 
     def _lives(self) -> bool:
-        """Whether it still lives a moment later: some end as soon as they look at what they had."""
+        """Whether it still runs a moment later: some end as soon as they read their old data."""
         assert self.node.process is not None
         for _ in range(10):
             time.sleep(0.1)
@@ -272,7 +272,7 @@ class Arena:
         return True
 
     def stop(self) -> None:
-        """Stop the node, however it is, and take away all of it."""
+        """Stop the node in any state, and remove everything."""
         pids = self.node.pids()
         try:
             if self.node.process is not None and self.node.process.poll() is None:
@@ -287,7 +287,7 @@ class Arena:
 
 
 def tracebacks(lines: list[bytes]) -> list[str]:
-    """From the first traceback of a log, and the lines ahead of it, to the error at the end of the last."""
+    """Return the log from the first traceback, with some lines before it, to the error of the last one."""
     begins = next((number for number, line in enumerate(lines) if TRACEBACK in line), len(lines))
     ends = max((number for number, line in enumerate(lines) if RAISED.match(line)), default=len(lines))
     shown = lines[max(0, begins - BEFORE) : ends + 1] if begins < len(lines) else []
@@ -295,24 +295,24 @@ def tracebacks(lines: list[bytes]) -> list[str]:
 
 
 def _raised(lines: list[bytes]) -> str:
-    """The errors at the ends of tracebacks, each once."""
+    """Return the errors at the ends of tracebacks, each once."""
     found = [line.decode(errors="replace").strip(" |") for line in lines if RAISED.match(line)]
     return "; ".join(dict.fromkeys(found))[:300]
 
 
 def _told(lines: list[bytes]) -> str:
-    """What a log's last lines say at the end."""
+    """Return the last lines of a log."""
     return b" | ".join(lines[-3:])[-300:].decode(errors="replace")
 
 
 def interrupted(number: int, frame: object) -> None:
-    """Ends the benchmark as Ctrl-C does, so that whatever was started is cleaned up."""
+    """End the benchmark as Ctrl-C does, so that all processes are stopped."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def arena(tally: Tally, *options: str) -> Iterator[Arena]:
-    """A node to be attacked, not yet started, and nothing of it afterwards."""
+    """Create a node to attack, not yet started; remove everything afterwards."""
     before = signal.signal(signal.SIGTERM, interrupted)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-", ignore_cleanup_errors=True) as root:
         host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
@@ -320,7 +320,7 @@ def arena(tally: Tally, *options: str) -> Iterator[Arena]:
         try:
             yield found
         finally:
-            # Whoever is impatient now would leave processes behind.
+            # A second Ctrl-C would leave processes behind.
             impatience = signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             try:

@@ -1,4 +1,4 @@
-"""Which bodies of inference requests are hostile? Mutants of valid ones, and those that cost much to look at."""
+"""Hostile bodies of inference requests: mutants of valid ones, and bodies that are expensive to check."""
 
 import gzip
 import json
@@ -15,19 +15,19 @@ LARGE = 64 * MIB
 
 
 class Posed(NamedTuple):
-    """A whole HTTP request, and the row that it asks about as far as that is known for sure."""
+    """A whole HTTP request, and its row if that is certain."""
 
     content: bytes
     values: list[float] | None = None
 
 
 def infer(function: str, body: bytes, headers: str = "") -> bytes:
-    """A whole inference request."""
+    """Return a whole inference request."""
     return request("POST", f"/v2/models/{function}/infer", body, f"content-type: application/json\r\n{headers}")
 
 
 def valid_json(rng: Random) -> dict[str, Any]:
-    """A request that uses most of what the protocol has."""
+    """Return a request that uses most of the protocol."""
     values = [round(rng.uniform(-9, 9), 3) for _ in range(4)]
     data: list[Any] = [values] if rng.random() < 0.5 else values
     return {
@@ -39,18 +39,18 @@ def valid_json(rng: Random) -> dict[str, Any]:
 
 
 def mutated_json(rng: Random) -> Posed:
-    """A mutant of the JSON."""
+    """Return a mutant of the JSON."""
     mutant = mutation.tree(valid_json(rng), rng)
     return Posed(infer("scale", json.dumps(mutant).encode()), row_of(mutant))
 
 
 def mutated_text(rng: Random) -> Posed:
-    """A mutant of the JSON's bytes."""
+    """Return a mutant of the JSON's bytes."""
     return Posed(infer("scale", mutation.content(json.dumps(valid_json(rng)).encode(), rng)))
 
 
 def mutated_binary(rng: Random) -> Posed:
-    """A mutant of a request with the binary extension: of its head, its lengths or its bytes."""
+    """Return a mutant of a request with the binary extension: of its head, its lengths or its bytes."""
     data = struct.pack("<4f", *(rng.uniform(-9, 9) for _ in range(4)))
     given = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": len(data)}}
     tree: Any = {"inputs": [given], "parameters": {"binary_data_output": True}}
@@ -63,7 +63,7 @@ def mutated_binary(rng: Random) -> Posed:
 
 
 def mutated_words(rng: Random) -> Posed:
-    """A mutant of a request with BYTES, of which the binary form has a length before each element."""
+    """Return a mutant of a binary request with BYTES, which has a length before each element."""
     words = [rng.randbytes(rng.randint(0, 9)) for _ in range(rng.randint(0, 5))]
     data = b"".join(len(word).to_bytes(4, "little") + word for word in words)
     data = data if rng.random() < 0.3 else mutation.content(data, rng)
@@ -74,7 +74,7 @@ def mutated_words(rng: Random) -> Posed:
 
 
 def row_of(tree: Any) -> list[float] | None:
-    """The row in a request for `scale`, if it is one beyond doubt."""
+    """Return the row in a request for `scale`, if it is certain."""
     try:
         [given] = tree["inputs"]
         data = given["data"]
@@ -103,12 +103,12 @@ def _binary(function: str, given: dict[str, Any], data: bytes, outputs: Any = No
 
 
 def _empty_words(nbytes: int) -> bytes:
-    """BYTES of nothing but empty elements, 4 bytes each."""
+    """Return BYTES with only empty elements, 4 bytes each."""
     return _binary("words", {"name": "words", "datatype": "BYTES", "shape": [nbytes // 4]}, bytes(nbytes))
 
 
 def _long_answer(nbytes: int) -> bytes:
-    """Many numbers in binary, wanted back as JSON."""
+    """Return many numbers in binary, with the answer requested as JSON."""
     shape = [nbytes // 16, 4]
     return _binary("scale", {"name": "x", "datatype": "FP32", "shape": shape}, bytes(nbytes // 16 * 16))
 
@@ -157,7 +157,7 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "a shape of 2^992": lambda: _huge_shape(0),
     "body of 300 MiB": lambda: infer("scale", bytes(300 * MIB)),
 }
-"""Requests of which one is said to have frozen or bloated a node."""
+"""Requests each of which could freeze or bloat a node."""
 
 LIGHT: dict[str, Callable[[Random], Posed]] = {
     "json": mutated_json,

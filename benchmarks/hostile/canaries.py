@@ -1,4 +1,4 @@
-"""What must nobody find who is not meant to? A secret in every place where one tenant's things, or the node's, lie."""
+"""Canaries: a secret in every place with data of one tenant or of the node."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ _libc.shmat.restype = ctypes.c_void_p
 _IPC_RMID = 0
 
 PATTERN = re.compile(rb"overwinter-canary-(\w+)-[0-9a-f]{32}")
-"""Whoever looks for a canary knows only this."""
+"""The form of a canary, which is all that a searcher knows."""
 
 HANDLER = """
 import torch
@@ -42,12 +42,12 @@ def postprocess(outputs, inputs, state):
 
 
 def canary(place: str) -> str:
-    """A new secret for a place, which says where it was found."""
+    """Create a secret for a place, which it names."""
     return f"overwinter-canary-{place}-{secrets.token_hex(16)}"
 
 
 def canary_in(data: bytes) -> str:
-    """The place of a canary that is in these bytes; empty if there is none."""
+    """Return the place of a canary in these bytes; empty if there is none."""
     found = PATTERN.search(data)
     return "" if found is None else found[1].decode()
 
@@ -61,7 +61,7 @@ class Victim:
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
         self.blobs: list[list[Any]] = []
-        """Addresses and sizes, as a manifest has them."""
+        """Addresses and sizes, as in a manifest."""
 
     def deploy(self, node) -> None:  # noqa: ANN001 - an Arena's node
         """Deploy both functions so that their workers stay."""
@@ -80,7 +80,7 @@ class Victim:
 
 
 class Machine:
-    """Things of the machine that no function may reach: files, sockets, memory, a process."""
+    """Objects of the machine that no function may reach: files, sockets, memory, a process."""
 
     def __init__(self) -> None:
         self._root = root = Path(tempfile.mkdtemp(prefix="overwinter-bench-"))
@@ -97,7 +97,7 @@ class Machine:
         self.path = str(root / "socket")
         self.abstract = f"overwinter-canary-{os.getpid()}"
         self.reached: list[str] = []
-        """Sockets to which somebody came."""
+        """The sockets to which someone connected."""
         self._ends = [self._listen(socket.AF_UNIX, self.path, "a unix socket by its path")]
         os.chmod(self.path, 0o777)
         self._ends.append(self._listen(socket.AF_UNIX, "\0" + self.abstract, "an abstract unix socket"))
@@ -108,7 +108,7 @@ class Machine:
         command = [sys.executable, "-c", f"import sys; secret = '{canary('process')}'; sys.stdin.read()"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
         self.segment = _segment(canary("segment").encode())
-        """A segment of System V that everybody on the machine may read."""
+        """A System V segment that every user of the machine may read."""
 
     def _listen(self, family: int, address: object, what: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
         end = socket.socket(family, kind)
@@ -119,7 +119,7 @@ class Machine:
         return end
 
     def _hear(self, end: socket.socket, what: str) -> None:
-        # Closing it ends this.
+        # Closing the socket ends this thread.
         with suppress(OSError):
             while True:
                 if end.type == socket.SOCK_DGRAM:
@@ -129,7 +129,7 @@ class Machine:
                 self.reached.append(what)
 
     def changed(self, pids: Collection[int]) -> list[str]:
-        """What somebody, or one of these processes, did to it since the last look; it is as before afterwards."""
+        """Return what has changed since the last check, also by these processes; then restore it."""
         told, self.reached = [f"reached {what}" for what in self.reached], []
         if self.writable.read_text() != "untouched":
             told.append("wrote to a file")
@@ -146,7 +146,7 @@ class Machine:
         return told
 
     def close(self) -> None:
-        """Take all of it away."""
+        """Remove everything."""
         for end in self._ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -158,7 +158,7 @@ class Machine:
 
 
 def _made_by(kind: str, pids: Collection[int]) -> set[int]:
-    """Numbers of what there is of System V that one of these processes made, or was the last to use."""
+    """Return the ids of System V objects that one of these processes created, or used last."""
     rows = [line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]]
     return {int(row[1]) for row in rows if not {int(row[4]), int(row[5]), int(row[6])}.isdisjoint(pids)}
 

@@ -1,4 +1,4 @@
-"""How does an attacker speak to a node? Raw bytes over a socket, and an answer that may be anything or nothing."""
+"""Sends raw bytes to a node and reads any answer."""
 
 import errno
 import json
@@ -10,16 +10,16 @@ from typing import NamedTuple
 END = b"\r\n\r\n"
 CHUNK_BYTES = 1 << 20
 ATTACKER = "127.0.0.2"
-"""Where attackers come from: a node may bound what one address takes, and the neighbour has another."""
+"""The address of attackers: a node may limit each address, and the neighbour has another one."""
 PATIENCE_S = 30.0
-"""Who has sent a whole request and has heard nothing for so long was left hanging."""
+"""A client that sent a whole request and received nothing for this long counts as hung."""
 NO_PORT = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 PORTS_S = 90.0
-"""A connection that was closed keeps its port for a minute."""
+"""A closed connection keeps its port for a minute."""
 
 
 class Reply(NamedTuple):
-    """One HTTP answer; header names in lower case."""
+    """One HTTP answer; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
     @property
     def said(self) -> str:
-        """The error in the answer, or the beginning of what there is."""
+        """The error in the answer, or the beginning of its content."""
         try:
             return str(json.loads(self.body)["error"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -44,7 +44,7 @@ class HungError(Exception):
 
 
 def connect(port: int, patience_s: float = PATIENCE_S) -> socket.socket:
-    """A connection; ConnectionError when nobody listens. Waits while this machine has no port left for it."""
+    """Connect; raise ConnectionError if the port is closed. Waits while this machine has no free port."""
     until = time.monotonic() + PORTS_S
     while True:
         try:
@@ -56,9 +56,9 @@ def connect(port: int, patience_s: float = PATIENCE_S) -> socket.socket:
 
 
 def exchange(port: int, parts: bytes | Iterable[bytes], patience_s: float = PATIENCE_S) -> Reply | None:
-    """Send bytes over a new connection and wait for one answer; None when the node closes without one.
+    """Send bytes over a new connection and wait for one answer.
 
-    HungError when nothing comes, ConnectionError when nobody listens.
+    None if the node closes without one; HungError if nothing comes, ConnectionError if the port is closed.
     """
     with connect(port, patience_s) as end:
         try:
@@ -67,13 +67,13 @@ def exchange(port: int, parts: bytes | Iterable[bytes], patience_s: float = PATI
         except TimeoutError as error:
             raise HungError(f"the node stopped reading for {patience_s} s") from error
         except OSError:
-            # It may have answered before it closed.
+            # The node may have answered before it closed.
             pass
         return receive(end, patience_s)
 
 
 def receive(end: socket.socket, patience_s: float = PATIENCE_S) -> Reply | None:
-    """One answer from a connection; None when there is none, or half of one. HungError."""
+    """Receive one answer; None if there is none, or only a part. Raises HungError."""
     until = time.monotonic() + patience_s
     received = bytearray()
     size = -1
@@ -94,25 +94,25 @@ def receive(end: socket.socket, patience_s: float = PATIENCE_S) -> Reply | None:
 
 
 def request(method: str, path: str, body: bytes = b"", headers: str = "") -> bytes:
-    """A whole request with its right length."""
+    """Return a whole request with its correct length."""
     head = f"{method} {path} HTTP/1.1\r\nhost: node\r\n{headers}content-length: {len(body)}\r\n\r\n"
     return head.encode("latin-1", "replace") + body
 
 
 def of(tenant: str) -> str:
-    """The header of a request that speaks for a tenant."""
+    """Return the tenant header of a request."""
     return f"overwinter-tenant: {tenant}\r\n"
 
 
 def ask(
     port: int, method: str, path: str, body: bytes = b"", patience_s: float = PATIENCE_S, tenant: str = "default"
 ) -> Reply | None:
-    """One request that is as it should be, for a tenant."""
+    """Send one valid request for a tenant."""
     return exchange(port, request(method, path, body, f"content-type: application/json\r\n{of(tenant)}"), patience_s)
 
 
 def _whole_size(received: bytearray) -> int:
-    """Bytes of the whole answer; -1 as long as that is not known, which with chunks is until the last one."""
+    """Return the size of the whole answer; -1 while it is unknown, which with chunks is until the last one."""
     stop = received.find(END)
     if stop < 0:
         return -1
@@ -124,7 +124,7 @@ def _whole_size(received: bytearray) -> int:
 
 
 def _until_close(received: bytearray) -> bool:
-    """Whether an answer is complete with the end of its connection, as it gives no length."""
+    """Whether the answer ends with its connection, because it has no length."""
     stop = received.find(END)
     return stop >= 0 and not {"content-length", "transfer-encoding"} & _headers(received[:stop]).keys()
 

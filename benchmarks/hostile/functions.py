@@ -1,4 +1,4 @@
-"""Small functions that are deployed in milliseconds: exported once, with other weights or a handler each time."""
+"""Small functions that deploy in milliseconds: exported once, each time with other weights or another handler."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from overwinter.store.manifest import encode_manifest
 ROWS = 2
 COLUMNS = 4
 SIZE = 16384
-"""Elements of the large weight, which makes it a block of its own."""
+"""The elements of the large weight, which has a separate block."""
 DEPLOY_S = 90.0
 INPUT = tuple(float(n) - 2.5 for n in range(COLUMNS))
 
@@ -46,7 +46,7 @@ class Functions:
         self._shift = weights[self._places["shift"]]
 
     def weights(self, factor: float, mark: bytes = b"") -> list[torch.Tensor]:
-        """The weights of a variant; a mark lies in the part of the large one that no answer shows."""
+        """Return the weights of a variant; the mark is in the part of the large weight that no answer shows."""
         large = torch.full((SIZE,), factor)
         if mark:
             raw = large.view(torch.uint8)
@@ -67,7 +67,7 @@ class Functions:
         mark: bytes = b"",
         **settings: Any,
     ) -> Package:
-        """A function of this program."""
+        """Package a function of this program."""
         return package(
             name,
             self.program,
@@ -85,41 +85,41 @@ class Functions:
 
 
 def right(factor: float, values: Sequence[float] = INPUT) -> bytes:
-    """What the function with this factor answers to these values."""
+    """Return the answer of the function with this factor to these values."""
     with torch.inference_mode():
         y = torch.tensor([list(values)]) * torch.full((COLUMNS,), factor) + torch.ones(COLUMNS)
     return bytes(as_tensors({"y": y})[0].data)
 
 
 def infer_request(name: str, values: Sequence[float] = INPUT) -> bytes:
-    """A whole request to such a function."""
+    """Return a whole request to such a function."""
     return binary_request(name, as_tensors({"x": torch.tensor([list(values)])}))
 
 
 def stage(port: int, made: Package) -> None:
-    """Put all blobs of a package, as whoever attacks."""
+    """Upload all blobs of a package as an attacker."""
     for blob in made.manifest.blobs():
         content = bytes(made.contents[blob.address]())
         exchange(port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content, of(made.manifest.tenant)))
 
 
 def register(port: int, made: Package, patience_s: float = DEPLOY_S) -> Reply | None:
-    """Send a package's manifest, whose blobs are there; a trial may take a minute."""
+    """Send the manifest of a package whose blobs are uploaded; a trial may take a minute."""
     manifest = made.manifest
     return ask(port, "POST", "/overwinter/v1/functions", encode_manifest(manifest), patience_s, manifest.tenant)
 
 
 def order_request(name: str, text: str) -> bytes:
-    """A whole request to a hostile handler, which takes one BYTES `what` and gives one BYTES `found`."""
+    """Return a whole request to a hostile handler, which takes one BYTES `what` and returns one BYTES `found`."""
     given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": [text]}
     return request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": [given]}).encode())
 
 
 def order(port: int, name: str, text: str, patience_s: float = PATIENCE_S) -> Reply | None:
-    """Send a text to a hostile handler, and wait for what it says."""
+    """Send a text to a hostile handler, and return its answer."""
     return exchange(port, order_request(name, text), patience_s)
 
 
 def source(*names: str) -> str:
-    """The source of a hostile handler: files of `benchmarks/hostile/handlers`, one after the other."""
+    """Join files of `benchmarks/hostile/handlers` to the source of a hostile handler."""
     return "\n".join(files("benchmarks.hostile.handlers").joinpath(f"{name}.py").read_text() for name in names)

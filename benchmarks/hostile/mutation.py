@@ -1,4 +1,4 @@
-"""How is something valid turned into what is nearly valid? By a `random.Random` alone: one seed, one mutant."""
+"""Turns valid data into nearly valid data, deterministically by a `random.Random`."""
 
 import copy
 import math
@@ -11,21 +11,21 @@ NUMBERS: tuple[Any, ...] = (
     *(2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30, -(2**31), -(2**63), -(2**63) - 1),
     *(5e-324, 1e-308, 1e-9, 0.1, 0.5, 1.5, 1e18, 1e38, 3.5e38, 1e308, -1e308, -0.0, math.inf, -math.inf, math.nan),
 )
-"""Where arithmetic ends: denormals, infinities, one beyond each width."""
+"""The limits of arithmetic: denormals, infinities, one beyond each width."""
 TEXTS = (
     *("", " ", "a", "0", "-1", "NaN", "null", "\x00", "\n", "../../etc/passwd", "/", "%s%n", "a" * 300, "b" * 70_000),
     *("é", "\u202e", "\U0001f600", "FP32", "FP64", "BYTES", "INT64", "BOOL", "batch", "input:x", "f" * 64, "0" * 64),
 )
 LARGE = (32, 64, 256, 4096, 65_536, 86_400, 1_000_000, 1 << 20, 1 << 24, 86_400_000, 31_536_000)
-"""What somebody might be allowed, and should not be allowed to make use of."""
+"""Values that may be allowed but should have no large effect."""
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [{}], {"": None}, [0] * 200, ["x"] * 40)
 DEEP = (3, 40, 150)
-"""Times that something is wrapped in a list: what holds it must still be copied and written here."""
+"""The levels of lists in which something is wrapped; it must still be possible to copy and write it."""
 ROUNDS_MAX = 4
 
 
 def tree(value: Any, rng: Random) -> Any:
-    """The value, of which a few parts have been replaced, doubled, taken away, exchanged or wrapped."""
+    """Return the value with a few parts replaced, doubled, removed, exchanged or wrapped."""
     mutant = copy.deepcopy(value)
     for _ in range(rng.randint(1, ROUNDS_MAX)):
         places = list(_places(mutant))
@@ -33,14 +33,14 @@ def tree(value: Any, rng: Random) -> Any:
             return rng.choice((*NUMBERS, *TEXTS, *OTHERS))
         holder, key = rng.choice(places)
         change = rng.choice((_replace, _replace, _nudge, _drop, _double, _exchange, _wrap))
-        # Too deep already.
+        # The value is already too deep.
         with suppress(RecursionError):
             change(mutant, holder, key, rng)
     return mutant
 
 
 def content(data: bytes, rng: Random) -> bytes:
-    """The bytes, of which a few were flipped, overwritten, cut, moved or repeated."""
+    """Return the bytes with a few of them flipped, overwritten, cut, moved or repeated."""
     mutant = bytearray(data)
     for _ in range(rng.randint(1, ROUNDS_MAX)):
         if not mutant:
@@ -66,7 +66,7 @@ def content(data: bytes, rng: Random) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Every list or dict within, with each of its keys."""
+    """Return every list or dict within, with each of its keys."""
     open_ = [value]
     while open_:
         holder = open_.pop()
@@ -83,7 +83,7 @@ def _replace(_: Any, holder: Any, key: Any, rng: Random) -> None:
 
 
 def _nudge(_: Any, holder: Any, key: Any, rng: Random) -> None:
-    """A number a little off is less obvious than one far off."""
+    """Change a number a little, which is less obvious than a large change."""
     old = holder[key]
     if isinstance(old, bool) or not isinstance(old, int | float):
         _replace(_, holder, key, rng)

@@ -20,7 +20,7 @@ from benchmarks.wire import get
 
 EVERY_S = 0.01
 TOLD_FROM_S = 0.01
-"""Quicker ones are not told one by one."""
+"""Faster answers are not reported one by one."""
 GIVE_UP_S = 120.0
 AGAIN_S = 0.1
 
@@ -33,12 +33,12 @@ class Told(NamedTuple):
     at: float
     took: float
     fate: str
-    """right, wrong, down (no connection, or it broke), silent (given up), or an HTTP status."""
+    """right, wrong, down (no connection, or it broke), silent (timed out), or an HTTP status."""
     said: str = ""
 
 
 class Question:
-    """One question, asked again and again over a connection that stays open."""
+    """One request, repeated over a connection that stays open."""
 
     def __init__(self, what: str, request: bytes, answer: bytes | None) -> None:
         self.what = what
@@ -52,15 +52,15 @@ class Question:
         self.asked = 0
 
     def attach(self, end: socket.socket) -> None:
-        """Ask over this connection from now on."""
+        """Use this connection from now on."""
         self._end = end
 
     def fileno(self) -> int:
-        """Of its connection; -1 without one."""
+        """The descriptor of its connection; -1 without one."""
         return -1 if self._end is None else self._end.fileno()
 
     def ask(self, port: int | None) -> Told | None:
-        """Send it once more; what went wrong."""
+        """Send it once more; return what went wrong."""
         self.sent = time.monotonic()
         self.asked += 1
         try:
@@ -74,7 +74,7 @@ class Question:
         return None
 
     def hear(self) -> Told | None:
-        """Read what has come; None as long as the answer is not whole."""
+        """Read the available bytes; None until the answer is complete."""
         assert self._end is not None
         try:
             part = self._end.recv(1 << 16)
@@ -90,7 +90,7 @@ class Question:
         return self._over(fate, said)
 
     def late(self, now: float) -> Told | None:
-        """Given up if it has waited for too long."""
+        """Return a timeout if it has waited too long."""
         if not self.waiting or now - self.sent < GIVE_UP_S:
             return None
         told = self._broken("no answer")
@@ -127,7 +127,7 @@ class Question:
 
 
 def echo() -> socket.socket:
-    """A connection to a process that sends back all that it is sent."""
+    """Return a connection to a process that echoes everything."""
     here, there = socket.socketpair()
     if os.fork() == 0:
         here.close()
@@ -139,7 +139,7 @@ def echo() -> socket.socket:
 
 
 def port_of(file: Path) -> int | None:
-    """Where the node listens now, if it does."""
+    """Return the current port of the node, if it is known."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -147,13 +147,13 @@ def port_of(file: Path) -> int | None:
 
 
 def tell(told: Told | None) -> None:
-    """What is worth a line."""
+    """Print what is worth a line."""
     if told is not None and (told.took >= TOLD_FROM_S or told.fate != "right"):
         print(json.dumps(told), flush=True)
 
 
 def watch(port_file: Path, questions: list[Question]) -> None:
-    """Ask until the input ends."""
+    """Send requests until the input ends."""
     while True:
         now = time.monotonic()
         for question in questions:

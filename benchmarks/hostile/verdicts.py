@@ -1,4 +1,4 @@
-"""What did an attack come to? The kinds of harm, what tells them, and a count of them with examples."""
+"""The kinds of harm, how they are recognised, and a count of them with examples."""
 
 from collections import Counter, defaultdict
 from typing import Literal, NamedTuple, get_args
@@ -9,15 +9,15 @@ Harm = Literal["crashes", "unforeseen_5xx", "wrong", "outside_reads", "outside_w
 HARMS: tuple[Harm, ...] = get_args(Harm)
 
 EXAMPLES_MAX = 3
-"""Kept of each harm done by each case."""
+"""The most examples of each harm by each case."""
 UNFORESEEN = "internal error ("
-"""How the node's answer to an unexpected error begins."""
+"""The beginning of the node's answer to an unexpected error."""
 FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
-"""Signals that a process brings upon itself; others are sent by somebody, limits included."""
+"""Signals that a process causes itself; others are sent to it, including those of limits."""
 
 
 class Example(NamedTuple):
-    """One harm that was done, and how to do it again."""
+    """One harm, and how to repeat it."""
 
     kind: str
     case: str
@@ -27,24 +27,24 @@ class Example(NamedTuple):
 
 
 class Tally:
-    """Tries and harms by kind of attack and case."""
+    """The tries and harms by kind of attack and case."""
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.examples: list[Example] = []
         self.notes: Counter[str] = Counter()
-        """What is no harm, but worth knowing, and how often."""
+        """The events that are no harm but worth knowing, with their number."""
         self.here = ("", "", 0)
         self._kept: Counter[tuple[str, str, Harm]] = Counter()
 
     def begin(self, kind: str, case: str, number: int) -> None:
-        """The next try; what is told from now on is its doing."""
+        """Begin the next try; harms count for it from now on."""
         self.here = (kind, case, number)
         self.tries[kind] += 1
 
     def add(self, harm: Harm, told: str) -> None:
-        """A harm was done by the try under way."""
+        """Count a harm of the current try."""
         kind, case, number = self.here
         self.counts[kind][harm] += 1
         key = (kind, case, harm)
@@ -53,37 +53,37 @@ class Tally:
             self.examples.append(Example(kind, case, number, harm, " ".join(told.split())[:300]))
 
     def note(self, told: str) -> None:
-        """Something that is no harm happened in the try under way."""
+        """Count a harmless event of the current try."""
         kind, case, _ = self.here
         self.notes[f"{kind}/{case}: {told}"] += 1
 
     def total(self, harm: Harm) -> int:
-        """Of all kinds."""
+        """Return the sum over all kinds."""
         return sum(counts[harm] for counts in self.counts.values())
 
     def judge(self, reply: Reply | None) -> None:
-        """Whether an answer is unexpected; no answer at all is no harm by itself."""
+        """Return whether an answer is unexpected; a missing answer is no harm by itself."""
         fault = unforeseen(reply)
         if fault:
             self.add("unforeseen_5xx", fault)
 
 
 def unforeseen(reply: Reply | None) -> str:
-    """What an answer says if it is a 5xx that is neither a function's own failure nor a refusal; else empty."""
+    """Return the text of a 5xx that is neither a function's failure nor a refusal; otherwise empty."""
     if reply is None or reply.status < 500 or reply.status in (503, 504, 507):
         return ""
     if reply.status != 500:
         return f"status {reply.status}: {reply.said}"
-    # A function's failure is told as JSON in words of its own; a server's own page is none.
+    # A function's failure is JSON with its own words; a server's error page is not.
     is_json = reply.headers.get("content-type", "").startswith("application/json")
     return "" if is_json and not reply.said.startswith(UNFORESEEN) else f"500: {reply.said}"
 
 
 def unforeseen_words(fate: str, said: str) -> bool:
-    """Whether a well-behaved caller's error is unexpected: any 500, for its function has no failures."""
+    """Whether the error of a well-behaved client is unexpected: any 500, because its function does not fail."""
     return fate.startswith("5") and fate not in ("503", "504", "507")
 
 
 def fatal_signal(reason: str) -> str:
-    """The name of the signal that a process brought upon itself, in what the node says of its end; else empty."""
+    """Return the name of the signal that a process caused itself, from the node's message; otherwise empty."""
     return next((name for name in FATAL.values() if f"({name})" in reason), "")

@@ -1,4 +1,4 @@
-"""Which bytes on a connection are hostile as HTTP? Lies of length, slow senders, connections that never finish."""
+"""Hostile bytes on HTTP connections: false lengths, slow senders, connections that never finish."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ Parts = Iterator[bytes]
 
 
 def headers_without_end(rng: Random) -> Parts:
-    """Header after header, up to 16 MiB of them."""
+    """Send header after header, up to 16 MiB."""
     yield b"GET /v2 HTTP/1.1\r\nhost: node\r\n"
     line = b"x-%d: " % rng.randrange(1000) + b"a" * rng.choice((10, 1000, 60_000)) + b"\r\n"
     part = line * max(1, (64 << 10) // len(line))
@@ -28,7 +28,7 @@ def headers_without_end(rng: Random) -> Parts:
 
 
 def one_long_header(rng: Random) -> Parts:
-    """One header line of many MiB."""
+    """Send one header line of many MiB."""
     yield b"GET /v2 HTTP/1.1\r\nhost: node\r\nx-long: "
     for _ in range(rng.choice((1, 8, 110))):
         yield b"a" * MIB
@@ -36,13 +36,13 @@ def one_long_header(rng: Random) -> Parts:
 
 
 def long_path(rng: Random) -> Parts:
-    """A path of up to 8 MiB, with many parts."""
+    """Send a path of up to 8 MiB, with many parts."""
     yield b"GET /" + rng.choice((b"a", b"a/", b"%41", b"..;/", b"%00")) * rng.choice((1000, 100_000, 1_000_000))
     yield b" HTTP/1.1\r\nhost: node\r\n\r\n"
 
 
 def lying_chunks(rng: Random) -> Parts:
-    """A chunked body whose sizes are no sizes."""
+    """Send a chunked body with invalid sizes."""
     yield b"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n"
     for _ in range(rng.randint(1, 20)):
         size = rng.choice((b"5", b"0x5", b"-1", b"ffffffffffffffffff", b"5;ext=" + b"a" * 9999, b"", b"\x00", b"0005"))
@@ -51,7 +51,7 @@ def lying_chunks(rng: Random) -> Parts:
 
 
 def tiny_chunks(rng: Random) -> Parts:
-    """A body of a MiB in chunks of one byte."""
+    """Send a body of a MiB in chunks of one byte."""
     yield b"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n"
     part = b"1\r\n \r\n" * 10_000
     for _ in range(rng.choice((2, 20, 100))):
@@ -60,7 +60,7 @@ def tiny_chunks(rng: Random) -> Parts:
 
 
 def two_lengths(rng: Random) -> Parts:
-    """Several lengths, or a length and chunks: where one request ends is a matter of taste."""
+    """Send several lengths, or a length and chunks, so that the end of a request is ambiguous."""
     lengths = rng.choice(
         (b"content-length: 5\r\ncontent-length: 50\r\n", b"content-length: 5\r\ntransfer-encoding: chunked\r\n")
     )
@@ -68,7 +68,7 @@ def two_lengths(rng: Random) -> Parts:
 
 
 def odd_length(rng: Random) -> Parts:
-    """A length that is no number, or is far from the body's."""
+    """Send a length that is not a number, or is far from the body's."""
     length = rng.choice((b"-1", b"1e9", b"+5", b"99999999999999999999", b"0x10", b"5 5", b"", b"\xb2", b"5,5", b"200"))
     path = rng.choice((b"/v2/models/scale/infer", b"/overwinter/v1/blocks/" + b"a" * 64, b"/overwinter/v1/functions"))
     method = b"PUT " if b"blocks" in path else b"POST "
@@ -76,12 +76,12 @@ def odd_length(rng: Random) -> Parts:
 
 
 def pipelined(rng: Random) -> Parts:
-    """Hundreds of requests at once, a broken one among them."""
+    """Send hundreds of requests at once, with a broken one among them."""
     yield WHOLE * rng.randint(1, 500) + rng.choice((b"", b"\x00\r\n\r\n")) + WHOLE
 
 
 def old_and_new(rng: Random) -> Parts:
-    """Other versions, other protocols, other methods."""
+    """Send other versions, other protocols, other methods."""
     yield rng.choice(
         (
             b"GET /v2\r\n",
@@ -100,24 +100,24 @@ def old_and_new(rng: Random) -> Parts:
 
 
 def mutated(rng: Random) -> Parts:
-    """A valid request with a few bytes changed, wherever they are."""
+    """Send a valid request with a few random bytes changed."""
     yield mutation.content(rng.choice((WHOLE, infer("scale", json.dumps(valid_json(rng)).encode()))), rng)
 
 
 def noise(rng: Random) -> Parts:
-    """Random bytes."""
+    """Send random bytes."""
     yield rng.randbytes(rng.choice((1, 100, 100_000)))
 
 
 def slow(rng: Random) -> Parts:
-    """A request that comes byte by byte and is never whole."""
+    """Send a request byte by byte that never completes."""
     for byte in WHOLE[: rng.randint(5, 30)]:
         time.sleep(SLOW_S)
         yield bytes([byte])
 
 
 def paths(rng: Random) -> Parts:
-    """Requests for paths that are nearly right."""
+    """Send requests for nearly valid paths."""
     name = rng.choice(
         ("scale", "scale@1", "..", "%2e%2e", "a" * 500, "é", "", "-", "scale%00", "Scale", "'--", "nobody")
     )
@@ -153,14 +153,14 @@ SENT: dict[str, Callable[[Random], Parts]] = {
     "slow": slow,
     "paths": paths,
 }
-"""What is sent on one connection; what comes back may be anything but a 5xx of the wrong kind."""
+"""What is sent on one connection. Any answer is allowed except an unexpected 5xx."""
 
 
 @contextlib.contextmanager
 def half_open(
     port: int, count: int, begun: bytes = b"POST /v2/models/scale/infer HTTP/1.1\r\nhost: n"
 ) -> Iterator[int]:
-    """Connections whose requests never become whole, held open within; yields how many the node took."""
+    """Hold connections with incomplete requests; yield the number that the node accepted."""
     held: list[socket.socket] = []
     try:
         with contextlib.suppress(OSError):
@@ -174,6 +174,6 @@ def half_open(
 
 
 def stalled(nbytes: int, announced: int) -> bytes:
-    """The beginning of a request whose body stops in the middle."""
+    """Return the beginning of a request whose body stops in the middle."""
     head = f"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ncontent-length: {announced}\r\n\r\n"
     return head.encode() + bytes(nbytes)

@@ -40,35 +40,35 @@ RATE = 50.0
 CALM = "calm"
 CALM_SHARE = 0.2
 WARM_S = 3.0
-"""For every function to be woken once, before it counts."""
+"""The time in which every function is woken once, before measurements begin."""
 PATIENCE_S = 25.0
-"""Longer than any of the functions may take."""
+"""Longer than any function may take."""
 BOUNDS = {"--memory-bytes": 3 << 30, "--host-bytes": 2 << 30, "--requests-bytes-max": 512 << 20}
-"""What the node may take beside what it is: private memory of workers, host store, requests."""
+"""The node's configured limits: private memory of workers, host store, requests."""
 LOOK_S = 0.2
 START_S = 60.0
 END_S = 10.0
 SLACK = 4.0
-"""Times the planned time for which requests could go on: some attacks are hard to end."""
+"""The requests continue for this multiple of the planned time, because some attacks take long to end."""
 
 
 class Phase(NamedTuple):
-    """A part of the time, of the system's monotonic clock, the most memory in it, and what it left over."""
+    """A part of the time, on the system's monotonic clock, with its peak of memory and what it left over."""
 
     name: str
     began: float
     ended: float
     peak: int
     over: float
-    """When its attack was over, and memory counted; until `quiet` the node had to do with it."""
+    """The end of the attack and of the memory measurement; until `quiet` the node is busy with its consequences."""
     quiet: float
 
 
 class Besiegers:
-    """The process of the attackers; one that does not end an attack in time is replaced."""
+    """The process of the attackers. It is replaced if it does not end an attack in time."""
 
     def __init__(self, found: Arena, seed: int, keep: Sequence[str]) -> None:
-        """`keep` are the functions of the tenant that is besieged."""
+        """Start the process. `keep` are the functions of the defended tenant."""
         self._found = found
         self._keep = set(keep)
         self._command = [sys.executable, "-m", "benchmarks.siege.attacker", str(found.port), str(seed)]
@@ -84,7 +84,7 @@ class Besiegers:
         self._write(name)
 
     def end(self) -> None:
-        """End it, and take away what it has left."""
+        """End the attack, and remove what it deployed."""
         self._write("")
         if not self._hears(END_S):
             self.stop()
@@ -115,7 +115,7 @@ class Besiegers:
 
 
 def wait(found: Arena, seconds: float) -> None:
-    """Let time pass; bring the node back if it dies."""
+    """Wait; restart the node if it ends."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(LOOK_S, left))
@@ -125,7 +125,7 @@ def wait(found: Arena, seconds: float) -> None:
 def besiege(
     found: Arena, names: Sequence[str], seconds: float, watch: Watch, besiegers: Besiegers, keep: Sequence[str]
 ) -> list[Phase]:
-    """All phases, one after the other."""
+    """Run all phases, one after the other."""
     calm_s = CALM_SHARE * seconds
     each_s = (seconds - calm_s) / len(names)
     rest = Rest(found.node, keep)
@@ -152,12 +152,12 @@ def besiege(
 
 
 def slowness(outcomes: Sequence[Outcome]) -> list[float]:
-    """Seconds that each request took; the whole patience where no right answer came."""
+    """Return the seconds of each request; the whole patience if it has no correct answer."""
     return [each.latency_s if each.fate == "answered" else PATIENCE_S for each in outcomes] or [0.0]
 
 
 def parts(outcomes: Sequence[Outcome], spans: Sequence[tuple[str, float, float]]) -> dict[str, list[Outcome]]:
-    """The outcomes in each span, by its name."""
+    """Return the outcomes in each phase, by its name."""
     found: dict[str, list[Outcome]] = {name: [] for name, _, _ in spans}
     for each in outcomes:
         if name := phase_of(each.due_s, spans):
@@ -166,14 +166,14 @@ def parts(outcomes: Sequence[Outcome], spans: Sequence[tuple[str, float, float]]
 
 
 def wrong(outcomes: Sequence[Outcome]) -> int:
-    """Answers that are none."""
+    """Count the wrong answers."""
     return sum(each.status == 200 and not each.right for each in outcomes)
 
 
 def row(
     phase: Phase, part: Sequence[Outcome], after: Sequence[Outcome], slo_s: Sequence[float], harms: str = ""
 ) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     counts, times = fates(part), slowness(part)
     lost = counts["lost"] - wrong(part)
     p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
@@ -183,7 +183,7 @@ def row(
 
 
 def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], told: dict) -> None:
-    """The table and the line for programs; `told` has the SLOs and the bound."""
+    """Print the table and the line for programs; `told` has the SLOs and the memory limit."""
     by_phase = parts(outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases])
     afters = parts(outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases])
     print(
@@ -238,7 +238,7 @@ def main() -> None:
         base = own(found.node.own_pids())
         watch = Watch(found.node)
         besiegers = Besiegers(found, options.seed, defended.names)
-        # What a restart of the node takes is part of what the tenant suffers, and of the time.
+        # Restarts of the node take part of the time, and count for the tenant.
         planned_s = WARM_S + SLACK * seconds
         plan = Plan(defended.targets, defended.payloads, defended.arrivals(planned_s, RATE, options.seed), PATIENCE_S)
         try:

@@ -16,12 +16,12 @@ from benchmarks.siege.attacks import ATTACKS, Attackers
 
 NICE = 10
 SHARE = 0.2
-"""Of a core, that it may use."""
+"""The share of a core that it may use."""
 PAUSE_S = 0.05
 
 
 def attack(others: Attackers, name: str) -> None:
-    """Until there is something to read."""
+    """Run the attack until there is input."""
     steps = ATTACKS[name](others)
     told = False
     while not told:
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     others = Attackers(port, seed)
     print("ready", flush=True)
-    # Line by line from the descriptor itself: what Python has read ahead, select does not see.
+    # Read lines from the descriptor itself: select does not see what Python has buffered.
     while line := _line():
         if name := line.strip():
             with contextlib.suppress(StopIteration):

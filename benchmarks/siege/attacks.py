@@ -26,10 +26,10 @@ from overwinter.store.blocks import address_of
 from overwinter.store.manifest import encode_manifest
 
 STEP_S = 3.0
-"""Longest that a step waits for an answer."""
+"""The longest wait for an answer in one step."""
 TENANTS = 4
 CALLS = 12
-"""Requests of one step to functions that do not answer."""
+"""The requests of one step to functions that do not answer."""
 DAY_S = 86_400.0
 TRIALS = 32
 SLOW_CALLS = 200
@@ -47,11 +47,11 @@ class Attackers:
         self.rng = Random(seed)
         self.functions = Functions()
         self._deployed: dict[str, str] = {}
-        """Whose each is, by name."""
+        """The tenant of each deployed function, by name."""
         self._ends: list[socket.socket] = []
 
     def deploy(self, made: Package) -> bool:
-        """Deploy as far as the node lets; whether it did."""
+        """Deploy if the node accepts it; return whether it did."""
         name = made.manifest.name
         self._deployed[name] = made.manifest.tenant
         with suppress(OSError, HungError):
@@ -61,20 +61,20 @@ class Attackers:
         return False
 
     def ask(self, content: bytes) -> Reply | None:
-        """One request, answered or not."""
+        """Send one request and wait for the answer."""
         with suppress(OSError, HungError):
             return exchange(self.port, content, STEP_S)
         return None
 
     def call(self, content: bytes) -> None:
-        """One request whose answer nobody waits for, but whose connection stays."""
+        """Send one request without waiting for the answer, and keep the connection open."""
         with suppress(OSError):
             end = connect(self.port, STEP_S)
             self._ends.append(end)
             end.sendall(content)
 
     def begin(self, made: Package) -> None:
-        """Ask for a deploy for whose end nobody waits."""
+        """Begin a deploy without waiting for its end."""
         name, tenant = made.manifest.name, made.manifest.tenant
         self._deployed[name] = tenant
         with suppress(OSError, HungError):
@@ -82,12 +82,12 @@ class Attackers:
         self.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest), of(tenant)))
 
     def remove(self, name: str) -> None:
-        """Take away a function."""
+        """Remove a function."""
         with suppress(OSError, HungError):
             ask(self.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=STEP_S, tenant=self._deployed[name])
 
     def leave(self) -> None:
-        """Hang up, and take away everything."""
+        """Close all connections, and remove everything."""
         for end in self._ends:
             end.close()
         for name in self._deployed:
@@ -95,20 +95,20 @@ class Attackers:
         self._ends, self._deployed = [], {}
 
     def hog(self, number: int, **settings: float) -> str:
-        """Deploy a function that takes what it can; its name."""
+        """Deploy a function that uses as many resources as it can; return its name."""
         name = f"hog-{number}"
         self.deploy(self.functions.package(name, handler=source("hog"), tenant=f"siege-{number % TENANTS}", **settings))
         return name
 
 
 def settings(others: Attackers) -> Steps:
-    """Settings at their ends, with what makes them matter: a profile and a burst."""
+    """Use settings at their limits, with a profile and a burst that make them matter."""
     while True:
         for name in NUMERIC:
             for value in (5e-324, 1, *LARGE):
                 manifest = others.functions.package("extreme", tenant="siege-0")
                 with suppress(Exception):
-                    # What our own checks refuse is not sent by this way; the fuzz sends it by another.
+                    # The client refuses this manifest, so the fuzz benchmark sends it in another way.
                     manifest = others.functions.package("extreme", tenant="siege-0", **{name: value})
                 if others.deploy(manifest):
                     path = "/overwinter/v1/functions/extreme/profile"
@@ -121,7 +121,7 @@ def settings(others: Attackers) -> Steps:
 
 
 def heavy_requests(others: Attackers) -> Steps:
-    """Requests that cost much to look at."""
+    """Send requests that are expensive to check."""
     others.deploy(others.functions.package("scale", tenant="siege-0"))
     others.deploy(others.functions.package("words", handler=source("words"), tenant="siege-0"))
     made = {name: make() for name, make in HEAVY.items() if "300" not in name}
@@ -132,7 +132,7 @@ def heavy_requests(others: Attackers) -> Steps:
 
 
 def odd_connections(others: Attackers) -> Steps:
-    """Headers without end, tiny chunks, lies."""
+    """Send endless headers, tiny chunks and false lengths."""
     while True:
         for make in wires.SENT.values():
             with suppress(OSError, HungError), connect(others.port, STEP_S) as end:
@@ -143,7 +143,7 @@ def odd_connections(others: Attackers) -> Steps:
 
 
 def half_open(others: Attackers) -> Steps:
-    """Connections that never finish, and bodies that stop in the middle."""
+    """Open connections that never finish, and send bodies that stop in the middle."""
     with ExitStack() as held:
         held.enter_context(wires.half_open(others.port, 2000))
         for _ in range(8):
@@ -156,7 +156,7 @@ def half_open(others: Attackers) -> Steps:
 
 
 def dripping(others: Attackers) -> Steps:
-    """More uploads than the node has threads, a byte at a time."""
+    """Upload more blocks than the node has threads, one byte at a time."""
     with ExitStack() as held:
         ends = []
         for _ in range(24):
@@ -187,7 +187,7 @@ def _hogs(way: str, seconds: float, **settings: float) -> Callable[[Attackers], 
 
 
 def removed_while_running(others: Attackers) -> Steps:
-    """Sleeping functions that are removed, and come again under other names."""
+    """Remove sleeping functions during runs, and deploy them under other names."""
     number = 0
     while True:
         number += 1
@@ -200,7 +200,7 @@ def removed_while_running(others: Attackers) -> Steps:
 
 
 def hanging_trials(others: Attackers) -> Steps:
-    """Handlers that never come to their end, neither when they are loaded nor when they are tried."""
+    """Deploy handlers that never end, neither when they are loaded nor when they are tried."""
     number = 0
     while True:
         for handler in (HANGING, SPINNING):
@@ -215,7 +215,7 @@ def hanging_trials(others: Attackers) -> Steps:
 
 
 def slow_warm_ups(others: Attackers) -> Steps:
-    """Programs whose example sizes take seconds, each one new."""
+    """Deploy new programs whose example sizes take seconds."""
     number = 0
     while True:
         number += 1
@@ -229,7 +229,7 @@ def slow_warm_ups(others: Attackers) -> Steps:
 
 
 def slow_program(calls: int) -> Program:
-    """Many cosines, one after the other, of an input whose example is large."""
+    """A program of many cosines in sequence, with a large example input."""
     return Program(
         inputs=(TensorSpec("x", "FP32", ("rows", 4)),),
         outputs=(TensorSpec("y", "FP32", ("rows", 4)),),
@@ -244,7 +244,7 @@ def slow_program(calls: int) -> Program:
 
 
 def forgers(others: Attackers) -> Steps:
-    """Handlers that flood the node with forged messages."""
+    """Deploy handlers that flood the node with forged messages."""
     name = "forger"
     others.deploy(others.functions.package(name, handler=source("forger"), tenant="siege-0", timeout_s=5.0))
     while True:
@@ -254,7 +254,7 @@ def forgers(others: Attackers) -> Steps:
 
 
 def crashing_programs(others: Attackers) -> Steps:
-    """Programs that today end their worker, or show memory that is not theirs."""
+    """Deploy programs that try to end their worker, or to read memory outside of their tensors."""
     while True:
         for make in REACHING.values():
             program, weights = make()
@@ -264,7 +264,7 @@ def crashing_programs(others: Attackers) -> Steps:
 
 
 def churn(others: Attackers) -> Steps:
-    """New functions all the time, each called once and removed."""
+    """Deploy new functions all the time, call each once and remove it."""
     number = 0
     while True:
         number += 1
@@ -296,4 +296,4 @@ ATTACKS: dict[str, Callable[[Attackers], Steps]] = {
     "crashing programs": crashing_programs,
     "churn": churn,
 }
-"""Every attack by name, in the order in which they come."""
+"""Every attack by name, in their order."""

@@ -18,7 +18,7 @@ COUNT = 20
 HANDLED_EVERY = 4
 TOKENS = 16
 TIMEOUT_S = 20.0
-"""Of every function: a request that is not answered by then is refused."""
+"""The timeout of every function: a request is refused after it."""
 
 
 class Defended:
@@ -41,7 +41,7 @@ class Defended:
         handler = HANDLER if number % HANDLED_EVERY == 0 else None
         slo = slo_ms(family.name)
         made = family.packaged(name, handler, slo_ms=slo, timeout_s=TIMEOUT_S)
-        # The weights are the family's own, and change with the next variant.
+        # The weights belong to the family, and change with the next variant, so copy them.
         made.contents = {address: partial(bytes, bytes(make())) for address, make in made.contents.items()}
         self._packages.append(made)
         head = binary_request(name, as_tensors(family.one())).partition(END)[0] + END
@@ -50,12 +50,12 @@ class Defended:
         self.names.append(name)
 
     def deploy(self, client: Client) -> None:
-        """Deploy all."""
+        """Deploy all functions."""
         for made in self._packages:
             made.upload(client)
 
     def arrivals(self, seconds: float, rate: float, seed: int) -> list[tuple[float, int]]:
-        """When which function is asked: at random moments, all alike."""
+        """Return random arrivals, distributed equally among the functions."""
         rng = Random(seed)
         at = rng.expovariate(rate)
         found = []
@@ -66,5 +66,5 @@ class Defended:
 
 
 def phase_of(at: float, phases: Sequence[tuple[str, float, float]]) -> str:
-    """In which phase, (name, begin, end), a moment lies; empty between two."""
+    """Return the phase, of (name, begin, end), in which a moment is; empty between two."""
     return next((name for name, begin, end in phases if begin <= at < end), "")

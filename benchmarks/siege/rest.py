@@ -14,30 +14,30 @@ from overwinter.core.errors import OverwinterError
 
 LOOK_S = 1.0
 MOST_S = 20.0
-"""Longer nobody waits."""
+"""The longest wait."""
 FACTOR = 1.3
 EXTRA_CORES = 0.05
 EXTRA_BYTES = 256 << 20
-"""What it may take beyond FACTOR times what it took when calm: zygotes stay a while."""
+"""The memory that the node may use beyond FACTOR times that of the calm phase, because zygotes stay for a while."""
 
 
 class Rest:
-    """Knows how a node is when it is calm."""
+    """Compares a node with its calm phase."""
 
     def __init__(self, node: Node, keep: Sequence[str]) -> None:
-        """`keep` are the functions that stay."""
+        """Create it; `keep` are the functions that stay."""
         self._node = node
         self._keep = set(keep)
         self._cores = 0.0
         self._held = 0
 
     def learn(self, pause: Callable[[], None]) -> None:
-        """How it is while `pause` goes on."""
+        """Measure the calm phase while `pause` runs."""
         self._cores = self._work(pause)
         self._held = quick(self._node)
 
     def wait(self, pause: Callable[[float], None]) -> None:
-        """Until it is so again, or MOST_S have passed."""
+        """Wait until the node is calm again, or MOST_S have passed."""
         until = monotonic() + MOST_S
         while monotonic() < until:
             cores = self._work(lambda: pause(LOOK_S))
@@ -47,7 +47,7 @@ class Rest:
     def _work(self, pause: Callable[[], None]) -> float:
         began, used = monotonic(), cpu_seconds(self._node.pids())
         pause()
-        # Less than nothing where processes ended that nobody counts any more: that is no rest.
+        # The value is negative if processes ended that are no longer counted; that is not idle.
         return (cpu_seconds(self._node.pids()) - used) / (monotonic() - began)
 
     def _is_clean(self) -> bool:

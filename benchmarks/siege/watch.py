@@ -32,33 +32,33 @@ class Watch:
             self._peak = max(self._peak, quick(self._node))
 
     def phase(self) -> int:
-        """The peak since the last call, in bytes, with a full count now."""
+        """Return the peak since the last call in bytes, including a full count now."""
         peak, self._peak = max(self._peak, full(self._node)), 0
         return peak
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join(10)
 
 
 def quick(node: Node) -> int:
-    """What all processes have to themselves, the host store, and the memory files of tensors."""
+    """Return the private memory of all processes, the host store, and the memory files of tensors."""
     return pages(node.pids()) + common(node)
 
 
 def full(node: Node) -> int:
-    """The same with the share of files, and with all shared memory of the processes' own making."""
+    """Return the same with the share of files, and with all shared memory that processes created."""
     try:
         held = memory(node.pids())
     except PermissionError:
-        # Of an ordinary user's workers the kernel tells nobody.
+        # The kernel does not report the workers of an unprivileged user.
         return quick(node)
     return held.anonymous + held.files + max(held.shared, common(node))
 
 
 def own(pids: Sequence[int]) -> int:
-    """What these processes take, with their share of files where the kernel tells it."""
+    """Return the memory of these processes, with their share of files if the kernel reports it."""
     try:
         return memory(pids).total
     except PermissionError:
@@ -66,10 +66,10 @@ def own(pids: Sequence[int]) -> int:
 
 
 def pages(pids: Sequence[int]) -> int:
-    """Bytes that these processes have to themselves: what a fork shares with its parent among them counts once."""
+    """Return the private bytes of these processes: what a fork shares with its parent counts once."""
     private = {pid: _private(pid) for pid in pids}
     parents = parents_of_all()
-    # A fork may have written to what it inherited; then this is too little, never too much.
+    # A fork may have written to inherited pages; then this is too low, never too high.
     return sum(max(0, nbytes - private.get(parents.get(pid, 0), 0)) for pid, nbytes in private.items())
 
 
@@ -81,7 +81,7 @@ def _private(pid: int) -> int:
 
 
 def common(node: Node) -> int:
-    """What lies in memory that no single process owns."""
+    """Return the memory that belongs to no single process."""
     with suppress(OSError):
         daemon = node.process.pid if node.process is not None else 0
         return occupied_bytes(node.host_store) + memory_file_bytes(daemon)

@@ -50,26 +50,26 @@ from benchmarks.standing import HEADER, Standing, at_rest, growth, row
 from overwinter.core.errors import OverwinterError
 
 PATIENCE_S = 70.0
-"""Longer than any function may take and its run drain: whoever has no answer then never gets one."""
+"""Longer than any function's timeout with its drain: a request without an answer by then is lost."""
 BETWEEN_CHANGES_S = (0.1, 1.0)
 BETWEEN_KILLS_S = (0.5, 4.0)
 ZYGOTES = 0.2
-"""Share of the kills."""
+"""The share of zygotes among the kills."""
 RETURNS = 0.5
-"""Share of the changes that bring back a function that is absent or unloaded, while there is one."""
+"""The share of changes that bring back an absent or unloaded function, if there is one."""
 VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
-"""In what is told: versions and times."""
+"""The parts of messages that vary: versions and times."""
 ROLL_CALL_RATE = 20.0
 RETRIES = 20
 UNNEEDED_S = "5"
-"""Blocks that nobody needs leave the disk soon: a soak has thousands."""
+"""Unneeded blocks leave the disk soon, because a soak has thousands."""
 READ_MAX = 60
 COUNTED = slice(Standing._fields.index("descriptors"), None)
-"""Of a reading: all but memory."""
+"""The parts of a reading that count: all but memory."""
 
 
 class Soak:
-    """A node, its functions, and what came of the requests and the changes."""
+    """A node, its functions, and the outcomes of requests and changes."""
 
     def __init__(self, node: Node, options: argparse.Namespace) -> None:
         self.node = node
@@ -82,14 +82,14 @@ class Soak:
         self.told: Counter[str] = Counter()
         self._weather = Weather()
         self._expired: list[tuple[Span, str]] = []
-        """Requests that timed out, and what to say of one that need not have."""
+        """The requests that timed out, with a message if one was not due to overload."""
         self._random = Random(options.seed)
         self._seed = options.seed
         self._variants = 0
         self._rounds = 0
 
     def round(self, seconds: float) -> None:
-        """All functions come, are asked, and go; `seconds` under changes and kills."""
+        """Run a round: deploy all functions, call them with changes and kills for `seconds`, and remove them."""
         self._rounds += 1
         for member in self.members:
             self._surely(member, "deploy")
@@ -104,7 +104,7 @@ class Soak:
             self._surely(member, "remove")
 
     def rest(self) -> Standing:
-        """What the node holds, once two readings agree in descriptors, processes and files."""
+        """Return what the node holds, once two readings agree in descriptors, processes and files."""
         before = at_rest(self.node)
         for _ in range(READ_MAX):
             found = at_rest(self.node)
@@ -141,18 +141,18 @@ class Soak:
             self._say(line)
 
     def judge_expired(self, steps: Steps) -> None:
-        """Once it is known when the node had a core to give."""
+        """Judge timeouts, once it is known when the node had a free core."""
         for span, line in self._expired:
             explained = steps.overloaded(span)
             self.counts["refused" if explained else "lost"] += 1
             if not explained:
                 self._say(line)
 
-    # What happens meanwhile
+    # Changes and kills
 
     @contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Changes and kills, until the block ends."""
+        """Make changes and kills until the block ends."""
         over = threading.Event()
         jobs = (self._changing, self._killing)
         with ThreadPoolExecutor(len(jobs)) as pool:
@@ -180,7 +180,7 @@ class Soak:
                 self.done[f"kill {kind}"] += 1
 
     def _change(self, member: Member, what: str) -> bool:
-        """Do it, and whether the node did it."""
+        """Make a change; return whether the node accepted it."""
         began = time.monotonic()
         self._variants += 1
         try:
@@ -196,7 +196,7 @@ class Soak:
         return True
 
     def _surely(self, member: Member, what: str) -> None:
-        """Do it, again if a kill just before was in the way."""
+        """Make a change, again if a kill interrupted it."""
         if not any(self._change(member, what) for _ in range(RETRIES)):
             raise RuntimeError(f"{what} of {member.name} fails")
 
@@ -205,8 +205,9 @@ class Soak:
 
 
 def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str, float]:
-    """The warm-up and so many rounds in the given time, and the table; what came of all requests and is left.
-    `journal`: the node's.
+    """Run the warm-up and the rounds in the given time; return the table, all outcomes and what is left.
+
+    `journal`: the node's journal.
     """
     print(HEADER)
     readings: list[Standing] = []
@@ -226,7 +227,7 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
 
 
 def list_counts(title: str, counts: Counter[str]) -> None:
-    """A part of the table, the most first."""
+    """Print counts, the highest first."""
     print(f"{title}:")
     for what, count in counts.most_common():
         print(f"{count:8} {what}")

@@ -1,4 +1,4 @@
-"""The functions: members of eight families of real models, and what their authors do to them."""
+"""The functions of the soak: members of eight families of real models, and the changes by their authors."""
 
 from collections.abc import Sequence
 from random import Random
@@ -19,22 +19,24 @@ from overwinter.core.tensor import Tensor as Named
 
 MODELS = ("mlp", "textcnn", "dssm", "lstm", "mobilenet-v2", "minilm", "distilbert", "resnet50")
 BATCHED = {"mlp", "lstm", "minilm", "resnet50"}
-"""Whose members allow batches, so that they share runs; the others' answers are bit-equal to those of plain PyTorch."""
+"""The models whose members allow batches, so that they share runs; the others' answers equal plain PyTorch bit
+for bit.
+"""
 MAX_BATCH = 4
 TENANTS = ("north", "south", "east")
 TOKENS = 16
 ROWS = 2
-"""Different inputs of each function, so that an answer to another request is seen."""
+"""The different inputs of each function, so that an answer to another request is noticed."""
 KEEP_ALIVE_S = (None, 0.0, None, 2.0)
 OWN = 6
-"""One in so many members has workers of its own (`isolation = "function"`), and another refuses what is late."""
+"""One in this many members has separate workers (`isolation = "function"`), and another one refuses late requests."""
 SLO_MS = 1000.0
 TIMEOUT_S = 30.0
 STEEPNESS = 3
 """The share of a function among the requests is a random number to this power."""
 WHILE_S = 20.0
 BURST = 0.03
-"""Of the moments at which somebody asks, those at which this many members of one family are asked at once."""
+"""The share of moments at which this many members of one family are called at once."""
 BURST_SIZE = 8
 FACTOR = """
 def setup(assets):
@@ -60,22 +62,22 @@ def preprocess(inputs, state):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 """
 HANDLERS = {"textcnn": FACTOR, "lstm": FACTOR, "minilm": TOKENIZER}
-"""Their answers are wrong with another member's state."""
+"""The models with a handler; its answers are wrong with another member's state."""
 IDS = 97
-"""Of a member's tokenizer; the smallest vocabulary has more."""
+"""The ids of a member's tokenizer; the smallest vocabulary has more."""
 CHANGES: dict[str, tuple[str, ...]] = {
     "absent": ("deploy",),
     "unloaded": ("load", "load", "deploy", "remove"),
     "present": ("deploy", "deploy", "remove", "unload"),
 }
-"""What may be done to a function that is so; a deploy of one that is there is an update."""
+"""The possible changes of a function in each state; a deploy of a deployed function is an update."""
 
 
 class Member:
-    """One function, whose versions have different heads, and one with a handler a factor or a tokenizer of its own."""
+    """One function. Its versions have different heads, and with a handler a factor or a tokenizer of their own."""
 
     def __init__(self, family: Family, order: int, tenant: str) -> None:
-        """`order`: among those of its family."""
+        """Create it; `order`: its index within the family."""
         self.name = f"{family.name}-{order:03}"
         self.tenant = tenant
         self.state: Literal["absent", "present", "unloaded"] = "absent"
@@ -97,17 +99,17 @@ class Member:
         self._version = 0
 
     def requests(self) -> list[bytes]:
-        """One with each input."""
+        """Return a request for each input."""
         return [binary_request(self.name, self._input(row)) for row in range(ROWS)]
 
     def targets(self, payload: int) -> list[Target]:
-        """How to ask it, with each input; that of the first row is the plan's payload of this number."""
+        """Return how to call it with each input; the first row is the plan's payload of this number."""
         keep = self._family.name in BATCHED
         heads = [request.partition(END)[0] + END for request in self.requests()]
         return [Target(head, payload + row, b"", keep) for row, head in enumerate(heads)]
 
     def change(self, what: str, client: Client, variant: int) -> None:
-        """Do one of CHANGES; OverwinterError when the node refuses."""
+        """Make one of CHANGES; raise OverwinterError if the node refuses."""
         client = client.speaking_for(self.tenant)
         if what == "deploy":
             self._deploy(client, variant)
@@ -122,7 +124,7 @@ class Member:
             self._loaded()
 
     def _deploy(self, client: Client, variant: int) -> None:
-        """Deploy a new version; the one before is removed once it answers."""
+        """Deploy a new version; the previous one is removed once it answers."""
         family = self._family
         family.vary(family.head(), variant)
         made = family.packaged(self.name, self._handler, assets=self._assets(), tenant=self.tenant, **self._settings)
@@ -133,7 +135,7 @@ class Member:
         try:
             uploaded = made.upload(client)
         except BaseException:
-            # It never answers for its name.
+            # It never becomes the default version.
             self.history.versions.remove(version)
             raise
         for each in older:
@@ -164,7 +166,7 @@ class Member:
         return as_tensors(self._family.one(row))
 
     def _answer(self, row: int) -> bytes:
-        """What plain PyTorch answers, without a tokenizer's or a handler's code."""
+        """Return the answer of plain PyTorch, without a tokenizer or a handler's code."""
         if self._handler != TOKENIZER:
             return self._family.answer(row, self._factor)
         ids = tensor([[self._words[word] for word in self._text(row)]])
@@ -183,9 +185,7 @@ class Member:
 
 
 def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[list[Member]], list[Target], list[bytes]]:
-    """The members by family, of each as many, and what a plan needs to ask them in this order: ROWS targets each, and
-    the payloads.
-    """
+    """Return the members of all families, equally many of each, with the plan's targets (ROWS each) and payloads."""
     families: list[list[Member]] = []
     targets: list[Target] = []
     payloads: list[bytes] = []
@@ -200,10 +200,10 @@ def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[list[Me
 
 
 def arrivals(seconds: float, rate: float, families: Sequence[int], random: Random) -> list[tuple[float, int]]:
-    """When which target is asked: `rate` a second altogether, each function at a rate that is drawn anew every while.
+    """Return the arrivals: `rate` requests per second in total, each function at a rate that changes from time to time.
 
-    Some are asked often, most seldom, so that some sleep; now and then many of a family at once. `families`: how many
-    members each has.
+    Some functions are called often, most seldom, so that some sleep; sometimes many of a family are called at once.
+    `families`: the number of members of each.
     """
     found: list[tuple[float, int]] = []
     moments = rate / (1 + BURST * (BURST_SIZE - 1))

@@ -1,4 +1,4 @@
-"""What did a node's scheduler do in all that time, when had it a core to give, and does it do the same again?"""
+"""Reads a node's journal: when it had a free core, and whether a fresh scheduler makes the same decisions."""
 
 from collections import Counter
 from math import inf
@@ -10,16 +10,16 @@ from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 
 FREE = 0.1
-"""Of the time for which a request waits: with a core to give for longer than that, it need not have waited."""
+"""The part of a request's waiting time for which a core may be free. With more, the request need not have waited."""
 
 
 class Steps:
-    """What is in a journal. RuntimeError at the first step that a fresh scheduler does otherwise."""
+    """The content of a journal. RuntimeError at the first step that a fresh scheduler decides differently."""
 
     def __init__(self, journal: Path) -> None:
         self.counts: Counter[str] = Counter()
         self._free: list[Span] = []
-        """When not all cores were taken."""
+        """The periods in which not all cores were in use."""
         since: float | None = None
         with journal.open("rb") as file:
             config, entries = read_journal(file)
@@ -39,7 +39,7 @@ class Steps:
             self._free.append(Span(since, inf))
 
     def overloaded(self, span: Span) -> bool:
-        """Whether all cores were taken for nearly all of that time."""
+        """Whether all cores were in use for nearly all of that time."""
         met = [each for each in self._free if each.meets(span)]
         free_s = sum(min(each.until, span.until) - max(each.begin, span.begin) for each in met)
         return free_s <= FREE * (span.until - span.begin)

@@ -15,42 +15,43 @@ from benchmarks.harm import Span
 from benchmarks.openloop import Outcome
 
 AFTERMATH_S = 5.0
-"""After a kill, functions may rest and zygotes start."""
+"""The time after a kill in which functions may be in backoff and zygotes start."""
 NEAR = 1e-4
-"""Largest difference that a run shared with others may make, of an answer's largest element: a tenth of what
-docs/decisions/agreement.md allows, and less than a version's head makes."""
+"""The largest difference by a shared run, relative to an answer's largest element: a tenth of what
+docs/decisions/agreement.md allows, and less than the effect of a version's head.
+"""
 
 
 class Spans:
-    """When something was so, at most once at a time."""
+    """The periods in which something held."""
 
     def __init__(self) -> None:
         self._all: list[Span] = []
 
     def begin(self) -> None:
-        """It is so from now on; nothing changes if it was."""
+        """It holds from now on; no effect if it did already."""
         if not self._all or self._all[-1].until < inf:
             self._all.append(Span(monotonic(), inf))
 
     def end(self) -> None:
-        """It is so no longer; nothing changes if it was not."""
+        """It holds no longer; no effect if it did not."""
         if self._all and self._all[-1].until == inf:
             self._all[-1] = Span(self._all[-1].begin, monotonic())
 
     def add(self, span: Span) -> None:
-        """It was so then."""
+        """Add a period."""
         self._all.append(span)
 
     def meet(self, span: Span) -> bool:
-        """Whether it was so for some of that time."""
+        """Whether it held during a part of that time."""
         return any(span.meets(each) for each in self._all)
 
 
 class Version:
-    """The right answers of one version, by input, and when it could give them."""
+    """The correct answers of one version, by input, and when it could give them."""
 
     def __init__(self, answers: Sequence[bytes], exact: bool) -> None:
-        """`exact`: bit for bit; else 32-bit floats that may be off by as much as a shared run makes."""
+        """Create it. `exact`: bit for bit; otherwise 32-bit floats within the tolerance of a shared run."""
         self.served = Spans()
         self._digests = [hashlib.sha256(answer).digest() for answer in answers]
         self._near = [] if exact else [np.frombuffer(answer, np.float32) for answer in answers]
@@ -66,39 +67,42 @@ class Version:
 
 
 class History:
-    """What its author did to one function."""
+    """The changes of one function by its author."""
 
     def __init__(self, may_be_late: bool = True) -> None:
-        """`may_be_late`: its late requests are served, and not refused."""
+        """Create it. `may_be_late`: late requests are served rather than refused."""
         self.may_be_late = may_be_late
         self.versions: list[Version] = []
         self.gone = Spans()
-        """Not deployed, or a version of it on its way out, whose waiting requests are refused."""
+        """The periods in which it was not deployed, or a version was being removed, whose waiting requests are
+        refused.
+        """
         self.unloaded = Spans()
 
 
 class Weather:
-    """What happens to the node as a whole."""
+    """Events that affect the whole node."""
 
     def __init__(self) -> None:
         self.kills = Spans()
 
     def killed(self) -> None:
-        """A worker or a zygote was killed just now."""
+        """Record the kill of a worker or zygote."""
         now = monotonic()
         self.kills.add(Span(now, now + AFTERMATH_S))
 
 
 def verdict(outcome: Outcome, began: float, row: int, history: History, weather: Weather) -> tuple[str, Span]:
-    """Right, wrong, refused, expired (which only overload explains) or lost, and when it was under way; `began`: when
-    its plan did, of the monotonic clock; `row`: its input.
+    """Judge an outcome: right, wrong, refused, expired (which only overload explains) or lost; and return its period.
+
+    `began`: the start of its plan on the monotonic clock; `row`: its input.
     """
     due = began + outcome.due_s
     span = Span(due + outcome.late_s, due + outcome.latency_s)
     if outcome.status == 200:
         known = [version for version in history.versions if version.gave(outcome, row)]
         return "right" if any(version.served.meet(span) for version in known) else "wrong", span
-    if outcome.status == 504 and "had no answer after" in outcome.start:
+    if outcome.status == 504 and "was not answered within" in outcome.start:
         return "expired", span
     explained = outcome.fate == "refused" and may_refuse(outcome, span, history, weather)
     return "refused" if explained else "lost", span

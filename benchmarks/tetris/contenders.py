@@ -1,4 +1,4 @@
-"""By which rules and with which workers is an application simulated, and what came of it?"""
+"""The policies and workers with which an application is simulated, and the results."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from overwinter.simulation.world import World
 from overwinter.telemetry.report import Report
 
 WORKER_MIB = 8.0
-"""Measured (benchmarks.density): each further idle worker 7.9 MiB for BERT, 6.1 for VGG19."""
+"""Measured by benchmarks.density: each further idle worker takes 7.9 MiB for BERT, 6.1 for VGG19."""
 NODE_MIB = 184.0
-"""Measured there: a node with its first worker, most of it its zygote. Counted whole for each application."""
+"""Measured by it: a node with its first worker, mostly its zygote. It is counted in full for each application."""
 
 
 class Contender(NamedTuple):
@@ -24,32 +24,32 @@ class Contender(NamedTuple):
 
     policy: str | Policy
     own_workers: bool = False
-    """Whether its workers have this project's memory, in place of the paper's."""
+    """Whether its workers have this project's memory rather than the paper's."""
 
 
 class Outcome(NamedTuple):
-    """One application under one load by one policy, after the rise."""
+    """One application under one load with one policy, after the rise."""
 
     mean: float
-    """MiB, as the next two."""
+    """The mean memory in MiB, like the next two."""
     median: float
     peak: float
     cores: float
-    """Of all workers, on average."""
+    """The mean cores of all workers."""
     workers: float
-    """On average."""
+    """The mean number of workers."""
     violations: float
-    """Share of the application's requests."""
+    """The share of the application's requests."""
     lost: int
 
 
 def simulate_all(tasks: Sequence[tuple[Scenario, Contender]]) -> list[Outcome]:
-    """All simulations."""
+    """Run all simulations."""
     return on_all_cores(simulate, tasks)
 
 
 def simulate(scenario: Scenario, contender: Contender) -> Outcome:
-    """One simulation."""
+    """Run one simulation."""
     functions = scenario.functions
     if contender.own_workers:
         functions = tuple(own_workers(function) for function in functions)
@@ -59,7 +59,7 @@ def simulate(scenario: Scenario, contender: Contender) -> Outcome:
 
 
 def own_workers(function: FunctionModel) -> FunctionModel:
-    """The same function in workers of this project: their runtime is the zygote's, and is not copied."""
+    """Return the same function in workers of this project, which share the zygote's runtime."""
     if function.law is None:
         raise ValueError(f"function {function.name} has no law by which its memory is known")
     law = msgspec.structs.replace(function.law, runtime_mib=WORKER_MIB)
@@ -67,7 +67,7 @@ def own_workers(function: FunctionModel) -> FunctionModel:
 
 
 def outcome(report: Report, scenario: Scenario, node_mib: float) -> Outcome:
-    """What is told of one simulation."""
+    """Return the figures of one simulation."""
     samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
     memory = [node_mib + (each.blocks_bytes + each.workers_bytes) / MIB for each in samples]
     figures = list(report.applications.values())

@@ -23,15 +23,15 @@ NODE_RATE = 1000
 RISE_S, SETTLE_S, END_S = 20.0, 42.0, 46.0
 CORES = int(SCHEDULER_BOUNDS["cores"].most)
 FORK_S = 0.0005
-"""A node so large has several zygotes."""
+"""Such a large node has several zygotes."""
 USD_PER_HOUR = 0.0504
 MACHINE_GB = 8
 PAPER_GB = {"infless": 61.5, "photons": 20.2}
-"""What Tetris needs less for 100 requests than these, at some rate of the figure."""
+"""The memory that Tetris saves for 100 requests compared with these, at some rate of the figure."""
 
 
 def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
-    """All applications on one machine, with equal shares of a rate."""
+    """Return all applications on one machine, with equal shares of a rate."""
     functions: list[FunctionModel] = []
     applications: list[Application] = []
     for scenario in scenarios:
@@ -57,7 +57,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
 def measure(
     scenarios: Sequence[Scenario], policies: Mapping[str, Contender], quick: bool
 ) -> dict[int, Mapping[str, float]]:
-    """GB for 100 requests a second, by rate and policy."""
+    """Return GB for 100 requests per second, by rate and policy."""
     on_each = {rate: rate / math.ceil(rate / NODE_RATE) for rate in (RATES_QUICK if quick else RATES)}
     keys = [(rate, policy) for rate in sorted(set(on_each.values())) for policy in policies]
     outcomes = simulate_all([(combination(scenarios, rate), policies[policy]) for rate, policy in keys])
@@ -66,7 +66,7 @@ def measure(
 
 
 def dollars(gb: float) -> float:
-    """Of so many GB for a second, as the paper reckons."""
+    """Return the price of this many GB for a second, as the paper computes it."""
     return gb * USD_PER_HOUR / 3600
 
 

@@ -31,11 +31,11 @@ class Cell(NamedTuple):
     """One contender on one application; a value for each seed."""
 
     memory: tuple[float, ...]
-    """Mean MiB under the stable load."""
+    """The mean MiB under the stable load."""
     cores: tuple[float, ...]
-    """Of all workers, mean under the stable load."""
+    """The mean cores of all workers under the stable load."""
     violations: tuple[float, ...]
-    """Share of the requests under bursts."""
+    """The share of the requests under bursts."""
 
 
 Cells = Mapping[str, Mapping[Contender, Cell]]
@@ -43,12 +43,12 @@ Cells = Mapping[str, Mapping[Contender, Cell]]
 
 
 def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
-    """A baseline on each rung, by the rung's title."""
+    """Return a baseline on each rung, by the rung's title."""
     return [(step.title, Contender(step.policy, step.own_workers)) for step in climb(POLICIES[baseline], RUNGS)]
 
 
 def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int) -> Cells:
-    """All of them; `loaded` are the scenarios by application and load."""
+    """Simulate all; `loaded` are the scenarios by application and load."""
     contenders = list(dict.fromkeys([OURS, ALONE, *(each for name in BASELINES for _, each in on_rungs(name))]))
     keys = list(product(loaded, contenders, LOADS, range(seeds)))
     tasks = [(with_seed(loaded[name][load], seed), each) for name, each, load, seed in keys]
@@ -67,17 +67,17 @@ def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int) -> Cells:
 
 
 def with_seed(scenario: Scenario, number: int) -> Scenario:
-    """The scenario with the arrivals of another seed; 0 is its own."""
+    """Return the scenario with the arrivals of another seed; 0 is its own."""
     return msgspec.structs.replace(scenario, seed=scenario.seed + number)
 
 
 def saved(ours: Cell, theirs: Cell) -> tuple[float, ...]:
-    """The share of their memory that is not needed, for each seed."""
+    """Return the share of their memory that is saved, for each seed."""
     return tuple(1 - own / other for own, other in zip(ours.memory, theirs.memory, strict=True))
 
 
 def report(cells: Cells, seeds: int) -> None:
-    """A table for each application."""
+    """Print a table for each application."""
     print(f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, what of it")
     print("Overwinter saves [least, most over the seeds], and violations under bursts")
     for name, row in cells.items():
@@ -90,12 +90,12 @@ def report(cells: Cells, seeds: int) -> None:
 
 
 def tell(title: str, cell: Cell, share: str) -> None:
-    """A line of a table."""
+    """Print a line of a table."""
     print(f"  {title:32}{fmean(cell.memory):8.0f}{fmean(cell.cores):8.1f}{share:>24}{fmean(cell.violations):12.2%}")
 
 
 def figures(cells: Cells) -> dict[str, object]:
-    """For RESULT: each headline figure with its control beside it."""
+    """Return each headline figure with its control, for RESULT."""
     told: dict[str, object] = {
         f"sim_saved_vs_{baseline}": {name: headline(row, baseline) for name, row in cells.items()}
         for baseline in BASELINES
@@ -105,7 +105,7 @@ def figures(cells: Cells) -> dict[str, object]:
 
 
 def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
-    """What is saved of a baseline's memory as in its paper, and with equal conditions."""
+    """Return the saved share of a baseline's memory as in its paper, and under equal conditions."""
     (_, first), *_, (_, last) = on_rungs(baseline)
     paper, equal = saved(row[OURS], row[first]), saved(row[OURS], row[last])
     return {
@@ -117,7 +117,7 @@ def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
 
 
 def violations(row: Mapping[Contender, Cell]) -> dict[str, object]:
-    """Overwinter's beside the baselines', as in their papers and with equal conditions."""
+    """Return Overwinter's violations and the baselines', as in their papers and under equal conditions."""
     told: dict[str, object] = {"overwinter": fmean(row[OURS].violations)}
     for baseline in BASELINES:
         (_, paper), *_, (_, equal) = on_rungs(baseline)

@@ -32,7 +32,7 @@ WARM_UP = 3
 
 
 class Latencies(NamedTuple):
-    """Seconds of each run."""
+    """The seconds of each run."""
 
     store: list[float]
     copy: list[float]
@@ -41,7 +41,7 @@ class Latencies(NamedTuple):
 
 
 def stored_weights(node: Node, ready: Package, family: Family) -> list[torch.Tensor]:
-    """The function's weights as its workers see them: mapped from the node's host store."""
+    """Return the function's weights as its workers have them: mapped from the node's host store."""
     [place] = node.host_store.iterdir()
     blocks = []
     pieces: dict[int, tuple[int, int]] = {}
@@ -54,7 +54,7 @@ def stored_weights(node: Node, ready: Package, family: Family) -> list[torch.Ten
 
 
 def by_turns(calls: Sequence[Callable[[], object]], runs: int) -> list[list[float]]:
-    """Seconds of each call, one after the other in each round."""
+    """Return the seconds of each call, in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for run in range(WARM_UP + runs):
         for call, own in zip(calls, times, strict=True):
@@ -66,7 +66,7 @@ def by_turns(calls: Sequence[Callable[[], object]], runs: int) -> list[list[floa
 
 
 def measure_latency(family: Family, runs: int) -> Latencies:
-    """All four kinds."""
+    """Measure all four kinds."""
     inputs = family.one()
     ordered = [inputs[spec.name] for spec in family.program.inputs]
     run = compile_program(family.program)
@@ -88,7 +88,7 @@ def measure_latency(family: Family, runs: int) -> Latencies:
 
 
 def report(rows: dict[str, Latencies]) -> None:
-    """The table."""
+    """Print the table."""
     print("\nlatency of a warm run in ms, by turns; every answer of the node is right, none is lost")
     print(f"{'model':16}{'':22}" + "".join(f"{f'p{100 * share:.0f}':>9}" for share in SHARES) + f"{'of copy':>10}")
     for name, row in rows.items():

@@ -1,4 +1,4 @@
-"""The live part: what sharing saves on this machine, on real nodes and real processes."""
+"""The live part: what sharing saves on this machine, on real nodes and processes."""
 
 import sys
 from collections.abc import Mapping
@@ -11,26 +11,26 @@ from benchmarks.tetris.memory import Sharing, curve, plain_bytes
 from benchmarks.tetris.startup import Contention, Start, measure_contention, measure_start
 
 TOKENS = 16
-"""Of a text in a request."""
+"""The tokens of a text in a request."""
 
 
 class Plan(NamedTuple):
-    """Which models are measured how."""
+    """The models, and how each is measured."""
 
     instances: tuple[str, ...]
-    """Many instances of one model."""
+    """The models with many instances of one function."""
     variants: tuple[str, ...]
-    """Many models that were made from one by transfer learning."""
+    """The models with many variants made by transfer learning."""
     latency: tuple[str, ...]
     contention: str
     counts: tuple[int, ...]
     at_once: tuple[int, ...]
     plain: int
-    """Plain processes alive at once, from which many are reckoned."""
+    """The plain processes that run at the same time, from which more are extrapolated."""
     runs: int
-    """Of each start."""
+    """The runs of each kind of start."""
     answers: int
-    """In a distribution of latencies."""
+    """The answers in a distribution of latencies."""
 
 
 FULL = Plan(
@@ -69,7 +69,7 @@ QUICK = Plan(
 
 
 def live(plan: Plan) -> Mapping[str, object]:
-    """Measure, print the tables, and give `live_saved` and `live_startup_saved` by model."""
+    """Measure, print the tables, and return `live_saved` and `live_startup_saved` by model."""
     sharing: dict[str, Sharing] = {}
     starts: dict[str, Start] = {}
     latencies: dict[str, Latencies] = {}

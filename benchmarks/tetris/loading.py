@@ -22,20 +22,20 @@ from benchmarks.plain import LOADERS, fill
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Seconds of a plain process."""
+    """The seconds of a plain process."""
 
     load_s: float
-    """Until the weights are in the model."""
+    """The time until the weights are in the model."""
     first_s: float
-    """The first answer."""
+    """The time of the first answer."""
     warm_s: float
-    """The second answer."""
+    """The time of the second answer."""
     import_s: float = 0.0
-    """From the start of the process until nothing but the model is missing."""
+    """The time from the start of the process until only the model is missing."""
 
     @property
     def model_s(self) -> float:
-        """What bringing the model into a running process takes: to its first answer, without the answer itself."""
+        """The time to bring the model into a running process: to its first answer, without the answer itself."""
         return self.load_s + self.first_s - self.warm_s
 
     @property
@@ -61,7 +61,7 @@ class Loader:
         self._process.stdin.flush()
 
     def loaded(self) -> Loaded:
-        """What it took; the process ends."""
+        """Return its times; the process ends."""
         told = msgspec.convert(self._answer(), Loaded)
         self._process.communicate()
         return msgspec.structs.replace(told, import_s=self._import_s)
@@ -78,7 +78,7 @@ def main() -> None:
     name, weights, inputs = sys.argv[1:]
     torch.set_num_threads(1)
     tensors = load_file(inputs)
-    # The classes of the model are imported when the first is built.
+    # Building the model once imports its classes.
     with torch.device("meta"):
         zoo.RECIPES[name].module(False)
     print(json.dumps("ready"), flush=True)

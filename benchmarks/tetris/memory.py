@@ -25,32 +25,32 @@ from overwinter.api.deployer import Package
 from overwinter.core.ids import FunctionName
 
 APART = {"keep_alive_s": 600.0, "isolation": "function"}
-"""A function is an instance: functions with one program would share workers otherwise."""
+"""Each function is an instance: functions with one program would otherwise share workers."""
 Curve = dict[int, float]
-"""Bytes by the number of instances."""
+"""The bytes by the number of instances."""
 
 
 class Sharing(NamedTuple):
-    """What one model takes."""
+    """The memory of one model."""
 
     plain: float
-    """Bytes of a process of its own."""
+    """The bytes of a separate process."""
     instances: Curve
     variants: Curve
 
     def saved(self, kind: str, count: int) -> float:
-        """The share of the memory of so many separate processes that is not needed."""
+        """Return the saved share of the memory of this many separate processes."""
         curve: Curve = getattr(self, kind)
         return 1 - curve[count] / (count * self.plain)
 
 
 def twin(ready: Package, name: str) -> Package:
-    """The same function under another name."""
+    """Return the same function under another name."""
     return Package(msgspec.structs.replace(ready.manifest, name=FunctionName(name)), ready.contents)
 
 
 def curve(family: Family, counts: Sequence[int], varied: bool) -> Curve:
-    """What a node holds with so many instances; `varied`: each with a last layer of its own."""
+    """Return what a node holds with this many instances; `varied`: each with a different last layer."""
     found: Curve = {}
     requests: list[bytes] = []
     answers: list[bytes] = []
@@ -72,7 +72,7 @@ def curve(family: Family, counts: Sequence[int], varied: bool) -> Curve:
 
 
 def _measured(node: Node, requests: list[bytes], answers: list[bytes]) -> float:
-    """Bytes once every instance has answered and idled."""
+    """Return the bytes once every instance has answered and is idle."""
     ask_at_once(node, requests, answers)
     row = node_bytes(node)
     if row["workers"] != len(requests):
@@ -81,7 +81,7 @@ def _measured(node: Node, requests: list[bytes], answers: list[bytes]) -> float:
 
 
 def plain_bytes(family: Family, alive: int) -> float:
-    """What a process of its own takes, as the mean of a few."""
+    """Return the mean memory of a separate process, from a few of them."""
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         place, inputs = Path(root) / "weights", Path(root) / "inputs.safetensors"
         save(family.state(), place)
@@ -92,7 +92,7 @@ def plain_bytes(family: Family, alive: int) -> float:
 
 
 def report(rows: dict[str, Sharing], counts: Sequence[int]) -> None:
-    """Both tables."""
+    """Print both tables."""
     for kind, title in (("instances", "of one model"), ("variants", "of one model, each with its own last layer")):
         print(f"\ninstances {title}: MiB of the node, and saved of as many separate processes (I * M)")
         print(f"{'model':16}{'M MiB':>8}" + "".join(f"{count:>16}" for count in counts))

@@ -55,7 +55,7 @@ PAPER = {
     "ss": (0.69, 0.37),
     "qa-text": (0.65, 0.21),
 }
-"""Less mean memory than INFless, and than Photons, under a stable load (5.3)."""
+"""The reduction of mean memory compared with INFless, and with Photons, under a stable load (5.3)."""
 VIOLATIONS_MOST = 0.04
 QUICK_S = 90.0
 
@@ -65,7 +65,7 @@ Outcomes = Mapping[str, Mapping[str, Mapping[str, Outcome]]]
 
 
 def loads(rate: float, rise_s: float) -> dict[str, Workload]:
-    """The three kinds of production traces of the paper's figure 8, about the same mean."""
+    """Return the three kinds of production traces of the paper's figure 8, with about the same mean."""
     return {
         "stable": Stable(rate=rate, rise_s=rise_s),
         "periodic": Periodic(low=0.4 * rate, high=1.6 * rate, period_s=120.0),
@@ -74,7 +74,7 @@ def loads(rate: float, rise_s: float) -> dict[str, Workload]:
 
 
 def under_loads(scenario: Scenario) -> dict[str, Scenario]:
-    """The scenario of one application, by load."""
+    """Return the scenario of one application, by load."""
     [application] = scenario.applications
     assert isinstance(application.workload, Stable)
     return {
@@ -84,7 +84,7 @@ def under_loads(scenario: Scenario) -> dict[str, Scenario]:
 
 
 def measure(loaded: Mapping[str, Mapping[str, Scenario]]) -> Outcomes:
-    """Every application under every load by every policy."""
+    """Simulate every application under every load with every policy."""
     keys = [(load, name, policy) for name, by_load in loaded.items() for load in by_load for policy in POLICIES]
     found = simulate_all([(loaded[name][load], POLICIES[policy]) for load, name, policy in keys])
     outcomes: dict[str, dict[str, dict[str, Outcome]]] = {}
@@ -94,7 +94,7 @@ def measure(loaded: Mapping[str, Mapping[str, Scenario]]) -> Outcomes:
 
 
 def saved(by_policy: Mapping[str, Outcome], policy: str, baseline: str) -> float:
-    """The share of the baseline's mean memory that a policy does not need."""
+    """Return the share of the baseline's mean memory that a policy saves."""
     return 1 - by_policy[policy].mean / by_policy[baseline].mean
 
 
@@ -116,7 +116,7 @@ def report(outcomes: Outcomes) -> None:
 
 
 def told(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
-    """A row of a table."""
+    """Format a row of a table."""
     less = [f"{row.mean / by_policy[other].mean - 1:12.1%}" for other in ("infless", "photons")]
     shown = "".join("-".rjust(12) if each.strip() in ("0.0%", "-0.0%") else each for each in less)
     lost = f"  LOST {row.lost}" if row.lost else ""
@@ -124,7 +124,7 @@ def told(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
 
 
 def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
-    """Print the paper's claims beside what came of them here."""
+    """Print the paper's claims beside these results."""
     print("Less mean memory under the stable load: at least so much by the paper, and here by Tetris and by Overwinter")
     print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same workers':>13}{'memory alone':>14}{'overwinter':>12}")
     short = []
@@ -146,7 +146,9 @@ def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
 
 
 def own_share(name: str) -> float:
-    """Of a worker's memory with one request, what is no weight, over the functions of an application."""
+    """Return the part of a worker's memory with one request that is not weights, over the functions of an
+    application.
+    """
     functions = read_scenario(SCENARIOS / f"{name}.toml").functions
     weights = sum(part.mib * part.count for function in functions for part in function.blocks)
     own = sum(law.runtime_mib + law.request_mib for function in functions if (law := function.law) is not None)
@@ -154,7 +156,7 @@ def own_share(name: str) -> float:
 
 
 def simulated(seeds: int, quick: bool = False) -> dict[str, object]:
-    """Simulate, print the tables, and give what is saved beside its control, the violations, and the cost."""
+    """Simulate, print the tables, and return the saved shares with their controls, the violations, and the cost."""
     scenarios = {name: read_scenario(SCENARIOS / f"{name}.toml") for name in APPLICATIONS}
     if quick:
         scenarios = {name: msgspec.structs.replace(each, duration_s=QUICK_S) for name, each in scenarios.items()}

@@ -33,12 +33,12 @@ from overwinter.api.client import Client
 NAMES = ("base", "same", "other")
 RUNS = 5
 WARM_RUNS = 3
-"""Of which the fastest is taken off a start."""
+"""The warm runs of which the fastest is subtracted from a start."""
 VARIANT = 1
 
 
 class Start(NamedTuple):
-    """Seconds of one model."""
+    """The seconds of one model."""
 
     plain_disk: Loaded
     plain_cached: Loaded
@@ -49,28 +49,30 @@ class Start(NamedTuple):
 
     @property
     def saved(self) -> float:
-        """The share of the start of a process from the page cache that a twin of a present function does not need."""
+        """The saved share of the start of a process from the page cache, if a function with the same blocks is
+        present.
+        """
         return 1 - self.same / self.plain_cached.start_s
 
     @property
     def saved_of_loading(self) -> float:
-        """The same of the loading alone, as if processes that have imported everything were there for nothing."""
+        """The same for loading alone, as if processes with all imports were available at no cost."""
         return 1 - self.same / self.plain_cached.model_s
 
 
 class Contention(NamedTuple):
-    """Mean seconds until a model is loaded, when many load it at the same moment."""
+    """The mean seconds until a model is loaded, when many load at the same moment."""
 
     absent: float
-    """With Overwinter, from the fork on; nobody has the blocks."""
+    """With Overwinter, from the fork on; the blocks are not in memory."""
     present: float
-    """With Overwinter; one has them."""
+    """With Overwinter; one function has the blocks."""
     plain: float
-    """Processes that have imported everything."""
+    """Processes with all imports done."""
 
 
 class Bench:
-    """A node with a model, a twin of it and a variant; starts of the three."""
+    """A node with a model, a twin of it and a variant; measures starts of the three."""
 
     def __init__(self, node: Node, family: Family) -> None:
         self._node = node
@@ -82,13 +84,13 @@ class Bench:
         family.deploy(node.client, "other", **APART)
         self._answers = {"base": answer, "same": answer, "other": family.answer()}
         family.vary(family.head(), 0)
-        # Each has run once, so that its program is prepared.
+        # Each has run once, so that its program is compiled.
         for name in NAMES:
             self._ask(name)
         node.wait_quiet()
 
     def start(self, name: str, present: Sequence[str], forget: bool = False) -> float:
-        """Seconds of a start of one, while of the others only those present are in the host store."""
+        """Return the seconds of a start of one function, while only the present ones are in the host store."""
         prepare(self._node, NAMES, present, name, forget)
         began = time.perf_counter()
         self._node.client.load(name)
@@ -97,7 +99,7 @@ class Bench:
         return took - min(self._ask(name) for _ in range(WARM_RUNS))
 
     def _ask(self, name: str) -> float:
-        """Seconds of a request; RuntimeError when its answer is wrong."""
+        """Return the seconds of a request; raise RuntimeError if its answer is wrong."""
         began = time.perf_counter()
         with Connection(self._node.port) as connection:
             if connection.ask(self._requests[name]).tensors != self._answers[name]:
@@ -106,7 +108,7 @@ class Bench:
 
 
 def measure_start(family: Family, runs: int = RUNS) -> Start:
-    """All starts of one model."""
+    """Measure all starts of one model."""
     with running_node() as node:
         bench = Bench(node, family)
 
@@ -123,7 +125,7 @@ def measure_start(family: Family, runs: int = RUNS) -> Start:
 
 
 def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str, forget: bool) -> None:
-    """Leave only some of the functions in the host store, and wait; RuntimeError if what is asked for next lies there.
+    """Leave only some functions in the host store, and wait; raise RuntimeError if the next function is there.
 
     A function that shares nothing with those present must lack all of its blocks, and any other not all.
     """
@@ -140,7 +142,7 @@ def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str
 
 
 def plain_files(family: Family, root: Path) -> tuple[Path, Path]:
-    """Weights and inputs for plain processes."""
+    """Write weights and inputs for plain processes."""
     save(family.state(), root / "weights")
     save_file(family.one(), root / "inputs.safetensors")
     return root / "weights.pt", root / "inputs.safetensors"
@@ -149,7 +151,7 @@ def plain_files(family: Family, root: Path) -> tuple[Path, Path]:
 def load_at_once(
     model: str, files: tuple[Path, Path], count: int, before: Callable[[], None] | None = None
 ) -> list[Loaded]:
-    """So many plain processes load at the same moment; `before` is done just then."""
+    """Let this many plain processes load at the same moment; `before` is called just then."""
     loaders = [Loader(model, *files) for _ in range(count)]
     if before is not None:
         before()
@@ -159,7 +161,7 @@ def load_at_once(
 
 
 def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Contention]:
-    """For so many simultaneous starts from the disk, how long they take."""
+    """Measure this many simultaneous starts from disk."""
     absent: dict[int, float] = {}
     present: dict[int, float] = {}
     with running_node() as node:
@@ -184,7 +186,7 @@ def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Conte
 
 
 def _start_at_once(node: Node, names: Sequence[str]) -> list[float]:
-    """Seconds until each of these functions has a worker."""
+    """Return the seconds until each of these functions has a worker."""
 
     def start(name: str) -> float:
         with Client(node.url) as client:
@@ -198,7 +200,7 @@ def _start_at_once(node: Node, names: Sequence[str]) -> list[float]:
 
 
 def report(rows: dict[str, Start]) -> None:
-    """The table of starts."""
+    """Print the table of starts."""
     print("\nstart of an instance in ms: to the first answer, less a warm one; saved by `same` of `page cache`")
     print(f"{'':16}{'plain process':>24}{'its loading alone':>24}{'Overwinter: what lies in the host store':>46}")
     titles = ("disk", "page cache", "disk", "page cache", "same", "other", "none", "none, disk")
@@ -211,7 +213,7 @@ def report(rows: dict[str, Start]) -> None:
 
 
 def report_contention(model: str, found: dict[int, Contention]) -> None:
-    """The table of simultaneous starts."""
+    """Print the table of simultaneous starts."""
     print(f"\n{model}, starts at the same moment, page cache dropped: mean ms to load")
     print(f"{'':38}" + "".join(f"{count:>10}" for count in found))
     titles = ("Overwinter, none has the blocks", "Overwinter, one has them", "plain processes, imports done before")

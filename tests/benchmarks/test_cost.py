@@ -1,4 +1,4 @@
-"""Nothing but its own requests bounds what the combination of Tetris's applications takes."""
+"""The memory of Tetris's combined applications is bounded only by their own requests."""
 
 from benchmarks.tetris.cost import RATES, combination
 from benchmarks.tetris.simulated import APPLICATIONS, SCENARIOS

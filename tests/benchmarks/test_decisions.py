@@ -1,4 +1,4 @@
-"""Does the comparison of schedulers see every decision, and nothing but decisions?"""
+"""The comparison of schedulers detects every difference between decisions, and nothing else."""
 
 import os
 import subprocess

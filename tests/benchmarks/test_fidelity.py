@@ -1,4 +1,4 @@
-"""The comparison with eager PyTorch calls a wrong answer wrong, and asks the models that it says it asks."""
+"""The comparison with eager PyTorch detects wrong answers, and tests the models that it lists."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from benchmarks.fidelity.__main__ import apart, listed
 from benchmarks.fidelity.architecture import Architecture, floats, leaves
 from benchmarks.fidelity.exam import CALLERS, Row, eager, examine
 from benchmarks.fidelity.judge import Finding, judged, refused, worst
-from benchmarks.fidelity.table import written
+from benchmarks.fidelity.table import ROOT, escaped, written
 from benchmarks.nodes import running_node
 from overwinter.core.ids import NAME_PATTERN
 
@@ -102,7 +102,7 @@ def test_one_wrong_answer_outweighs_all_others():
 
 
 class Tampered:
-    """Builds the author's module first, and then what is deployed in its place."""
+    """Builds the author's module at the first call, and a different module for the deploy."""
 
     def __init__(self, deployed):
         self.modules = [nn.Linear(12, 4), deployed]
@@ -189,3 +189,10 @@ def test_the_table_tells_of_each_architecture_and_of_those_passed_over():
     table = written([row], [("sam", "it is part | of another")], 8)
     assert "| bert | transformers BertModel | 37,856 | batch 1, 2; texts=5 images=7 | equal | 0 |" in table
     assert "`sam`: it is part \\| of another" in table
+
+
+@pytest.mark.parametrize("prefix", [f"{ROOT}/.venv/lib/python3.11", "/opt/overwinter/lib/python3.12"])
+def test_a_table_has_no_paths_of_this_machine(prefix):
+    assert escaped(f"called at {prefix}/site-packages/torch/nn.py, {ROOT}/benchmarks/plain.py") == (
+        "called at site-packages/torch/nn.py, benchmarks/plain.py"
+    )

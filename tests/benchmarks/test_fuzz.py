@@ -1,4 +1,4 @@
-"""The fuzz does the same again with the same seed, and tells harm from what is none."""
+"""The fuzzer repeats its inputs for a seed, and distinguishes violations from allowed outcomes."""
 
 import errno
 import json
@@ -110,7 +110,7 @@ def reply(status, body, kind="application/json"):
         (reply(503, {"error": "full"}), False),
         (reply(507, {"error": "disk"}), False),
         (reply(500, {"error": "function f failed: its process was killed by signal 9"}), False),
-        (reply(500, {"error": "internal error (KeyError); the node's log says more"}), True),
+        (reply(500, {"error": "internal error (KeyError); see the node's log"}), True),
         (reply(500, b"Internal Server Error", "text/plain"), True),
         (reply(502, {"error": "?"}), True),
     ],
@@ -251,7 +251,7 @@ def test_no_answer_on_an_open_connection_is_hung(listener):
 
 
 def test_kinds_are_run_in_order(tmp_path):
-    """What is noted of a try says which it was."""
+    """The report of a try says which one it was."""
 
     class Arena:
         def __init__(self):

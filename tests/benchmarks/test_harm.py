@@ -1,4 +1,4 @@
-"""What the benchmark of faults does to files is what it says."""
+"""The benchmark of faults changes files as it says."""
 
 from pathlib import Path
 from random import Random

@@ -1,4 +1,4 @@
-"""The sweep over the memory of idle workers: what it counts, and that its rules are what they are called."""
+"""The sweep over the memory of idle workers: its counts, and that its rules match their names."""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Each name that a benchmark or an example imports from the project is there: no type checker reads them."""
+"""Each name that a benchmark or an example imports from the project exists, because the type checker does not check
+them.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ FILES = [path for place in ("benchmarks", "examples") for path in sorted((ROOT /
 
 @cache
 def names_of(module: str) -> frozenset[str] | None:
-    """What can be imported from a module of the project; None: there is no such module."""
+    """Return what can be imported from a module of the project; None if there is no such module."""
     package, *_ = module.split(".")
     place = ROOTS[package].joinpath(*module.split("."))
     found: set[str] = set()

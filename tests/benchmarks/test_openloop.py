@@ -1,4 +1,4 @@
-"""Every request of a plan gets a fate: answered as it must be, refused with a reason, or lost."""
+"""Every request of a plan gets one outcome: answered correctly, refused with a reason, or lost."""
 
 import hashlib
 import socket
@@ -16,7 +16,7 @@ RIGHT = hashlib.sha256(TENSORS).digest()
 
 
 class Door(BaseHTTPRequestHandler):
-    """Answers as a node would, each function in its own way."""
+    """A server that answers as a node would, each function in a different way."""
 
     protocol_version = "HTTP/1.1"
 
@@ -75,7 +75,7 @@ def door():
 
 
 class Impatient:
-    """Looks again soon, as after a signal."""
+    """Polls again soon, as after a signal."""
 
     def __init__(self, poll):
         self.poll_ = poll
@@ -129,7 +129,7 @@ def test_a_closed_connection_loses_one_request_and_no_other(door):
     outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0)])
     assert [each.fate for each in outcomes] == ["lost", "answered", "lost", "answered"]
     assert outcomes[0].start
-    # The one that came over a connection that was open from before was sent once more.
+    # The request on the connection that was open before was sent once more.
     assert [path for path, _ in door.payloads] == ["/gone", "/a", "/gone", "/gone", "/a"]
 
 
@@ -145,14 +145,14 @@ def test_a_request_that_a_node_has_seen_is_not_sent_again(door, monkeypatch):
 
 
 def test_who_is_late_hears_answers_between_its_requests(door):
-    # All are due at once, and more than one connection is needed only while an answer is on its way.
+    # All are due at once; further connections are needed only while an answer is on its way.
     outcomes = run(door, [target("/a")], [(0.0, 0)] * 200)
     assert fates(outcomes)["answered"] == 200
     assert door.connections < 200
 
 
 def test_patience_begins_when_the_last_request_is_sent(door):
-    # It was due long ago, as for a generator that was kept from its work.
+    # It was due long ago, as when the generator was delayed.
     outcomes = run(door, [target("/late")], [(-1.0, 0)], patience_s=0.5)
     assert [each.fate for each in outcomes] == ["answered"]
 
@@ -172,7 +172,7 @@ def test_who_does_not_listen_loses_its_requests_and_ends_nobody():
 def test_a_plan_that_is_ended_early_still_hears_its_answers(door):
     generator = Generator(door.server_port, Plan([target("/a")], [b"first"], [(0.0, 0), (3600.0, 0)], 5.0))
     ended = threading.Timer(0.05, generator.stop)
-    # It wakes for the next arrival alone, or for a signal: here an answer that comes late.
+    # It wakes only for the next arrival or a signal; here an answer comes late.
     generator._poll = Impatient(generator._poll)
     ended.start()
     assert [each.fate for each in generator.run()] == ["answered"]

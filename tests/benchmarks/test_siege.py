@@ -1,4 +1,4 @@
-"""The siege charges each request to its phase, and what is no right answer with the whole patience."""
+"""The siege attributes each request to its phase, and counts a wrong answer as the maximum latency."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The soak knows which version could answer when, and which refusal something explains."""
+"""The soak test determines which version could have answered when, and which refusals have an explanation."""
 
 import hashlib
 from random import Random
@@ -32,7 +32,7 @@ def version(answer, began, until):
 
 
 def updated():
-    """A function whose update began at 10 and was confirmed at 12."""
+    """Return a function whose update began at 10 and was confirmed at 12."""
     history = History()
     history.versions = [version(OLD, 0, 12), version(NEW, 10, 100)]
     history.gone.add(Span(12, 13))
@@ -122,7 +122,7 @@ def test_no_answer_and_a_refusal_that_tells_nothing_known_are_lost_whatever_was_
 
 
 class Recorded(World):
-    """Whose steps are in a journal."""
+    """A node whose steps are in a journal."""
 
     def __init__(self, journal, **config):
         super().__init__(**config)
@@ -135,7 +135,7 @@ class Recorded(World):
 
 
 def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_give(tmp_path):
-    late = refused(504, "function f@1 had no answer after 1.000 s")
+    late = refused(504, "function f@1 was not answered within 1.000 s")
     assert verdict(late, 100.0, 0, History(), Weather()) == ("expired", Span(120.0, 121.0))
     path = tmp_path / "journal"
     with path.open("wb") as file:

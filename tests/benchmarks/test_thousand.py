@@ -1,4 +1,4 @@
-"""What is told of a thousand functions is what became of their requests."""
+"""The report of a thousand functions matches the outcomes of their requests."""
 
 from benchmarks.openloop import Outcome
 from benchmarks.thousand_report import Base, Pass, Peak, figures

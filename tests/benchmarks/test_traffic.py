@@ -1,4 +1,4 @@
-"""An hour is the seed's alone, and what is kept of it asks for the load that was wished."""
+"""The traffic of an hour depends on the seed only, and a sample of it has the intended load."""
 
 import struct
 
