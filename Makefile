@@ -1,4 +1,4 @@
-# One word for everything; `make help` lists the words.
+# One target per task; `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
@@ -9,10 +9,10 @@ PORT ?= 8000
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/ready ## make .venv with all that the project needs
+setup: .venv/ready ## create .venv with everything that the project needs
 
-# PyTorch first and pinned, or another package pulls its CUDA build. The example weights last and without their
-# dependencies: some would pin old versions of ours.
+# PyTorch is installed first and pinned, because another package would install its CUDA build. The example weights are
+# installed last and without their dependencies, some of which would pin old versions of ours.
 .venv/ready: pyproject.toml constraints.txt examples/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -20,18 +20,18 @@ setup: .venv/ready ## make .venv with all that the project needs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
 	touch $@
 
-demo: setup ## a node, real models deployed, real requests answered, what was saved
+demo: setup ## start a node, deploy real models, compare their answers, print the saved memory
 	$(BIN)/python -m examples.demo
 
-serve: setup ## leave a node running with the demo's models
+serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Two halves at once, each half's output printed when it has ended.
+# Two halves run concurrently; the output of each is printed when it has ended.
 test: setup ## all tests
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-machine test-pure
 
-# These start processes, and look at what is left on the machine: one after the other. What they find depends on who
-# runs them. All others only compute.
+# These tests start processes and check what remains on the machine, so they run one after another. Their results depend
+# on the user who runs them. All others only compute.
 MACHINE := $(addprefix tests/,benchmarks cli docs examples node replay store system tasks worker)
 
 test-machine: setup
@@ -50,7 +50,7 @@ fmt: setup ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# Those that replay a recording need TRACES, the directory in which torpor-alibaba-fc lies (docs/benchmarks.md).
+# Benchmarks that replay a recording need TRACES, the directory that contains torpor-alibaba-fc (docs/benchmarks.md).
 bench: setup ## the benchmarks of the README and docs/benchmarks.md, TRACES=DIR for all of them
 	for name in wake density overhead churn tetris "asyfunc --level model" scaling fidelity \
 	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)"); do \
@@ -60,5 +60,5 @@ pictures: setup ## draw the pictures of the docs
 	$(BIN)/python -m docs.pictures.architecture
 	$(BIN)/python -m docs.pictures.top
 
-clean: ## remove the environment and what tools left
+clean: ## remove the environment and the files of tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

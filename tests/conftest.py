@@ -1,4 +1,4 @@
-"""One real node for the tests that disturb nothing, and a maker of nodes for those that do."""
+"""Fixtures: a shared node for tests that change no state, and a factory of nodes for the others."""
 
 from contextlib import ExitStack
 from itertools import count
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.system.nodes import NodeProcess
 
-# How fast a machine is proves nothing about the code.
+# A slow machine is not an error in the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 

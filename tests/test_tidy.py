@@ -1,4 +1,4 @@
-"""The house's limits, held by a test: they are worth most where they keep small things small."""
+"""The project's limits on the size of files and functions, and on nesting."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def depth(node: ast.AST, level: int = 0) -> int:
-    """How deep control blocks lie in each other; an elif is as deep as its if."""
+    """Return the nesting depth of control blocks; an elif is as deep as its if."""
     deepest = level
     for child in ast.iter_child_nodes(node):
         elif_ = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)

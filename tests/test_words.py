@@ -1,4 +1,4 @@
-"""Words that the project has given up are in no code, no docs and no help of the command line."""
+"""Retired words are not used in code, docs and the help of the command line."""
 
 import re
 from collections.abc import Iterator
@@ -43,10 +43,10 @@ RETIRED = {
     "give way": "is stopped for",
     "gives way": "is stopped for",
 }
-"""What is said in place of each."""
+"""The replacement of each retired word."""
 
 HTTP = {"body", "bodies"}
-"""What a request or an answer has after its head."""
+"""HTTP requests and answers have a body."""
 RIGHT = {
     "src/overwinter/api/": HTTP,
     "src/overwinter/cli/": HTTP,
@@ -68,39 +68,39 @@ RIGHT = {
     "benchmarks/wire.py": HTTP,
     "docs/decisions/requests.md": HTTP,
     "docs/security.md": HTTP,
-    # `ast` calls what a statement holds so.
+    # `ast` has this name for the statements of a block.
     "src/overwinter/model/checks.py": {"body"},
     "src/overwinter/node/checkup.py": {"body"},
-    # A model without its head, and somebody's own.
+    # A model without its head, and another author's name.
     "examples/": {"body"},
     "tests/examples/": {"body"},
     "tests/model/test_layers.py": {"body"},
-    # What an older version wrote.
+    # A name that an older version wrote.
     "src/overwinter/store/kept.py": {"bodies"},
     "tests/system/test_kept.py": {"bodies"},
     "tests/core/test_journal.py": {"body", "bodies", "rehearsal"},
     "CHANGELOG.md": {"body", "bodies", "mind", "promise", "tray", "rehearsal"},
 }
-"""Where a word is right, by the beginning of the path. AsyFunc's body and shadow come here with their files."""
+"""Where a word is allowed, by the beginning of the path. AsyFunc's body and shadow are its own terms."""
 
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-"""Of identifiers, too: of `max_bodies`, `BodyExited` and `BODIES_MAX`."""
+"""The words of identifiers, as in `max_bodies`, `BodyExited` and `BODIES_MAX`."""
 PHRASES = [word for word in RETIRED if " " in word]
 
 
 def retired_in(text: str) -> set[str]:
-    """The retired words of a text."""
+    """Return the retired words of a text."""
     flat = " ".join(text.lower().split())
     return RETIRED.keys() & {part.lower() for part in PARTS.findall(text)} | {each for each in PHRASES if each in flat}
 
 
 def right_in(path: str) -> set[str]:
-    """The words that are right in a file."""
+    """Return the words that are allowed in a file."""
     return set().union(*(words for beginning, words in RIGHT.items() if path.startswith(beginning)))
 
 
 def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
-    """What each command says of itself, by its name."""
+    """Yield the help of each command, with its name."""
     context = click.Context(command, info_name=name)
     yield name, command.get_help(context)
     if isinstance(command, click.Group):

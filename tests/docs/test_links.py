@@ -1,4 +1,4 @@
-"""Is everything there that the docs point to, files, headings, modules; and are their tables whole?"""
+"""Links of the docs point to existing files, headings and modules, and tables are complete."""
 
 import importlib.util
 import re
@@ -17,18 +17,18 @@ def name_of(path: Path) -> str:
 
 
 def prose(path: Path) -> str:
-    """A text without its blocks of code."""
+    """Return a text without its code blocks."""
     return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def headings(path: Path) -> set[str]:
-    """What a link may name in a text, as code hosts make it of the headings."""
+    """Return the anchors of the headings of a text, as code hosts create them."""
     found = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 
 
 def broken(path: Path) -> list[str]:
-    """The links of a text to what is not in the repository."""
+    """Return the links of a text to missing targets."""
     lost = []
     for link in LINK.findall(prose(path)):
         if "://" in link:
@@ -52,7 +52,7 @@ def test_every_command_of_the_project_is_there(path: Path) -> None:
 
 
 def uneven(text: str) -> list[str]:
-    """The rows of tables that have another number of cells than the row above."""
+    """Return the rows of tables that have another number of cells than the row above."""
     lines = [line if line.startswith("|") else "" for line in text.splitlines()]
     cells = [len(re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) for line in lines]
     pairs = zip(lines, lines[1:], cells, cells[1:], strict=False)

@@ -1,4 +1,4 @@
-"""Are the pictures of the docs what their scripts draw?"""
+"""The pictures of the docs are up to date."""
 
 import html
 import io
@@ -22,13 +22,13 @@ def test_each_box_holds_its_text_and_lies_within_the_picture() -> None:
 
 
 def words_of(svg: str) -> str:
-    """All that is written in the picture of a terminal, without the spaces and the title."""
+    """Return all text in the picture of a terminal, without the spaces and the title."""
     written = re.findall(r'<text class="top-r\d+"[^>]*>([^<]*)</text>', svg)
     return "".join("".join(map(html.unescape, written)).split())
 
 
 def test_the_picture_of_top_shows_what_top_shows_of_the_recording() -> None:
-    """Other versions of rich may draw it otherwise; the text must be the same."""
+    """Other versions of rich may draw it differently; the text must be the same."""
     console = Console(width=top.COLUMNS, height=top.LINES, file=io.StringIO(), markup=False)
     activity = top.recorded()
     with console.capture() as captured:

@@ -27,31 +27,31 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 FOR_USERS = ("examples", "scenarios")
 URL = "http://127.0.0.1:8000"
-"""What the README says, and another node on this machine may have."""
+"""The address in the README; another node on this machine may use it."""
 SETS_UP = re.compile(r"^(?:make|pip|python3 -m venv)\b", re.MULTILINE)
 SERVES = "overwinter serve"
 PASTED_S = 100
 
 
 class Block(NamedTuple):
-    """A block of code of a text."""
+    """A code block of a text."""
 
     language: str
     code: str
 
     @property
     def sets_up(self) -> bool:
-        """Whether it makes an environment."""
+        """Whether it creates an environment."""
         return self.language == "sh" and SETS_UP.search(self.code) is not None
 
     @property
     def serves(self) -> bool:
-        """Whether it goes on until it is interrupted."""
+        """Whether it runs until it is interrupted."""
         return self.language == "sh" and self.code.startswith(SERVES)
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The blocks of shell and of Python, in order."""
+    """Return the blocks of shell and of Python, in order."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return [Block(language, code) for language, code in found if language in ("sh", "python")]
 
@@ -60,7 +60,7 @@ BLOCKS = blocks_of(README)
 
 
 def script_of(blocks: list[Block], url: str) -> str:
-    """What is typed into one shell: all blocks, a block of Python as standard input of `python`."""
+    """Return the input of one shell: all blocks, each block of Python as standard input of `python`."""
     typed = ["set -eu"]
     for number, (language, code) in enumerate(blocks):
         own = code.replace(URL, url)
@@ -69,13 +69,13 @@ def script_of(blocks: list[Block], url: str) -> str:
 
 
 def environment(home: Path, memory: Path) -> dict[str, str]:
-    """The variables of a user's shell with the environment activated."""
+    """Return the variables of a user's shell with the environment activated."""
     place = Path(sys.executable).parent
     return {
         "PATH": f"{place}:{os.environ['PATH']}",
         "VIRTUAL_ENV": str(place.parent),
         "HOME": str(home),
-        # Another node may run on this machine, and what this one leaves in memory is looked at.
+        # Another node may run on this machine, and the memory of this one is checked.
         "OVERWINTER_PORT": "0",
         "OVERWINTER_HOST_STORE": str(memory),
     }
@@ -83,7 +83,7 @@ def environment(home: Path, memory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """What a user finds in the repository, and needs for the blocks."""
+    """Create a directory with the parts of the repository that the blocks need."""
     place = tmp_path / "overwinter"
     for name in FOR_USERS:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -92,14 +92,14 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A place for the host store, in which nothing may be left."""
+    """Yield a directory for the host store, which must be empty at the end."""
     place = Path(tempfile.mkdtemp(prefix="overwinter-readme-", dir="/dev/shm"))
     yield place
     place.rmdir()
 
 
 def url_of(server: subprocess.Popen[str]) -> str:
-    """Where the node listens, as soon as it has said so."""
+    """Return the address of the node, as soon as the node has printed it."""
     assert server.stdout is not None
     said = []
     for line in server.stdout:

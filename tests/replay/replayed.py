@@ -1,4 +1,6 @@
-"""As a program: feed each journal named to a fresh scheduler, which must do the same; how many steps it has."""
+"""A program that feeds each named journal to a new scheduler, which must return the same actions; prints the number of
+steps.
+"""
 
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from overwinter.scheduler.scheduler import Scheduler
 
 
 def replayed(journal: Path) -> list[Entry]:
-    """The steps of a journal, once a fresh scheduler has taken them all."""
+    """Return the number of steps of a journal after a new scheduler has handled them all."""
     with journal.open("rb") as file:
         config, entries = read_journal(file)
         scheduler, steps = Scheduler(config), list(entries)

@@ -1,6 +1,4 @@
-"""What a node did can be done again: its journal, fed to a fresh scheduler, gives the same actions, whatever
-the hash seed.
-"""
+"""The journal of a node, fed to a new scheduler, gives the same actions, for any hash seed."""
 
 import concurrent.futures
 import os
@@ -33,7 +31,7 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
     journals = [node.journal.with_name("journal.jsonl.1"), node.journal]
     steps, later = map(replayed, journals)
     for seed in ("0", "1", "2"):
-        # In a process of its own: within one, sets and dicts of strings keep their order.
+        # In a separate process: within one, sets and dicts of strings keep their order.
         told = subprocess.run(
             [sys.executable, "-m", "tests.replay.replayed", *map(str, journals)],
             env=os.environ | {"PYTHONHASHSEED": seed},

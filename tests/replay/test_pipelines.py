@@ -1,4 +1,4 @@
-"""A pipeline in both worlds: the same happenings make a node and a simulation ask, cancel and end alike."""
+"""A pipeline on a node and in the simulator: the same events lead to the same calls, cancellations and ends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ BEGIN_S = 100.0
 TIMEOUT_S = 8.0
 ERRORS: dict[str, type[OverwinterError]] = {each.__name__: each for each in (OverloadedError, WorkerError)}
 Log = list[tuple[object, ...]]
-"""What was ordered: ("ask", function, version, deadline, due), ("cancel", function), ("end", error or "")."""
+"""The orders: ("ask", function, version, deadline, due), ("cancel", function), ("end", error or "")."""
 SLO_MS = 400.0
 SLOS: dict[FunctionName, float | None] = {FunctionName(f"f{number}"): 50.0 + 10.0 * number for number in range(12)}
 
 
 class Happening(NamedTuple):
-    """What comes next: so many seconds later one of the stages under way ends, with an error or well."""
+    """The next event: after this time one of the stages in progress ends, with an error or successfully."""
 
     after_s: float
     which: int
@@ -53,14 +53,14 @@ HAPPENINGS = st.lists(
 
 
 class Known(NamedTuple):
-    """A function, as far as a stage looks."""
+    """A function, as a stage sees it."""
 
     inputs: tuple[TensorSpec, ...]
     settings: Settings
 
 
 class Functions:
-    """A node's functions, each of which answers when it is told to."""
+    """The functions of a node, each of which answers when the test tells it to."""
 
     def __init__(self, pipeline: Pipeline, log: Log) -> None:
         self.now = BEGIN_S
@@ -74,7 +74,7 @@ class Functions:
         self._log = log
 
     def function(self, name, version):
-        """What checks the tensors between stages."""
+        """Return the function, with which the tensors between stages are checked."""
         return self._known[name]
 
     async def infer(self, call: Call) -> Result:
@@ -91,7 +91,7 @@ class Functions:
 
 
 async def settled() -> None:
-    """After all that can go on now has gone on."""
+    """Let everything continue that can."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A real node on a disk, and with a tmpfs, that are full. Run by test_full_disk.py, as an ordinary user."""
+"""A real node on a full disk and with a full tmpfs. test_full_disk.py runs this file, as an ordinary user."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A tmpfs of its own, which test_full_disk.py mounted."""
+    """The tmpfs that test_full_disk.py mounted."""
     path = Path(os.environ["SMALL_DISK"])
     yield path
     for left in path.iterdir():
@@ -51,7 +51,7 @@ def test_a_node_starts_and_removes_on_a_full_disk(small_disk, tmp_path, reserved
 
 
 def _deploys(node: NodeProcess) -> str:
-    """Why a deploy is refused; empty once it is not."""
+    """Return why a deploy is refused; empty if it is not."""
     try:
         deploy(node, "more", Scale(4.0))
     except NoSpaceError as error:

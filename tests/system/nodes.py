@@ -1,4 +1,4 @@
-"""Real nodes for the tests: a daemon in a process of its own, its processes, and what they leave behind."""
+"""Real nodes for the tests: a daemon in a separate process, its processes, and what they leave behind."""
 
 import json
 import shutil
@@ -69,7 +69,7 @@ class NodeProcess:
             ready.set()
 
     def children(self) -> list[int]:
-        """Every process below the daemon: zygotes and workers."""
+        """Return every process below the daemon: zygotes and workers."""
         found, parents = [], [self.process.pid]
         table = parents_of_all()
         while parents:
@@ -80,24 +80,28 @@ class NodeProcess:
         return found
 
     def zygotes(self) -> list[int]:
-        """The base zygote, then the tenants'. In namespaces of its own the base has a parent that waits for it."""
+        """Return the base zygote, then the tenants'. In namespaces of its own the base has a parent that waits
+        for it.
+        """
         members = set(self.worker_pids())
         found = [pid for pid in self.children() if pid not in members and not is_ahead(pid)]
         return [pid for pid in found if is_nested(pid)] or found
 
     def worker_pids(self) -> list[int]:
-        """Workers lead process groups of their own, as does the base zygote; they are no children of the daemon."""
+        """Return the workers. They lead their own process groups, as the base zygote does, and are not children of the
+        daemon.
+        """
         table = parents_of_all()
         leading = [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
         return [pid for pid in leading if not is_ahead(pid)]
 
     def steps(self) -> list[list]:
-        """The journal so far: [now, event, actions]."""
+        """Return the steps of the journal so far: [now, event, actions]."""
         lines = self.journal.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
 
     def wait_for(self, kind: str, count: int = 1) -> None:
-        """Wait until the scheduler has asked `count` times for an action of this kind, or heard such an event."""
+        """Wait until the scheduler has returned this kind of action, or handled this kind of event, `count` times."""
 
         def seen() -> list[str]:
             return [e["type"] for step in self.steps() for e in (step[1], *step[2])]
@@ -105,16 +109,16 @@ class NodeProcess:
         wait_until(lambda: seen().count(kind) >= count, lambda: f"of {kind} not {count}, but {sorted(set(seen()))}")
 
     def store(self) -> Path:
-        """The host store's directory."""
+        """Return the host store's directory."""
         [place] = self.shm.iterdir()
         return place
 
     def stored_bytes(self) -> int:
-        """What the host store holds."""
+        """Return the bytes in the host store."""
         return sum(path.stat().st_size for path in self.store().iterdir())
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the daemon with SIGKILL."""
         below = self.children()
         self.process.kill()
         self.process.wait()
@@ -122,7 +126,7 @@ class NodeProcess:
         wait_gone(below)
 
     def stop(self) -> None:
-        """As Ctrl-C or a service manager would."""
+        """Stop the daemon, as Ctrl-C or a service manager would."""
         below = self.children()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -134,7 +138,7 @@ class NodeProcess:
         wait_gone(below)
 
     def clean(self) -> None:
-        """Stop if it runs, and take away its place in memory, which a clean stop must have emptied."""
+        """Stop it if it runs, and remove its directory in memory, which a clean stop must have emptied."""
         if self.process.poll() is None:
             self.stop()
         self.shm.rmdir()
@@ -154,7 +158,7 @@ def wait_gone(pids: list[int]) -> None:
 
 
 def wait_until(holds: Callable[[], T], told: Callable[[], object] = lambda: "it never came true") -> T:
-    """What it says as soon as that is true; for as long as a machine may be busy with other things."""
+    """Wait until the condition is true, and return its value; a busy machine may take long."""
     pause, end = threading.Event(), time.monotonic() + START_S
     while not (found := holds()):
         assert time.monotonic() < end, told()

@@ -1,4 +1,6 @@
-"""A node that is told to stop answers what it has, refuses what comes, and ends: when all is answered, or sooner."""
+"""A node that is told to stop answers open requests, refuses new ones, and ends when all are answered, or at
+its limit.
+"""
 
 import signal
 import threading
@@ -18,11 +20,11 @@ def preprocess(inputs, state):
     return inputs
 """
 LONG_S = 100.0
-"""No test waits for so long."""
+"""No test waits this long."""
 
 
 class Asked:
-    """A request under way in a worker that takes so many seconds."""
+    """A request in progress in a worker that takes this many seconds."""
 
     def __init__(self, node: NodeProcess, seconds: float) -> None:
         deploy(node, "slow", handler=SLOW)
@@ -45,13 +47,13 @@ class Asked:
 
 @contextmanager
 def stop_begun(node: NodeProcess) -> Iterator[httpx.Client]:
-    """A client of the node, which has been told to stop."""
+    """Return a client of the node after the stop has begun."""
 
     def stops() -> bool:
         try:
             return http.get("/v2/health/ready").json() == {"ready": False}
         except httpx.TransportError:
-            # Its bound was short.
+            # The limit of the drain was short.
             return True
 
     with httpx.Client(base_url=node.url, timeout=20, trust_env=False) as http:

@@ -1,4 +1,6 @@
-"""Variants of one model share a worker: each answers as plain PyTorch does, and what befalls one is its own affair."""
+"""Variants of one model share a worker: each answers as plain PyTorch does, and failures affect only their own
+function.
+"""
 
 import concurrent.futures
 import functools
@@ -17,7 +19,7 @@ from .test_serving import SLOW
 
 
 class Variant(torch.nn.Module):
-    """A trunk that all share, and a head of its own."""
+    """A trunk that all variants share, and a head that differs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class Variant(torch.nn.Module):
 
 @functools.cache
 def variant(number: int) -> Variant:
-    """Made once: threads that make several at once share the seed."""
+    """Create each once, because threads that create several at once share the seed."""
     return Variant(number).eval()
 
 
@@ -48,7 +50,7 @@ def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -
 
 
 def put_to_sleep(node: NodeProcess) -> None:
-    """The workers in which they were tried go, and the node has heard of it."""
+    """Wait until the workers of the trials have ended."""
     wait_until(lambda: node.worker_pids())
     for pid in node.worker_pids():
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Real deaths: of a worker, of a zygote, of the daemon. Each request is answered or clearly refused."""
+"""Real deaths of a worker, of a zygote, and of the daemon: each request is answered or clearly refused."""
 
 import concurrent.futures
 import json
@@ -17,7 +17,7 @@ from .test_serving import SLOW, arrived, wait_for_answer
 
 
 def start_slow_request(pool, node: NodeProcess, seconds: float):
-    """A request that is surely running in a worker when this returns, and that worker."""
+    """Start a request; returns when it is running in a worker, with that worker."""
     wait_until(lambda: len(node.worker_pids()) == 1)
     before = arrived(node, "slow")
     future = pool.submit(wait_for_answer, node, "slow", seconds)
@@ -33,7 +33,7 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
         answer, worker = start_slow_request(pool, node, 0.5)
         os.kill(worker, signal.SIGKILL)
         assert answer.result() == 3.0
-        # Killed twice, it never ends by itself, however slowly that goes.
+        # It is killed twice, and never ends by itself, however slow the machine is.
         answer, worker = start_slow_request(pool, node, 20.0)
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: node.worker_pids() not in ([], [worker]))
@@ -109,7 +109,7 @@ def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
     node.start()
     with pytest.raises(MachineError, match=r"function f@1: a block is damaged on disk.*deploy") as refused:
         ask(node, "f")
-    # Addresses are for the log.
+    # Addresses are written to the log only.
     assert block.name not in str(refused.value)
     assert any(block.name in line for line in node.said)
     assert block.name not in json.dumps(node.client.explain("f"))
@@ -119,7 +119,7 @@ def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
 
 
 def large_block(node: NodeProcess) -> Path:
-    """The weight that is a block of its own, in memory."""
+    """Return the weight that is a separate block, in memory."""
     [block] = [path for path in node.store().iterdir() if path.stat().st_size > 65536]
     return block
 

@@ -1,4 +1,4 @@
-"""A full disk takes a mount: it is made in a namespace, in which the node then runs as an ordinary user."""
+"""A full disk needs a mount: it is made in a namespace, in which the node runs as an ordinary user."""
 
 import subprocess
 import sys

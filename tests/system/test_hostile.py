@@ -1,4 +1,4 @@
-"""A function's own code does its worst; it hurts itself and nobody else."""
+"""Malicious code of a function affects only that function."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def test_descriptors_sent_to_the_node_are_not_kept(make_node):
     )
     deploy(node, "giver", handler=handler)
     before = len(os.listdir(f"/proc/{node.process.pid}/fd"))
-    with pytest.raises(MachineError, match="failed twice.*nonsense"):
+    with pytest.raises(MachineError, match="failed twice.*invalid"):
         ask(node, "giver")
     assert len(os.listdir(f"/proc/{node.process.pid}/fd")) <= before + 3
 
@@ -108,7 +108,7 @@ def test_settings_beyond_reason_are_refused_and_leave_nothing(node: NodeProcess)
 
 
 class Turning(torch.nn.Module):
-    """Does another thing for short inputs: a program exported for long ones must not answer for them."""
+    """Computes something else for short inputs: a program exported for long ones must not answer them."""
 
     def forward(self, x):
         return {"y": x * 2.0 if x.shape[1] > 4 else x * 3.0}

@@ -1,4 +1,4 @@
-"""A node starts with the data directory of an older version, and serves what is in it."""
+"""A node starts with the data directory of an older version, and serves the functions in it."""
 
 import sqlite3
 from contextlib import closing
@@ -8,11 +8,11 @@ import msgspec
 from .nodes import NodeProcess, ask, deploy
 
 OLDER = {"max_workers": "max_bodies"}
-"""Settings, and what an older version called them."""
+"""Settings with their names in an older version."""
 
 
 def write_as_an_older_version(node: NodeProcess) -> list[dict]:
-    """Rename the settings of all functions; what they are then."""
+    """Rename the settings of all functions; return the settings."""
     written = []
     with closing(sqlite3.connect(node.data / "catalog.sqlite")) as catalog, catalog:
         for name, data in catalog.execute("SELECT name, manifest FROM functions").fetchall():

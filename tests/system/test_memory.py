@@ -1,4 +1,6 @@
-"""A node whose workers may have little together: who takes it all is stopped, and nobody else feels it."""
+"""A node with little memory for all workers: the worker that takes all of it is stopped, and others are not
+affected.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -60,7 +62,7 @@ def postprocess(outputs, inputs, state):
 
 
 def taken(node: NodeProcess) -> int:
-    """What zygotes and workers have that is of no file, what a fork shares counted once, and the buffers."""
+    """Return the memory of zygotes and workers that belongs to no file, shared pages counted once, and the buffers."""
     return pages(node.children()) + memory_file_bytes(node.process.pid)
 
 
@@ -82,7 +84,7 @@ def test_a_greedy_worker_is_stopped_and_honest_ones_never_feel_it(make_node, way
         assert ask(node, name, 2.0) == honest[name]
     workers = [node.client.explain(name)["workers"][0]["pid"] for name in honest]
     made = deploy(node, "greedy", handler=GREEDY, tenant="other", memory_mib=2048, timeout_s=60.0)
-    assert "memory_mib 2048 counts as 400" in made.warning
+    assert "memory_mib 2048 is limited to 400" in made.warning
     bound = taken(node) + BOUND
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(attempt, node, "greedy", way)

@@ -1,4 +1,4 @@
-"""The unit and the Dockerfile fit the node, and the rights that the unit leaves are enough to contain workers."""
+"""The systemd unit and the Dockerfile match the node, and the unit's permissions suffice for the sandbox."""
 
 import json
 import os
@@ -29,12 +29,12 @@ def postprocess(outputs, inputs, state):
     return outputs
 """
 GROUPS = ("threads are not bounded together", "cores are not shared among tenants")
-"""What a machine may lack whose control groups are not the unit's own."""
+"""Reports that are allowed where the machine's control groups differ from the unit's."""
 
 
 @pytest.fixture
 def unit() -> dict[str, str]:
-    """The section Service."""
+    """Return the section Service."""
     parser = ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(UNIT)
@@ -42,7 +42,7 @@ def unit() -> dict[str, str]:
 
 
 def options_of(command: list[str]) -> dict[str, object]:
-    """What `overwinter serve` makes of its arguments; it ends the test if it does not know one."""
+    """Parse the arguments of `overwinter serve`; the test fails at an unknown one."""
     assert command[0] == "serve"
     with main.make_context("overwinter", command, resilient_parsing=True) as whole:
         return serve.make_context("serve", command[1:], parent=whole).params
@@ -52,9 +52,9 @@ def test_the_unit_starts_a_node_as_it_can_be_started(unit):
     command = shlex.split(unit["ExecStart"])
     options = options_of(command[1:])
     assert options["data"] == f"/var/lib/{unit['StateDirectory']}"
-    # What is left after the drain is killed, and that must not come first.
+    # After the timeout everything is killed, so it must come after the drain.
     assert int(unit["TimeoutStopSec"]) > options["drain_s"] + 10
-    # systemd ends the node, and the node its workers: each of them within its bound.
+    # systemd ends the node, and the node its workers, each within its limit.
     assert (unit["KillMode"], unit["Delegate"]) == ("mixed", "yes")
 
 
@@ -89,7 +89,7 @@ def test_the_rights_that_the_unit_leaves_contain_workers_and_end_them(unit, make
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Those of the Dockerfile with their arguments, lines that go on joined."""
+    """Return the instructions of the Dockerfile with their arguments, continued lines joined."""
     text = re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text())
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [(words[0], words[2]) for line in lines if line.strip() and (words := line.partition(" "))]

@@ -1,4 +1,4 @@
-"""Functions called as one: real processes, real HTTP, the reference client."""
+"""Pipelines with real processes, real HTTP and the reference client."""
 
 import concurrent.futures
 
@@ -13,7 +13,7 @@ from overwinter.core.errors import CallerError, ConflictError, DeadlineError, No
 
 from .nodes import NodeProcess, Scale, ask, deploy
 
-# Finds rows of x that are above 0 in their first column: as many as there are.
+# Return all rows of x that are above 0 in their first column.
 DETECT = """
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": ["batch", 4]}]
 OUTPUTS = [{"name": "rows", "datatype": "INT64", "shape": ["found"]}]
@@ -22,7 +22,7 @@ OUTPUTS = [{"name": "rows", "datatype": "INT64", "shape": ["found"]}]
 def postprocess(outputs, inputs, state):
     return {"rows": (inputs["x"][:, 0] > 0).nonzero()[:, 0]}
 """
-# Cuts the rows out of x and lets the program see only those.
+# Select the rows from x, and pass only those to the program.
 CLASSIFY = """
 INPUTS = [
     {"name": "x", "datatype": "FP32", "shape": ["batch", 4]},
@@ -38,7 +38,7 @@ def preprocess(inputs, state):
 def postprocess(outputs, inputs, state):
     return {"label": [b"%d" % int(row[0]) for row in outputs["y"]]}
 """
-# Waits as long as x says.
+# Wait as long as x says.
 SLOW = """
 import time
 
@@ -162,12 +162,12 @@ def test_one_deadline_holds_for_all_stages(street):
 
     assert call(0.0, 20.0)[0][0] == 9.0
     seconds = arrived(street, "p-double")
-    # The first stage would be in time for a deadline of its own; the whole is not.
+    # The first stage alone would be in time; the whole pipeline is not.
     with pytest.raises(DeadlineError, match="stage 'first' of pipeline 'chain'"):
         call(0.5, 0.1)
     assert arrived(street, "p-double") == seconds
     assert street.client.function("chain")["requests"]["failed"] == 1
-    # The second stage was given what the first had left of 20 seconds.
+    # The second stage got the time that the first had left of 20 seconds.
     [(now, event)] = [
         (step[0], step[1]) for step in street.steps() if step[1]["type"] == "Arrived" and step[1]["name"] == "p-double"
     ]

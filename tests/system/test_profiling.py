@@ -1,4 +1,4 @@
-"""Measuring from outside: real nodes, real workers, over HTTP."""
+"""Profiling of real workers on real nodes, over HTTP."""
 
 import signal
 import threading
@@ -23,7 +23,7 @@ from overwinter.store.repository import Repository
 
 from .nodes import NodeProcess, ask, deploy, wait_until
 
-# A batch pays for the first, whose runs mostly read weights, and hardly for the second, whose work grows with the rows.
+# A batch helps the first, whose runs mostly read weights, and hardly the second, whose work grows with the rows.
 MODELS = ("mlp", "vgg16")
 
 
@@ -68,7 +68,7 @@ def test_each_configuration_is_measured_in_a_process_of_its_own_and_told(make_no
     assert profile.macs == sum(layer.macs for layer in layers) > 0
     assert profile.weight_bytes == sum(weight.nbytes for weight in exported.weights)
     assert profile.wake_s > 0
-    # Nothing of it is left, and the scheduler, which was told the result, knows none of those workers.
+    # Nothing of it remains, and the scheduler, which received the result, knows none of those workers.
     node.wait_for("Profiled")
     known = {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartWorker"}
     assert known <= {1, 2}
@@ -96,7 +96,7 @@ def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
     told = []
     assert node.client.profile("mlp-b", wanted=wanted, progress=told.append) == measured
     assert [each.pid for each in told] == [None] * len(told)
-    # A variant with a handler has the program's profile until its own is known; more of it is measured for all.
+    # A variant with a handler uses the program's profile until its own is measured; further measurements count for all.
     upload(node, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
     assert node.client.known_profile("mlp-c") == measured
     more = node.client.profile("mlp-c", wanted=wanted)

@@ -1,4 +1,4 @@
-"""What people see of a real node: metrics, activity, explanations, usage, and bytes that agree with the kernel's."""
+"""The telemetry of a real node: metrics, activity, explanations, usage, and byte counts that equal the kernel's."""
 
 import json
 import os
@@ -40,13 +40,13 @@ class Samples(dict):
         return self[f"overwinter_{name}", frozenset(labels.items())]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of all samples of that name with at least these labels."""
+        """Return the sum of all samples of that name with at least these labels."""
         wanted = set(labels.items())
         return sum(value for (its, has), value in self.items() if its == f"overwinter_{name}" and wanted <= has)
 
 
 def after_passes(node: NodeProcess, count: int) -> Samples:
-    """When the bytes were compared so many times more."""
+    """Wait until the bytes were compared this many more times."""
     goal = Samples(node).of("accounting_passes_total") + count
     return wait_until(lambda: (seen := Samples(node)).of("accounting_passes_total") >= goal and seen)
 
@@ -101,7 +101,7 @@ def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
     explained = wait_until(lambda: (it := node.client.explain("one"))["workers"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
-    # What another tenant holds of the same is not told.
+    # Blocks of another tenant are not reported, even if they are equal.
     assert (host["missing"], host["sharers"], host["exclusive"]) == (0, 0, host["resident"])
     deploy(node, "again", Scale(2.0), tenant="other")
     for tier in node.client.explain("twin")["tiers"][:2]:
@@ -127,7 +127,7 @@ def test_explain_tells_what_was_refused(node):
     assert [(each["what"], each["why"]) for each in explained["refusals"]] == [("DeadlineError", str(refused.value))]
     assert Samples(node).of("requests_total", function="slow", outcome="refused", error="DeadlineError") == 1
     node.client.remove("slow")
-    # Its worker goes a moment later.
+    # Its worker ends a moment later.
     wait_until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
 
 
@@ -157,7 +157,7 @@ def test_usage_is_of_each_tenant_and_outlives_the_node(tmp_path):
 
 
 def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
-    # A verified block would be replaced before two passes have seen it cut.
+    # A verified block would be replaced before two checks have seen that it was truncated.
     node = NodeProcess(tmp_path / "cut", "--accounting-s", "0.05", "--verify-share", "0")
     try:
         deploy(node, "one", Scale(2.0))

@@ -1,4 +1,4 @@
-"""A node from outside: wake, sleep, answer, refuse, take over, and tell the same story in its journal."""
+"""A node from outside: wake, idle, answer, refusal, update, and a journal that matches."""
 
 import concurrent.futures
 
@@ -47,7 +47,7 @@ def test_idle_workers_stay_until_others_need_their_room(make_node):
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [told] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "reclaim"]
     assert "room" in told["why"]
-    # A full cache is the ordinary case: the log would be full of it.
+    # A full cache is normal, and is not logged.
     assert not any("room" in line for line in node.said)
 
 
@@ -211,7 +211,7 @@ def test_a_stopped_node_leaves_nothing_behind(make_node):
     deploy(node, "f")
     place = node.store()
     ask(node, "f")
-    # The tenant's comes when its first program has run.
+    # The tenant's zygote starts when its first program has run.
     wait_until(lambda: len(node.zygotes()) == 2)
     assert len(node.worker_pids()) == 1
     node.stop()
@@ -219,7 +219,7 @@ def test_a_stopped_node_leaves_nothing_behind(make_node):
     assert not place.exists()
 
 
-# What the tests above wait with
+# Helpers
 
 
 def arrived(node: NodeProcess, name: str) -> int:

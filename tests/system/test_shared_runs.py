@@ -52,7 +52,7 @@ def state(node: NodeProcess, key: str) -> int:
 
 @pytest.fixture
 def node(make_node) -> NodeProcess:
-    """Three variants, awake in one worker; there is another only if that one is stuck."""
+    """Yield a node with three variants, awake in one worker; another worker starts only if that one hangs."""
     node = make_node("--workers-max", "2", "--cores", "1")
     for number in (1, 2, 3):
         put(node, number, handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=6.0)
@@ -64,7 +64,7 @@ def node(make_node) -> NodeProcess:
 
 @contextmanager
 def together(node: NodeProcess, moods: Mapping[int, float]) -> Iterator[Answers]:
-    """Requests that come while the worker runs, and so share its next run."""
+    """Send requests while the worker runs, so that they share its next run."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         slow = pool.submit(near, node, 1, 0.7)
         wait_until(lambda: state(node, "running") == 1)
@@ -97,7 +97,7 @@ def test_people_see_who_shares_runs_and_what_each_paid(node):
     assert 'overwinter_shared_runs_total{function="v2"} 1.0' in node.client.metrics()
     shown = CliRunner().invoke(main, ["explain", "v2", "--url", node.url])
     assert "1 of 2, 1 of 2 requests" in shown.stdout
-    # What was paid adds up to the time of the runs, whoever led them.
+    # The billed times add up to the time of the runs, whichever function led them.
     used = {each["function"]: each["core_ms"] for each in node.client.usage()}
     assert used["v2"] >= told[2]["core_s"] * 1000 * 0.99
 
@@ -118,13 +118,13 @@ def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_
 
 
 def test_who_goes_while_a_shared_run_is_under_way_takes_nobody_with_it(node):
-    """One is removed, one updated, and one's caller hangs up: the others get their answers."""
+    """One function is removed, one updated, and the caller of one disconnects: the others get their answers."""
     with together(node, {1: 0.8, 3: 0.0, 2: 0.0}) as answers:
         caller = http.client.HTTPConnection(node.url.removeprefix("http://"))
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 0.0, 2.0, 3.0]}
         caller.request("POST", "/v2/models/v1/infer", json.dumps({"inputs": [tensor]}))
         wait_until(lambda: shared(node) and state(node, "running") == 4)
-        # It says so at once, and not when it is collected.
+        # This disconnects at once, not at the garbage collection.
         caller.sock.shutdown(socket.SHUT_RDWR)
         caller.close()
         node.client.remove("v3")

@@ -1,4 +1,4 @@
-"""A tenant whose handlers never answer holds neither the workers of others nor, once removed, its own."""
+"""A tenant whose handlers never answer keeps neither the workers of others nor, after its removal, its own."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Two tenants with tokens on one real node: what one tries on the other's things never works, and tells nothing."""
+"""Two tenants with tokens on one real node: no attempt of one on the other's functions succeeds or reveals anything."""
 
 import json
 import re
@@ -27,14 +27,14 @@ ADDRESS = re.compile("[0-9a-f]{64}")
 
 
 class Tenants(NamedTuple):
-    """A node on which `alice` has a function and a pipeline that were used, and `bob` a function."""
+    """A node with a used function and a used pipeline of `alice`, and a function of `bob`."""
 
     node: NodeProcess
     alice: Client
     bob: Client
     tokens: dict[str, str]
     secret: list[str]
-    """The addresses of what only alice has sent."""
+    """The addresses of blobs that only alice has sent."""
 
 
 def made(name: str, factor: float):
@@ -67,7 +67,7 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
 
 
 def attempts(names: tuple[str, ...]) -> list[tuple[str, str, object]]:
-    """What bob tries on functions and pipelines of these names."""
+    """Return bob's attempts on functions and pipelines of these names."""
     tried: list[tuple[str, str, object]] = []
     for name in names:
         model, mine = f"/v2/models/{name}", f"/overwinter/v1/functions/{name}"
@@ -147,7 +147,7 @@ def test_nothing_that_is_told_to_one_names_what_the_other_has(tenants: Tenants) 
 
 
 def test_what_is_told_does_not_depend_on_what_others_have(tenants: Tenants) -> None:
-    """Bytes that are told as shared, or billed in part, would tell who has the same weights."""
+    """Bytes that are reported as shared, or billed in part, would reveal which tenants have the same weights."""
     [used] = tenants.bob.usage()
     assert (used["disk_byte_s"], used["host_byte_s"]) == (None, None)
     activity = tenants.bob.activity()

@@ -1,4 +1,4 @@
-"""Promotion, rollback and a split of the traffic, on real nodes: also over a restart, and without a lost request."""
+"""Promotion, rollback and split of the traffic on real nodes, across a restart, and without a lost request."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from .nodes import NodeProcess, Scale, ask, asking, deploy, wait_until
 
 
 class Two(torch.nn.Module):
-    """Takes what Scale takes, and gives something else."""
+    """A model with the inputs of Scale and other results."""
 
     def forward(self, x):
         return {"z": x + 1}
@@ -116,7 +116,7 @@ def test_a_pipeline_goes_on_fitting(node: NodeProcess):
     stages = {"only": Stage(function="traffic-stage", inputs={"x": "input:x"})}
     node.client.deploy_pipeline(Pipeline(name="traffic-passes", inputs=("x",), stages=stages, outputs={"y": "only:y"}))
     node.client.set_traffic("traffic-stage", {1: 100})
-    # It does not answer for its name, and so breaks nothing.
+    # It does not answer for its name, so it breaks no pipeline.
     deploy(node, "traffic-stage", Two())
     assert ask(node, "traffic-passes") == [3.0] * 4
     for shares in ({2: 100}, {}):

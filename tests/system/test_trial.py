@@ -1,4 +1,4 @@
-"""A deploy tells what requests would find out."""
+"""A deploy reports the errors that requests would have."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who may hold what is a tenant's, and what follows when a zygote hangs: seen from outside, in real processes."""
+"""Which processes hold data of a tenant, and the effects of a hanging zygote, seen from outside in real processes."""
 
 import concurrent.futures
 import os
@@ -22,7 +22,7 @@ HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
 
 
 class Shift(torch.nn.Module):
-    """A function whose program has a name that nothing else has, and a weight of a block of its own."""
+    """A function whose program contains a unique name, with a weight in a separate block."""
 
     def __init__(self, tenant: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Shift(torch.nn.Module):
 
 
 def marker(tenant: str) -> str:
-    """The output of a tenant's programs: found wherever such a program lies, in its bytes or decoded."""
+    """Return the name of the output of a tenant's programs, which is found in memory wherever such a program is."""
     return f"quokka_of_{tenant}_7f3a91"
 
 
@@ -51,7 +51,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def found_in(pid: int, words: list[bytes]) -> list[bytes]:
-    """Which words lie in memory that the process wrote; PermissionError when it may not be looked into."""
+    """Return which words are in memory that the process wrote; raise PermissionError if it may not be inspected."""
     found = set()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -71,7 +71,7 @@ def found_in(pid: int, words: list[bytes]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def zygotes(node: NodeProcess) -> list[int]:
-    """The zygotes of a node on which two tenants' functions have been woken, one of each with a handler."""
+    """Return the zygotes of a node on which two tenants' functions have been woken, one of each with a handler."""
     before = set(node.zygotes())
     for tenant in TENANTS:
         deploy_marked(node, f"{tenant}-plain", tenant)
@@ -85,7 +85,7 @@ def zygotes(node: NodeProcess) -> list[int]:
 
 
 def warmed_up(node: NodeProcess, before: set[int]) -> bool:
-    """Whether the new zygotes hold a program each, or are contained where one may not look."""
+    """Whether the new zygotes hold a program each, or are sandboxed where their memory may not be inspected."""
     new = [pid for pid in node.zygotes() if pid not in before]
     try:
         return all(found_in(pid, words()) for pid in new)
