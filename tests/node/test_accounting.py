@@ -1,4 +1,4 @@
-"""A difference counts when it lasts, once; what settles meanwhile does not."""
+"""A lasting difference is reported once; a temporary one is not."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
 
 
 class NoProcesses:
-    """A node whose processes are all gone."""
+    """A node whose processes have all ended."""
 
     def zygote_smaps(self):
         return []
@@ -28,7 +28,7 @@ class NoProcesses:
 
 
 class Parts:
-    """A scheduler, a host store with what it holds, and the accounts of both."""
+    """A scheduler, a host store with its content, and the accounts of both."""
 
     def __init__(self, root) -> None:
         self.world, self.said = World(), []
@@ -43,7 +43,7 @@ class Parts:
         )
 
     def load(self) -> None:
-        """Tell the scheduler what has come."""
+        """Tell the scheduler which blocks are loaded."""
         self.world.load_blocks()
 
     def compare(self, times: int = 1) -> None:

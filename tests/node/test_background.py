@@ -1,5 +1,5 @@
-"""What a worker computes beyond what it was given puts it behind everybody else; what goes on while nothing runs is
-billed, and one that does not end is stopped.
+"""A worker that computes more than its runs allow gets idle priority; computation outside runs is billed, and a worker
+that does not end it is stopped.
 """
 
 import os
@@ -81,7 +81,7 @@ def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(ri
 
 @pytest.fixture(params=["groups", "no groups"])
 def machine(request, monkeypatch):
-    """A node's processes, where the system gives control groups and where it gives none."""
+    """Return a node's processes, with and without control groups of the system."""
     if request.param == "no groups":
         monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
     with closing(Rig()) as made:
@@ -91,7 +91,7 @@ def machine(request, monkeypatch):
 
 
 class Scene:
-    """Workers that are looked at as the node would, at times that the test says."""
+    """Workers that are checked as by the node, at times that the test defines."""
 
     def __init__(self, rig):
         self.rig = rig
@@ -158,15 +158,15 @@ def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answe
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, run, (run,))])
         await scene.look(1.0)
         await scene.compute(worker)
-        # So far it may: nothing is known of how long a run takes.
+        # This is allowed: the expected time of a run is not known yet.
         assert await scene.look(1.9) == []
         await scene.compute(worker)
         assert await scene.look(2.1) == [worker]
         assert scene.is_behind(worker)
-        # Where others compute all the time it takes long.
+        # This takes long where other processes compute all the time.
         await until(lambda: run in machine.ends(), BEHIND_S)
         assert torch.equal(machine.output(run), x["x"] + 1.0)
-        # It was a run's, and is billed as one.
+        # The time was a run's, and is billed as run time.
         assert scene.statistics.tallies["f"].background_core_s == 0.0
 
     machine.run(act())
@@ -177,7 +177,7 @@ def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
 
     async def act():
         worker = await scene.start(SPINS)
-        # Before it began, as far as is known here.
+        # Before the run began, as far as this process knows.
         os.kill(worker.pid, signal.SIGSTOP)
         assert [await scene.look(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
         os.kill(worker.pid, signal.SIGCONT)
@@ -211,7 +211,7 @@ def test_a_worker_that_is_usually_slow_has_the_time_that_it_needs(rig):
         await scene.look(1.0)
         await scene.compute(worker)
         assert await scene.look(2.1) == []
-        # By now it should have ended, but others had the core.
+        # It should have ended, but other processes used the core.
         await scene.compute(worker)
         assert await scene.look(12.0) == []
         for _ in range(6):

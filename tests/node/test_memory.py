@@ -1,4 +1,4 @@
-"""What a process takes is what the kernel says, and what it shares is not called its own."""
+"""The memory of a process is what the kernel reports, and shared memory does not count as private."""
 
 import mmap
 import subprocess
@@ -33,7 +33,7 @@ def test_private_memory_grows_by_what_is_private():
     first, grown, sharing = seen
     assert 24 * MIB <= grown.private - first.private < 28 * MIB
     assert grown.shared - first.shared < MIB
-    # The kernel calls these private too, as nobody else maps them.
+    # The kernel also counts these as private, because no other process maps them.
     assert 16 * MIB <= sharing.shared - grown.shared < 17 * MIB
     assert abs(sharing.private - grown.private) < MIB
     assert sharing.pss >= sharing.private + sharing.shared

@@ -1,4 +1,4 @@
-"""What is costly is made once at a time, and nobody gets an answer that is older than his question."""
+"""A costly answer is computed once at a time, and no caller gets an answer that is older than its request."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from overwinter.node.sharing import Shared
 
 
 class Maker:
-    """Makes numbers, each when it is let."""
+    """Computes numbers, each when it is released."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -1,4 +1,4 @@
-"""Configurations measured in real workers: what they may use, what they tell, and that nothing is left of them."""
+"""Configurations measured in real workers: their limits and results, and that nothing of them remains."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Grows(torch.nn.Module):
-    """A weight of 16 MiB, and `copies` results of 1 MiB a row that are gone at the end."""
+    """A weight of 16 MiB, and `copies` temporary results of 1 MiB per row."""
 
     def __init__(self, copies: int):
         super().__init__()
@@ -33,7 +33,7 @@ class Grows(torch.nn.Module):
 
 
 class Long(torch.nn.Module):
-    """Seconds of work for a thousand rows."""
+    """A model that computes for seconds on a thousand rows."""
 
     def __init__(self):
         super().__init__()
@@ -96,9 +96,9 @@ def test_private_memory_is_the_peak_without_the_weights(rig):
 
     one = rig.run(measure(1, 1))
     more, batched = rig.run(measure(40, 1)), rig.run(measure(40, 2))
-    # By some MiB it depends on where the heap of its zygote ended.
+    # It varies by some MiB, depending on where the heap of its zygote ended.
     assert 0 < one < 32 * MIB
-    # The results, and what joins them; both are freed before it is asked.
+    # The results and their concatenation; both are freed before the measurement.
     assert more - one > 60 * MIB
     assert batched - more > 60 * MIB
 

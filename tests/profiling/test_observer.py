@@ -22,7 +22,7 @@ KNOWN = Profile(weight_bytes=1, macs=1, points=(Point(1, 9, 1, 1, 0.1), Point(2,
 
 
 class Service:
-    """A node's steps, as a test tells them."""
+    """The steps of a node, as a test defines them."""
 
     def __init__(self, profile: Profile | None = KNOWN) -> None:
         self.told: list = []

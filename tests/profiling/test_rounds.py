@@ -1,4 +1,4 @@
-"""The tenants in turn, and each measurement alone."""
+"""Measurements alternate among tenants, and never overlap."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from overwinter.profiling.rounds import Rounds
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
-    """Who has the place, one after another, when all ask for it at once."""
+    """Return the order in which measurements run that are requested at once."""
     had: list[str] = []
     inside = 0
 

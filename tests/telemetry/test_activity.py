@@ -1,4 +1,4 @@
-"""Rates and latencies of late are of what happened lately."""
+"""Recent rates and latencies contain only recent requests."""
 
 import pytest
 

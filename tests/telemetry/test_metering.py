@@ -1,4 +1,4 @@
-"""What is billed is what ran, what idled and what lay where; nothing is billed twice or forgotten."""
+"""Runs, idle workers and stored bytes are billed, each exactly once."""
 
 import pytest
 
@@ -32,7 +32,7 @@ SHARED = (
     (1.0, WorkerReady(1), Bind(1, "g@1", 1)),
     (1.0, Bound(1, "g@1", 1), Run(1, 1, (1, 2, 3), None, ("f@1", "g@1", "g@1"))),
 )
-"""A run of two functions, which has not ended."""
+"""A run of two functions that has not ended."""
 
 
 @pytest.fixture
@@ -119,7 +119,9 @@ SIBLING = (
 
 
 def idle_ms(steps, ledger):
-    """What each function pays for idle cores after ten seconds, before and after its worker has ended."""
+    """Return the amount that each function is billed for idle cores in ten seconds, before and after its worker has
+    ended.
+    """
     statistics = Statistics()
     meter = Meter(statistics, ledger, print)
     for now, event, *actions in steps:

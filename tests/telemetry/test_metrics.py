@@ -1,4 +1,4 @@
-"""Metrics say what the statistics counted, under the names that the docs tell, in series that nobody can make many."""
+"""Metrics report the counts of the statistics under the documented names, with a bounded number of series."""
 
 import re
 from collections import Counter

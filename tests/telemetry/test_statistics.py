@@ -1,4 +1,4 @@
-"""Steps alone tell the reader what the scheduler's tables say, whatever happens in whatever order."""
+"""A reader derives the content of the scheduler's tables from the steps alone, for any order of events."""
 
 import pytest
 from hypothesis import settings
@@ -27,9 +27,9 @@ from tests.scheduler.world import World, spec
 
 
 class Watched(AnyOrder):
-    """The scheduler in any order, read by the statistics after each step."""
+    """The scheduler with random events, read by the statistics after each step."""
 
-    # A node gives each version an id of its own, and the readers rely on it.
+    # A node gives each version a new id, and the readers rely on it.
     reuses_ids = False
 
     @property
@@ -149,7 +149,7 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
     }
     assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
     assert {name: list(tally.beside) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
-    # Whoever led: what is usual of a worker is told of each.
+    # The usual time of a run in a worker is reported for each of its functions, whichever led the run.
     assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
     assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
     assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
@@ -191,7 +191,7 @@ def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
         (0.0, Deployed(spec("f", profile=profile))),
         (0.0, BlocksLoaded("f@1", 1, 0), StartWorker(1, "f@1", False, 2, 1)),
     )
-    # What a quick look says counts where it is more: it may overlook what the full account finds.
+    # A quick measurement counts if it is larger: it may miss what the full measurement finds.
     seen.observe(2.0, MemoryMeasured(((1, 700), (2, 900))), [])
     seen.observe(3.0, MemoryMeasured(((1, 100),)), [])
     seen.observe(5.0, WorkerExited(1, "WorkerError", "gone"), [])

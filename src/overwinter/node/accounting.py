@@ -23,7 +23,7 @@ from overwinter.telemetry.accounts import KINDS, Accounts, FileMemory, Kind, Pro
 from overwinter.telemetry.statistics import Statistics
 
 WEIGHED = 16
-"""Processes weighed in one pass, those weighed longest ago first: each costs milliseconds."""
+"""The most processes that are weighed in one pass, those weighed longest ago first, because each costs milliseconds."""
 
 
 class Mismatch(NamedTuple):
@@ -62,7 +62,7 @@ class Accounting:
                 await self.compare()
 
     async def compare(self) -> None:
-        """One pass."""
+        """Compare once."""
         due = self._due()
         # The node closes its own when a worker ends, and the thread may still read then.
         files = [_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps())]
@@ -118,7 +118,7 @@ class Accounting:
 
 
 def _own(fd: int) -> BinaryIO:
-    """A file object with a duplicate of the descriptor."""
+    """Return a file object with a duplicate of the descriptor."""
     return open(os.dup(fd), "rb", buffering=0)
 
 

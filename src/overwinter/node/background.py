@@ -25,19 +25,19 @@ from overwinter.telemetry.underway import LivingWorker
 
 LOOK_S = 0.1
 TURNS = 10
-"""One that runs nothing, and did not compute, is looked at so many times less often."""
+"""Workers without runs that did not compute are checked this many times less often."""
 PATIENCE, PATIENCE_S = 4.0, 1.0
-"""How much longer than usual a run or a load may go on, and how long at least."""
+"""The multiple of its usual time that a run or a load may take, and the least time that it may take."""
 NOISE = 0.05
-"""Of a core: a worker that tidies up after itself is not billed for it."""
+"""The share of a core that a worker may use outside runs without being billed."""
 SHARE = 0.1
-"""Of a core: what a worker may compute for ever while nothing runs."""
+"""The share of a core that a worker may use outside runs without limit of time."""
 BEYOND_S = 0.1
-"""Of a core, beyond what it was given and that share: then it is put behind everybody else."""
+"""The seconds of a core beyond its runs and its share after which a worker is demoted."""
 AHEAD_S = 1.0
-"""Of a core: what a process that was forked ahead may compute until a function comes; then it is ended."""
+"""The seconds of a core that a process forked ahead may use before a function runs in it; then it is stopped."""
 BOUND_S = 5.0
-"""Of a core, beyond its runs and that share: then it is stopped."""
+"""The seconds of a core beyond its runs and its share after which a worker is stopped."""
 
 
 class Seen(NamedTuple):
@@ -47,16 +47,16 @@ class Seen(NamedTuple):
     computed_s: float
     allowed_s: float
     over_s: float = 0.0
-    """What it computed beyond its share while nothing ran, and did not make good by being still."""
+    """The seconds that it computed beyond its share outside runs, less those that it has since saved."""
     late_s: float = 0.0
-    """What it computed for something that went on for too long."""
+    """The seconds that it computed for an operation that took too long."""
     loading: bool = False
     begun: Seconds | None = None
     """When the oldest of its runs began."""
     run_s: float = 0.0
-    """What it computed since."""
+    """The seconds that it has computed since then."""
     still: bool = False
-    """Whether it did not compute between the last two looks."""
+    """Whether it did not compute between the last two checks."""
 
 
 class Background:
@@ -78,7 +78,7 @@ class Background:
         self._seen: dict[WorkerId, Seen] = {}
         self._turn = 0
         self._behind: dict[WorkerId, bool] = {}
-        """Workers that were put behind everybody else, and whether the scheduler knows."""
+        """The demoted workers, and whether the scheduler knows."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
@@ -134,7 +134,7 @@ class Background:
         processes = self._processes
         if process.pid is None or process.pidfd is None or processes.process(process.worker) is not process:
             return
-        # Its end closes the node's own, also while the thread looks.
+        # The node closes its own descriptor when the process ends, while the thread may still use it.
         pidfd = os.dup(process.pidfd)
         await asyncio.to_thread(put_behind, processes.zygotes.groups, process.pid, pidfd)
 
@@ -151,7 +151,7 @@ class Background:
         self._behind[process.worker] = False
 
     def _tell(self, process: WorkerProcess) -> None:
-        """The scheduler is informed at the next check: a worker that was slow to load may have begun to run by then."""
+        """Inform the scheduler at the next check: a worker that was slow to load may have begun to run by then."""
         if process.ready and not self._behind[process.worker]:
             self._behind[process.worker] = True
             self._post(Demoted(process.worker))
@@ -174,7 +174,7 @@ def _seen(
         return Seen(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
     if not ready or last.loading:
-        # That is the wake's, also what came after the look before its end.
+        # This counts as the wake's, including what came after the check before its end.
         is_late = not ready and _is_late(living, ready, computed_s, now)
         late_s = last.late_s + spent_s if is_late else 0.0
         return Seen(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
@@ -191,12 +191,12 @@ def _seen(
 
 
 def _rests(last: Seen, living: LivingWorker[FunctionStatistics]) -> bool:
-    """Whether it did nothing the last time, and has run nothing since."""
+    """Whether it computed nothing at the last check, and has run nothing since."""
     return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
 
 
 def _begun(living: LivingWorker[FunctionStatistics]) -> Seconds | None:
-    """When the oldest of its runs began; None: it runs nothing."""
+    """Return when the oldest of its runs began; None: it runs nothing."""
     return min((run.begun for run in living.runs.values()), default=None)
 
 

@@ -22,8 +22,8 @@ _MAPPINGS = re.compile(
 
 
 def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
-    """The memory of the process that opened its own smaps; None when it has ended. Takes milliseconds: call it in a
-    thread.
+    """Return the memory of the process that opened its own smaps; None if it has ended. It takes milliseconds: call it
+    in a thread.
     """
     try:
         smaps.seek(0)
@@ -44,8 +44,8 @@ def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
 
 
 def anonymous_bytes(pid: int) -> int | None:
-    """What the process has in memory of no file, also where it shares it with one that it was forked from; None when it
-    is gone, or going. Anybody may ask; a few microseconds.
+    """Return the bytes of the process that belong to no file, including those that it shares with the process that
+    forked it; None if it has ended or is ending. Needs no rights, and takes a few microseconds.
     """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ def anonymous_bytes(pid: int) -> int | None:
 
 
 def directory_memory(root: Path) -> dict[Address, FileMemory]:
-    """The files of a host store's directory by name, without drafts (names with a dot) and directories."""
+    """Return the files of a host store's directory by name, without drafts (names with a dot) and directories."""
     found = {}
     for entry in os.scandir(root):
         if "." in entry.name or not entry.is_file(follow_symlinks=False):
@@ -69,7 +69,7 @@ def directory_memory(root: Path) -> dict[Address, FileMemory]:
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
-            # Dropped meanwhile.
+            # The file was dropped meanwhile.
             continue
         found[Address(entry.name)] = FileMemory(status.st_size, status.st_blocks * SECTOR_BYTES)
     return found

@@ -15,10 +15,12 @@ class Shared(Generic[Answer]):
         self._one_at_a_time = asyncio.Lock()
         self._begun = self._asking = 0
         self._last: tuple[int, Answer] | None = None
-        """The newest answer and its number, as long as somebody may share it."""
+        """The newest answer and its number, as long as a caller may share it."""
 
     async def get(self) -> Answer:
-        """The answer, or the exception of making it. A caller that is cancelled does not cancel it for the others."""
+        """Return the answer, or raise the exception of computing it. A cancelled caller does not cancel it for the
+        others.
+        """
         before = self._begun
         self._asking += 1
         try:

@@ -31,7 +31,7 @@ Find = Callable[[FunctionName, int | None], DeployedFunction]
 
 LEDGER_FILE = "usage.sqlite"
 FLUSH_S = 60.0
-"""What was used in the last of these is lost in a crash."""
+"""The time between two writes of usage: at most the usage of this time is lost in a crash."""
 
 
 class _Disk:
@@ -87,12 +87,12 @@ class Telemetry:
 
     async def close(self) -> None:
         """Write what is not written yet; call `stop` first."""
-        # What a thread has begun it ends.
+        # Work that a thread has begun is completed.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
         self._ledger.close()
 
     async def metrics(self) -> bytes:
-        """All metrics, in Prometheus's text format."""
+        """Return all metrics, in Prometheus's text format."""
         return await self._metrics.get()
 
     async def _render(self) -> bytes:
@@ -106,7 +106,7 @@ class Telemetry:
         return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
     async def activity(self) -> NodeActivity:
-        """The current activity."""
+        """Return the current activity."""
         return await self._activity.get()
 
     async def _look(self) -> NodeActivity:
@@ -125,15 +125,15 @@ class Telemetry:
             await asyncio.sleep(0)
 
     async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
-        """The last output of a function's code; NotFoundError."""
+        """Return the last output of a function's code; raise NotFoundError."""
         printed = self._find(name, version).printed
         return [] if printed is None else printed.lines()
 
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
-        """Why a function is as it is; NotFoundError."""
+        """Explain the state of a function; raise NotFoundError."""
         function = self._find(name, version)
-        # What counts steps reads them soon after the scheduler: of a function deployed in this turn of the loop, in the
-        # next.
+        # The statistics read a step soon after the scheduler, so those of a function deployed in this iteration of the
+        # loop are complete in the next.
         await asyncio.sleep(0)
         parts, times = self._parts, Times(clock.now(), clock.wall())
         places = _Disk(parts.repository), TenantBlocks(function, parts.published, parts.hosts)

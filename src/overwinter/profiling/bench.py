@@ -17,18 +17,18 @@ from overwinter.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
 RUNS = 20
-"""Runs that are enough."""
+"""The number of runs that suffices."""
 SECONDS = 1.0
-"""Seconds of runs that are enough, when there were RUNS_LEAST."""
+"""The seconds of runs that suffice, if there were at least RUNS_LEAST."""
 RUNS_LEAST = 3
 SECONDS_MOST = 10.0
-"""Seconds of runs that are enough whatever their number."""
+"""The seconds of runs that suffice, whatever their number."""
 BURST_S = 0.1
-"""Seconds between two looks at whether a pause is due."""
+"""The seconds between two checks whether a pause is due."""
 
 
 class Measurement(NamedTuple):
-    """One configuration, and by the way how long its worker took to wake; None: something came between."""
+    """The result of one configuration, and the time that its worker took to wake; None: that was disturbed."""
 
     point: Point
     pid: int
@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """Seconds of each layer for one size of batch, on one core."""
+    """The seconds of each layer for one batch size, on one core."""
 
     batch: int
     seconds: tuple[float, ...]
@@ -54,8 +54,8 @@ class Bench:
         self._last = 0
 
     async def point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
-        """Memory and median latency of a configuration. StoreError when its blocks are not in memory, WorkerError when
-        it does not run.
+        """Measure the memory and the median latency of a configuration. Raises StoreError if its blocks are not in
+        memory, WorkerError if it does not run.
         """
         while True:
             try:
@@ -64,7 +64,7 @@ class Bench:
                 continue
 
     async def layers(self, function: DeployedFunction, program: Program, batch: int) -> Layers:
-        """Median seconds of each layer; errors as of `point`."""
+        """Measure the median seconds of each layer; raises the errors of `point`."""
         while True:
             try:
                 return await self._layers(function, program, batch)
@@ -112,7 +112,7 @@ class Bench:
         return Layers(batch, tuple(median(layer) for layer in zip(*passes, strict=True)), pid)
 
     def _worker(self, function: DeployedFunction, program: Program, shape: Shape) -> MeasuredWorker:
-        # The scheduler counts its workers upwards.
+        # The scheduler's workers have positive numbers.
         self._last -= 1
         return MeasuredWorker(self._processes, WorkerId(self._last), function, program, shape, self._now)
 

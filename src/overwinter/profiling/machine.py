@@ -7,16 +7,16 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 MODEL_KEYS = ("model name", "cpu model", "CPU part")
-"""What different processors call themselves by."""
+"""The keys under which different processors report their model."""
 
 
 def core_count() -> int:
-    """Cores that this process and its children may use."""
+    """Return the number of cores that this process and its children may use."""
     return len(os.sched_getaffinity(0))
 
 
 def fingerprint() -> str:
-    """The processor's model, the number of cores and the version of PyTorch."""
+    """Return the processor's model, the number of cores and the version of PyTorch."""
     return f"{_model(CPUINFO.read_text(errors='replace'))}; {core_count()} cores; torch {version('torch')}"
 
 

@@ -27,30 +27,30 @@ from overwinter.worker.sandbox import uid_of
 BATCH = "batch"
 POLL_S = 0.02
 PATIENCE_S = 0.25
-"""A run that a request came into is let finish for so long."""
+"""How long a run may continue after a request has arrived."""
 START_S = 120.0
 GONE_S = 5.0
 COLD_S = 0.05
-"""A worker that had nothing to do for so long runs once before it counts."""
+"""A worker that was idle for this long runs once before a run counts."""
 NOBODY = RequestId(0)
 
 
 class DisturbedError(Exception):
-    """A request came while something was measured that would have taken too long to end."""
+    """A request arrived during a measurement that would have taken too long to end."""
 
 
 def least_rows(program: Program) -> int:
-    """The rows of the smallest request that the program accepts."""
+    """Return the rows of the smallest request that the program accepts."""
     return max(1, program.dimensions.get(BATCH, (1, 1))[0])
 
 
 def batch_limit(program: Program) -> int:
-    """The most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
+    """Return the most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
     return 1 if program.unjoinable else max(1, program.dimensions[BATCH][1] // least_rows(program))
 
 
 class MeasuredWorker:
-    """The node's end of a worker that is measured; hears of it in place of the effects."""
+    """The node's end of a worker that measures. It receives the worker's events in place of the effects."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class MeasuredWorker:
 
     @property
     def pid(self) -> int | None:
-        """Its process, while it lives."""
+        """The process id, while the worker lives."""
         process = self._processes.process(self.worker)
         return None if process is None else process.pid
 
     async def start(self, fds: Sequence[int]) -> float:
-        """Fork it and hand it the descriptors of the program and the blocks, which are closed; seconds until it was
-        ready. WorkerError.
+        """Fork the worker, and send it the descriptors of the program and the blocks, which are closed. Returns the
+        seconds until it was ready; raises WorkerError.
         """
         function, shape = self._function, self._shape
         memory_bytes = function.memory_bytes
@@ -105,10 +105,9 @@ class MeasuredWorker:
         return ready - begun
 
     async def waves(self, seconds: float, disturbed: Callable[[], bool]) -> list[float]:
-        """Seconds of each run in waves of as many as go on at once, for so long or until disturbed; a wave that was
-        disturbed does not count.
-
-        DisturbedError when a run would have kept a request waiting; the worker is gone then. WorkerError.
+        """Return the seconds of each run, in waves of concurrent runs, for this time or until disturbed; a disturbed
+        wave does not count. Raises DisturbedError if a run would have delayed a request; the worker is then killed.
+        Raises WorkerError.
         """
         if self._last is None or self._now() - self._last > COLD_S:
             await self._wave(disturbed)
@@ -122,12 +121,12 @@ class MeasuredWorker:
         return took
 
     async def layers(self, batch: int, disturbed: Callable[[], bool]) -> tuple[float, ...]:
-        """Seconds of each layer in one run of a batch."""
+        """Return the seconds of each layer in one run of a batch."""
         measured = await self._measured(Measure(self._function.id, batch * self._rows), disturbed)
         return measured.layers_s
 
     async def private_bytes(self) -> int:
-        """The most memory that it had to itself."""
+        """Return the peak of its private memory."""
         measured = await self._measured(Measure(self._function.id), lambda: False)
         return measured.private_bytes
 
@@ -195,14 +194,14 @@ class MeasuredWorker:
                 raise DisturbedError
         return self._heard.result()
 
-    # What its processes tell
+    # Messages of the process
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """It is loaded."""
+        """Handle the end of its load."""
         self._tell(self._now())
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
-        """One of its runs is done."""
+        """Handle the answer of a run."""
         now = self._now()
         process.free(process.end(answer))
         self._took.append(now - self._begun.pop(answer.run))
@@ -234,12 +233,12 @@ class MeasuredWorker:
         if self._heard.done():
             self._heard = asyncio.get_running_loop().create_future()
         self._heard.set_exception(WorkerError(f"{self._function.id} cannot be measured: {reason}"))
-        # It may be that nobody waits.
+        # Possibly no caller waits for it.
         self._heard.exception()
 
 
 def _metas(program: Program) -> tuple[TensorMeta, ...]:
-    """The inputs of one request of least size, all other sizes being the example's."""
+    """Describe the inputs of one request of minimal size; all other sizes are the example's."""
     sizes = {**program.example, BATCH: least_rows(program)}
     metas = []
     for spec in program.inputs:

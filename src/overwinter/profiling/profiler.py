@@ -27,11 +27,11 @@ from overwinter.profiling.rounds import Rounds
 from overwinter.profiling.survey import BEGINS, Survey
 
 BACKGROUND_S = 600.0
-"""Longest that one function is measured which nobody asked to have measured."""
+"""The longest measurement of one function in the background."""
 
 
 class Profiler:
-    """One measurement at a time; the others wait for it."""
+    """Measures functions, one at a time; other measurements wait."""
 
     def __init__(self, parts: Parts, tasks: asyncio.TaskGroup) -> None:
         self.observer = Observer(self._known, self._corrects)
@@ -53,7 +53,7 @@ class Profiler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stored(self, function: DeployedFunction) -> Profile | None:
-        """The stored profile of the function on this machine, or of its program alone. Reads the disk."""
+        """Return the stored profile of the function on this machine, or of its program alone. Reads the disk."""
         for subject in _subjects(function):
             found = self._parts.repository.profile(self._machine, subject)
             if found is not None:
@@ -61,16 +61,15 @@ class Profiler:
         return None
 
     async def measure(self, function: DeployedFunction, wanted: Wanted, tell: Tell) -> Profile:
-        """Measure what is wanted and not known. What was measured is kept also if the rest fails or is cancelled.
-
-        CallerError for a configuration that cannot be; WorkerError when none of them runs.
+        """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
+        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs.
         """
         limits = await asyncio.to_thread(self._limits, function)
         shapes = wanted_shapes(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         tell(Progress(done=0, total=len(shapes) + len(batches), what="waiting for its turn"))
         async with self._rounds.turn(function.manifest.tenant):
-            # Read again: many may wait, and a decoded program is large.
+            # Read the program again: many measurements may wait, and a decoded program is large.
             program = await asyncio.to_thread(self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, tell)
             if function.profile is not None and not wanted.again:
@@ -79,16 +78,16 @@ class Profiler:
                 await survey.run(shapes, batches)
             finally:
                 if survey.found:
-                    # Also when nobody waits any more.
+                    # Store it even if no caller waits any more.
                     await asyncio.shield(self._keep(function, survey))
         return function.profile or survey.blank
 
     def measure_soon(self, function: DeployedFunction) -> None:
-        """Measure what its settings allow, in the background."""
+        """Measure the configurations that its settings allow, in the background."""
         self._do_soon(self._measure_in_time(function), f"{function.id} was not measured")
 
     async def _measure_in_time(self, function: DeployedFunction) -> None:
-        """A background measurement delays others for a bounded time; its results up to then are kept."""
+        """Measure in the background for a bounded time, because others wait; the results up to then are stored."""
         turn: asyncio.Timeout | None = None
 
         def tell(progress: Progress) -> None:
@@ -115,7 +114,7 @@ class Profiler:
         task.add_done_callback(self._background.discard)
 
     async def _told(self, work: Coroutine[Any, Any, object], failed: str) -> None:
-        """Failures of a background measurement are logged."""
+        """Log the failure of a background measurement."""
         try:
             await work
         except (OverwinterError, *MACHINE) as error:
@@ -158,5 +157,5 @@ class Profiler:
 
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:
-    """The keys of its profile, its own first."""
+    """Return the keys of its profile, its own first."""
     return tuple(dict.fromkeys((function.subject, function.program_subject)))

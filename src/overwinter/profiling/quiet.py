@@ -19,21 +19,21 @@ class Traffic(Protocol):
 
     @property
     def arrivals(self) -> int:
-        """How many came so far."""
+        """The number of requests so far."""
         ...
 
     @property
     def arrived_at(self) -> Seconds | None:
-        """When the last one came."""
+        """The arrival of the last request."""
         ...
 
 
 class Quiet:
-    """Says when, and keeps the account of the time spent."""
+    """Decides when to measure, and accounts for the time used."""
 
     def __init__(self, traffic: Traffic, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
-        """`busy` says whether requests or workers are under way. `share` of the time may be spent while the node
-        serves, above 0 and at most 1.
+        """Create it. `busy` returns whether requests or workers are in progress. `share` of the time, above 0 and at
+        most 1, may be used while the node serves.
         """
         self._traffic = traffic
         self._busy = busy
@@ -42,7 +42,7 @@ class Quiet:
         self._rests_until = Seconds(0.0)
 
     async def moment(self) -> int:
-        """Wait until something may be measured; a mark for `disturbed`."""
+        """Wait until a measurement may run; return a mark for `disturbed`."""
         while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
             await asyncio.sleep(min(rest_s, SERVING_S))
         while self._busy():  # noqa: ASYNC110 - nobody tells when workers and requests are all at rest
@@ -50,11 +50,11 @@ class Quiet:
         return self._traffic.arrivals
 
     def disturbed(self, mark: int) -> bool:
-        """Whether anything was under way since the moment that gave the mark, or is."""
+        """Whether anything is in progress, or was since the moment of the mark."""
         return self._busy() or self._traffic.arrivals != mark
 
     def spent(self, seconds: float) -> None:
-        """Something was measured for so long: while the node serves, the rest of the time is not for that."""
+        """Account for a measurement of this duration: while the node serves, the next one must wait accordingly."""
         self._rests_until = Seconds(self._now() + seconds * (1.0 / self._share - 1.0))
 
     def _serves(self) -> bool:

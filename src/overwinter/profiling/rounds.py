@@ -17,11 +17,11 @@ class Rounds:
     def __init__(self) -> None:
         self._taken = False
         self._waiting: dict[TenantId, deque[asyncio.Future[None]]] = {}
-        """Whose turn was longest ago first."""
+        """The waiting measurements by tenant, the tenant whose turn is longest ago first."""
 
     @asynccontextmanager
     async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
-        """Wait for the place, and have it."""
+        """Wait for the turn, and hold it during the block."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True
@@ -37,7 +37,7 @@ class Rounds:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                # It was handed the place, and has no use for it.
+                # The turn was assigned to it, but it was cancelled.
                 self._pass_on()
             raise
 
@@ -49,7 +49,7 @@ class Rounds:
             if own:
                 self._waiting[tenant] = own
             if not place.done():
-                # It stays taken until that one is through.
+                # The turn stays taken until that measurement is complete.
                 place.set_result(None)
                 return
         self._taken = False

@@ -14,10 +14,10 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.profiling.bench import Bench, Layers
 
 LONGEST_S = 10.0
-"""Larger batches than one that took so long are not measured."""
+"""Batches larger than one that took this long are not measured."""
 
 BEGINS = "begins"
-"""Told first, when its turn has come."""
+"""The first reported step, when the measurement's turn has come."""
 
 Found = TypeVar("Found")
 
@@ -48,7 +48,7 @@ class Survey:
             weight_bytes=sum(weight.nbytes for weight in program.weights),
             macs=sum(layer.macs for layer in program.layers),
         )
-        """What is known without measuring."""
+        """The profile without measurements."""
 
     @property
     def found(self) -> bool:
@@ -56,13 +56,13 @@ class Survey:
         return bool(self._points or self._layers)
 
     def known(self, profile: Profile) -> None:
-        """Configurations in the profile need no measurement."""
+        """Skip the configurations in this profile."""
         self._known_shapes = {point.shape for point in profile.points}
         if profile.layers and len(profile.layers) == len(self._program.layers):
             self._known_batches = set.intersection(*(set(layer.latency_s) for layer in profile.layers))
 
     async def run(self, shapes: Sequence[Shape], batches: Sequence[int]) -> None:
-        """Measure the configurations that are unknown; WorkerError when none runs."""
+        """Measure the unknown configurations; raise WorkerError if none runs."""
         missing = [shape for shape in shapes if shape not in self._known_shapes]
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
@@ -81,7 +81,9 @@ class Survey:
             await self._time(batch)
 
     async def _measure(self, shape: Shape) -> dict[tuple[int, int], str]:
-        """One configuration; why larger batches of its kind need not be tried, if so."""
+        """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
+        reason.
+        """
         self._say(_text(shape))
         try:
             found = await self._with_blocks(lambda: self._bench.point(self._function, self._program, shape))
@@ -118,7 +120,7 @@ class Survey:
             return await step()
 
     def added_to(self, known: Profile) -> Profile:
-        """The profile with the results added."""
+        """Return the profile with the results added."""
         profile = with_points(known, self._points, median(self._wakes) if self._wakes else None)
         return msgspec.structs.replace(profile, layers=self._layer_points(known))
 

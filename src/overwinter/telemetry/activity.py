@@ -11,7 +11,7 @@ from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import RECENT, Answer, FunctionStatistics
 
 WINDOW_S = 60.0
-"""Rates and latencies are of the answers of so long."""
+"""Rates and latencies are computed from the answers of this many recent seconds."""
 
 
 class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,32 +20,34 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     tenant: TenantId
     state: str
-    """Of the version that answers."""
+    """The state of the version that answers."""
     family: FunctionId
-    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+    """The first of the functions with which it may share workers; itself if it shares with none."""
     members: int
-    """How many they are."""
+    """The number of functions in the family."""
     workers: Sequence[WorkerId]
-    """Those that have it: functions of a family share them."""
+    """The workers that have bound it; functions of a family share them."""
     running: int
-    """Requests that workers have."""
+    """The requests in workers."""
     queued: int
     shared: float | None
-    """Share of the requests that ran together with those of other functions; None: nothing ran."""
+    """The share of the requests that ran together with those of other functions; None: nothing ran."""
     rate: float
-    """Answers per second, of late."""
+    """The recent answers per second."""
     p50_ms: float | None
-    """Of late; None: no answer."""
+    """The recent median latency; None: there was no answer."""
     p99_ms: float | None
     attainment: float | None
-    """Share of the requests answered within the SLO, since the node started; None: no SLO, or no request."""
+    """The share of the requests answered within the SLO since the node started; None: no SLO, or no request."""
     slo_ms: float | None
     host_bytes: int
-    """Of its blocks in the host store, those it shares included."""
+    """The bytes of its blocks in the host store, shared ones included."""
     exclusive_bytes: int | None
-    """Of these, those that nobody shares; None: not told to a tenant, whom they would tell what others have."""
+    """The part of these that no other function shares; None for a tenant, because it would reveal the blocks of other
+    tenants.
+    """
     private_bytes: int
-    """Its parts of its workers' private memory, which all that a worker has pay equally."""
+    """Its part of its workers' private memory, which is divided equally among the functions in a worker."""
     wakes: int
     requests: int
     refused: int
@@ -56,21 +58,21 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: int
     cores_running: int | None
-    """None: not told to a tenant."""
+    """The cores in use; None for a tenant."""
     worker_states: Mapping[str, int]
-    """How many workers are in each."""
+    """The number of workers in each state."""
     functions_deployed: int
     running: int
     queued: int
     host_bytes: int
     host_budget: int | None
-    """None: there is none, or it is not told to a tenant."""
+    """The size of the host store; None: unlimited, or not shown to a tenant."""
     private_bytes: int
     private_budget: int | None
-    """None: not told to a tenant."""
+    """The limit of private memory; None for a tenant."""
     functions: Sequence[FunctionActivity]
     workers: Sequence[FamilyWorker]
-    """What each has bound."""
+    """The functions that each worker has bound."""
 
 
 def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
@@ -143,11 +145,11 @@ def _function(
 
 
 def lately(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
-    """Answers per second, and the median and the 99th percentile of their seconds, within the window."""
+    """Return the answers per second, and the median and the 99th percentile of their seconds, within the window."""
     late = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
     if not late:
         return 0.0, None, None
-    # So many that older ones of the window are forgotten: then their own time is the window.
+    # There are so many answers that older ones of the window were dropped: use the time that the remaining ones cover.
     span = now - late[0][0] if len(late) == RECENT else WINDOW_S
     ordered = sorted(seconds for _, seconds in late)
     p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))

@@ -23,18 +23,20 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Where a function's blocks are on one tier."""
 
     tier: str
-    """disk, host, or private: of its workers alone."""
+    """disk, host, or private: the workers' memory."""
     store: StoreName = StoreName("")
-    """Of the host stores, the one meant; the shared one has no name."""
+    """The name of a host store; empty for the shared one."""
     resident: int
     missing: int
-    """Of its blocks, what has to be brought."""
+    """The bytes of its blocks that must be loaded."""
     exclusive: int
-    """What no other function of its tenant holds: nobody learns here what other tenants have."""
+    """The bytes that no other function of its tenant holds; other tenants do not count, so that nothing of them is
+    revealed.
+    """
     shared: int
-    """What others of its tenant hold too."""
+    """The bytes that other functions of its tenant hold too."""
     sharers: int
-    """How many other functions of its tenant hold some of it."""
+    """The number of other functions of its tenant that hold some of them."""
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,37 +48,37 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     macs: int
     wake_s: float | None
     pace: float
-    """Latency seen in service, by the profile's."""
+    """The latency in service divided by the profile's."""
     age_s: float | None
-    """Since it was measured, or read at the start of the node."""
+    """The seconds since it was measured, or read at the start of the node."""
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a function's runs that ended, all its versions together, those that it shared with others of its family."""
+    """The completed runs that the function, all its versions together, shared with others of its family."""
 
     runs: int
     all_runs: int
-    """Those of its requests alone included."""
+    """All its runs, including separate ones."""
     requests: int
-    """Its own in them."""
+    """Its own requests in shared runs."""
     all_requests: int
     core_s: float
-    """What it paid of them: of each by its part of the requests."""
+    """Its part of the cost of shared runs: of each by its share of the requests."""
     whole_core_s: float
-    """What all that were in them paid together."""
+    """The whole cost of those runs."""
     own: float
-    """The part of such a run that takes as long for each function as if it ran by itself, as the scheduler expects."""
+    """The part of a shared run that is separate for each function, as the scheduler expects."""
     cost: float | None
-    """Time of such a run, by that of runs of each function by itself; from 1 on few are shared. None: not known."""
+    """The time of a shared run divided by that of separate runs; from 1 on few runs are shared. None: unknown."""
     beside: Mapping[FunctionName, int]
-    """Of the last ones, how many it shared with whom; the most often first."""
+    """How many of the last shared runs it shared with each function, the most frequent first."""
 
 
 class BoundFacts(BindingDetail, frozen=True, kw_only=True):
     """A function that a worker has, and what it takes."""
 
     private_bytes: int | None
-    """Its part of the worker's private memory; None: it has none of it yet."""
+    """Its part of the worker's private memory; None: not yet known."""
 
 
 class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
@@ -84,14 +86,14 @@ class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
 
     pid: int | None
     private_bytes: int | None
-    """As weighed; None: not yet."""
+    """The measured private memory; None: not yet measured."""
     pss_bytes: int | None
-    """The same with its part of what it shares."""
+    """The same with its part of shared memory."""
     bound: Sequence[BoundFacts]
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """Something that was decided or said, and when, in seconds since 1970."""
+    """A decision or message, and its time in seconds since 1970."""
 
     at: float
     what: str
@@ -105,7 +107,7 @@ class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     tenant: TenantId
     traffic: int
-    """Per cent of the requests that name no version that it gets."""
+    """The percentage of the requests without a version that it gets."""
     promoted: bool
     """Whether a promotion or a split says so; else the newest version gets all."""
     settings: Settings
@@ -117,35 +119,35 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     """All that is known of why one version of a function is as it is."""
 
     state: str
-    """asleep, waking, awake, backoff or unloaded; on trial is said of `on_trial`."""
+    """asleep, waking, awake, backoff or unloaded; `on_trial` says whether it is on trial."""
     on_trial: bool
     best_effort: bool
-    """No configuration meets its SLO."""
+    """Whether no configuration meets its SLO."""
     attainment: float | None
-    """Of all versions, since the node started."""
+    """The attainment of all versions since the node started."""
     queued: int
     rate: float
-    """Requests per second of the last period."""
+    """The requests per second of the last period."""
     expected_rate: float
-    """Of the next, as the scheduler expects it."""
+    """The expected requests per second of the next period."""
     run_s: float | None
-    """Of its runs, smoothed; None: it has not run."""
+    """The smoothed time of its runs; None: it has not run."""
     failures: int
-    """Deaths in a row."""
+    """The number of consecutive deaths."""
     rests_s: float
-    """For so long it is not woken, after a failure."""
+    """How long it is still not woken after a failure."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
     members: Sequence[FunctionId]
     """All of its family."""
     shared: SharedFacts
     workers: Sequence[WorkerFacts]
-    """Workers of its family, also those that do not have it."""
+    """The workers of its family, including those in which it is not bound."""
     answered: int
-    """Requests for this version, since the node started."""
+    """The answered requests for this version since the node started."""
     refused: int
     decisions: Sequence[Happened]
-    """Of all versions, the last ones, the newest last."""
+    """The last decisions about all versions, the newest last."""
     refusals: Sequence[Happened]
 
 
@@ -190,15 +192,15 @@ class Times(msgspec.Struct, frozen=True):
     wall: float
 
     def happened(self, told: Iterable[Told]) -> list[Happened]:
-        """What was said, for people's calendars."""
+        """Convert the times of decisions to seconds since 1970."""
         return [Happened(self.wall - (self.now - each.at), each.what, each.why) for each in told]
 
 
 def tiers_of(
     sources: Sources, function: FunctionSpec, others: Sequence[Sibling], places: tuple[Place, Place]
 ) -> list[TierBytes]:
-    """Where a function's blocks are. `places` are its repository and its host store. It looks at the disk: call it in a
-    thread.
+    """Return where a function's blocks are. `places` are its repository and its host store. It reads the disk: call it
+    in a thread.
     """
     seen = sources.statistics
     empty: Shares[FunctionId] = Shares()

@@ -20,7 +20,7 @@ from overwinter.telemetry.statistics import FunctionStatistics, Statistics
 from overwinter.telemetry.underway import LivingWorker
 
 IDLE_PRICE = 0.1
-"""Of the price of a core that runs something."""
+"""The price of an idle core, as a share of the price of a core that runs something."""
 
 Key = tuple[TenantId, FunctionName]
 
@@ -33,23 +33,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     """The first day on which it was used, in UTC."""
     requests: int
-    """Answered."""
+    """The answered requests."""
     core_ms: float
-    """Run time on each of a run's cores, and what workers computed beyond that."""
+    """The run time on each of a run's cores, and the time that workers computed beyond that."""
     idle_core_ms: float
-    """Cores of workers that were alive and ran nothing."""
+    """The time of cores of workers that were alive and ran nothing."""
     billed_core_ms: float
-    """Both, the idle ones at a tenth."""
+    """The sum of both, with idle cores at a tenth."""
     disk_byte_s: float | None
-    """Its part of the blocks in the repository, over time; None: not told to a tenant, whom it would tell what others
-    have."""
+    """Its part of the blocks in the repository, over time; None for a tenant, because it would reveal the blocks of
+    other tenants.
+    """
     host_byte_s: float | None
-    """Its part of the blocks in host stores, over time; None: the same."""
+    """Its part of the blocks in host stores, over time; None for a tenant."""
     private_byte_s: float
-    """Memory of its workers alone, over time."""
+    """Its part of the private memory of its workers, over time."""
     family: FunctionId | None = None
-    """The first of the functions with which it may share workers, whose idle cores and memory they split; itself if it
-    shares with nobody, None if it is not deployed."""
+    """The first of the functions with which it may share workers, whose idle cores and memory are split among them;
+    itself if it shares with none, None if it is not deployed.
+    """
 
 
 class Meter:
@@ -67,7 +69,7 @@ class Meter:
         """Write the usage since the last call; what cannot be written is kept for the next."""
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
-            # Of functions that are gone nothing more comes once their last worker is.
+            # A removed function has no further usage once its last worker has ended.
             gone = [tally for tally in self._statistics.left if tally.workers == 0]
             totals = self._totals(now)
             try:
@@ -83,7 +85,7 @@ class Meter:
             self._written = {tally: total for tally, total in totals.items() if tally not in gone}
 
     def usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
-        """What each function used, of all tenants or of one, since the ledger began."""
+        """Return the usage of each function, of all tenants or of one, since the ledger began."""
         today = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
             entries, unwritten = self._ledger.entries(tenant), self._unwritten(self._totals(now))
@@ -107,8 +109,8 @@ class Meter:
         return {key: amounts for key, amounts in used.items() if amounts != Amounts()}
 
     def _totals(self, now: Seconds) -> dict[FunctionStatistics, Amounts]:
-        """The usage of each function since the node started, including operations under way. The loop continues
-        meanwhile; what is missed or counted twice is corrected by the next difference.
+        """Return the usage of each function since the node started, including operations in progress. The loop
+        continues meanwhile; an error of the copy is corrected by the next difference.
         """
         seen = self._statistics
         totals = {
@@ -138,7 +140,9 @@ class Meter:
 def _add_worker(
     totals: dict[FunctionStatistics, Amounts], worker: LivingWorker[FunctionStatistics], now: Seconds
 ) -> None:
-    """The cost of a worker since the last measurement: runs for their functions, the rest split among the payers."""
+    """Add the cost of a worker since the last measurement: runs to their functions, the rest split among the bound
+    functions.
+    """
     for run in list(worker.runs.values()):
         core_s = (now - run.begun) * worker.run_cores
         for tally, count in run.requests.items():

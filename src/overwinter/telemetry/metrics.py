@@ -67,12 +67,12 @@ class _Node(Collector):
 
 
 def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
-    """A family of counters."""
+    """Format a family of counters."""
     return _filled(CounterMetricFamily(PREFIX + name, told, labels=labels), samples)
 
 
 def gauge(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
-    """A family of gauges."""
+    """Format a family of gauges."""
     return _filled(GaugeMetricFamily(PREFIX + name, told, labels=labels), samples)
 
 
@@ -83,10 +83,10 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[S
 
 
 def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
-    """A family of histograms."""
+    """Format a family of histograms."""
     family = HistogramMetricFamily(PREFIX + name, told, labels=labels)
     for values, each in samples:
-        # One copy: the loop counts on.
+        # Copy the counts once, because the loop continues to count.
         counts, total, below = list(each.counts), each.total, 0
         buckets = []
         for bound, count in zip([*each.bounds, None], counts, strict=True):
@@ -103,27 +103,27 @@ def _requests(
 ) -> Iterator[Metric]:
     yield counter(
         "requests",
-        "Requests that ended; refused ones by the error's name.",
+        "Completed requests; refused ones by the error's name.",
         ["function", "outcome", "error"],
         (sample for each in seen for sample in _outcomes(each)),
     )
     yield histogram(
         "request_duration_seconds",
-        "From a request's arrival to its answer, by where the weights lay when it came.",
+        "Time from a request's arrival to its answer, by the kind of start.",
         ["function", "start"],
         (((each.name, start), times) for each in seen for start, times in list(each.durations.items())),
     )
     queued: Counter[str] = Counter()
     for function in functions:
         queued[function.spec.name] += function.queued
-    yield gauge("requests_queued", "Requests that wait.", ["function"], _by_name(queued))
+    yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued))
     with_slo = [each for each in seen if each.slo_s is not None]
     yield gauge(
         "slo_seconds", "Latency objective.", ["function"], (((each.name,), each.slo_s or 0) for each in with_slo)
     )
     yield counter(
         "slo_requests",
-        "Requests, of functions with an SLO, that were answered or refused.",
+        "Answered and refused requests of functions with an SLO.",
         ["function"],
         (((each.name,), each.ended) for each in with_slo),
     )
@@ -134,11 +134,11 @@ def _requests(
         (((each.name,), each.within) for each in with_slo),
     )
     yield from _versions(versions)
-    yield counter("retries", "Requests run again after a worker died.", ["function"], _named(seen, "retries"))
+    yield counter("retries", "Requests that were run again after a worker died.", ["function"], _named(seen, "retries"))
 
 
 def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
-    """Metrics by version: only of functions with several versions, and of versions that had a request."""
+    """Yield metrics by version: only of functions with several versions, and of versions that had a request."""
     counts = Counter(split_id(id_)[0] for id_ in versions)
     named = {split_id(id_): each for id_, each in versions.items() if counts[split_id(id_)[0]] > 1}
     outcomes: list[Sample] = []
@@ -148,11 +148,11 @@ def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metr
         refused = each.refused.copy()
         outcomes += [((name, str(number), "refused", error), count) for error, count in refused.items()]
     labels = ["function", "version"]
-    told = "Requests that a version answered, or that were refused of it, by the error's name."
+    told = "Requests that were answered or refused for a version; refused ones by the error's name."
     yield counter("version_requests", told, [*labels, "outcome", "error"], outcomes)
     yield histogram(
         "version_request_duration_seconds",
-        "From the arrival of a request to the answer of the version.",
+        "Time from a request's arrival to the answer of the version.",
         labels,
         (((name, str(number)), each.durations) for (name, number), each in named.items() if any(each.durations.counts)),
     )
@@ -173,7 +173,9 @@ def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
     running = (((each.name,), each.requests.running) for each in pipelines)
     yield gauge("pipeline_requests_running", "Requests that pass through pipelines.", label, running)
     durations = (((each.name,), each.durations) for each in pipelines)
-    yield histogram("pipeline_duration_seconds", "From a request's arrival to the last answer.", label, durations)
+    yield histogram(
+        "pipeline_duration_seconds", "Time from a request's arrival to the answer of the pipeline.", label, durations
+    )
     with_slo = [each for each in pipelines if each.slo_ms is not None]
     slo_s = (((each.name,), (each.slo_ms or 0.0) / 1000) for each in with_slo)
     yield gauge("pipeline_slo_seconds", "Latency objective of the whole.", label, slo_s)
@@ -182,63 +184,61 @@ def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
 
 
 def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    told = "From a request's arrival until a worker had it."
+    told = "Time from a request's arrival until it was sent to a worker."
     yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     yield gauge("requests_running", "Requests that workers have.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
-    told = "Of these runs, those of several functions: each counts one."
+    told = "Those of these runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", told, ["function"], _named(seen, "shared_runs"))
-    told = "Requests in runs of several functions, each its function's."
+    told = "Requests in shared runs, by their function."
     yield counter("shared_run_requests", told, ["function"], _named(seen, "shared_batched"))
     yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
-    yield counter(
-        "run_core_seconds", "Time of these runs on each of their cores.", ["function"], _named(seen, "core_s")
-    )
-    told = "From arrivals until a worker had the request."
+    yield counter("run_core_seconds", "Time of these runs times their cores.", ["function"], _named(seen, "core_s"))
+    told = "Time from arrivals until the requests were sent to a worker."
     yield counter("wait_seconds", told, ["function"], _named(seen, "wait_s"))
 
 
 def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     states = Counter(worker.state for worker in known.workers)
     counts = [((name,), states[name]) for name in get_args(WorkerState)]
-    yield gauge("workers", "Worker processes, by what they do.", ["state"], counts)
+    yield gauge("workers", "Worker processes, by state.", ["state"], counts)
     alive = (((each.name,), float(each.workers)) for each in seen if each.workers)
     yield gauge("function_workers", "Worker processes that were forked for a function.", ["function"], alive)
     living = list(statistics.workers.values())
     bound = Counter[str](name for process in living for name in {tally.name for tally in list(process.bound.values())})
-    yield gauge("function_bound", "Workers that have a function, alone or with others.", ["function"], _by_name(bound))
-    told = "Times that a function was bound in a worker of its family, those that failed among them."
+    yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
+    told = "Binds of a function in a worker of its family, including failed ones."
     yield counter("binds", told, ["function"], _named(seen, "binds"))
     yield counter("bind_seconds", "Time of binds.", ["function"], _named(seen, "bind_s"))
     yield counter(
         "wakes",
-        "Workers asked for, by where the weights lay.",
+        "Started workers, by where the weights were.",
         ["function", "start"],
         (((each.name, start), count) for each in seen for start, count in list(each.wakes.items())),
     )
     yield counter(
         "wake_seconds",
-        "Time of wakes, from their first step until the worker was ready.",
+        "Time of wakes, from their begin until the worker was ready.",
         ["function", "start"],
         (((each.name, start), each.wake_s[start]) for each in seen for start in list(each.woken)),
     )
     yield histogram(
         "wake_duration_seconds",
-        "From the first step of a wake until the worker was ready.",
+        "Time from the begin of a wake until the worker was ready.",
         ["start"],
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
-    yield counter("worker_crashes", "Workers that died unasked.", ["function"], _named(seen, "crashes"))
-    yield counter("zygote_losses", "Zygotes that died or made room.", [], [((), statistics.zygotes_lost)])
+    yield counter("worker_crashes", "Workers that died without being stopped.", ["function"], _named(seen, "crashes"))
+    yield counter("zygote_losses", "Zygotes that died or were stopped for others.", [], [((), statistics.zygotes_lost)])
 
 
 def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     counts = (((what,), statistics.decided[what]) for what in get_args(Decision))
-    yield counter("decisions", "Decisions of the scheduler that `explain` tells of.", ["decision"], counts)
-    yield counter("evictions", "Times that a function's blocks had to leave.", ["function"], _named(seen, "evictions"))
+    yield counter("decisions", "Decisions of the scheduler that `explain` shows.", ["decision"], counts)
+    yield counter("evictions", "Evictions of a function's blocks.", ["function"], _named(seen, "evictions"))
     yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
 
 
@@ -246,16 +246,18 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     lives = Counter(function.state for function in known.functions)
     counts = (((life,), lives[life]) for life in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
-    yield gauge("families", "Families of functions: a family shares workers.", [], [((), known.families)])
+    yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
     hopeless = sum(function.best_effort for function in known.functions)
-    yield gauge("functions_best_effort", "Of these, those whose SLO no configuration keeps.", [], [((), hopeless)])
-    told = "Of these, those that wait for a core, for room for a worker, or for room in a host store."
+    yield gauge("functions_best_effort", "Those of these whose SLO no configuration meets.", [], [((), hopeless)])
+    told = "Those of these that wait for a core, a place for a worker, or space in a host store."
     yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in known.waiting.items()))
 
 
 def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
     ages = (((each.name,), now - each.profiled) for each in seen if each.profiled is not None)
-    yield gauge("profile_age_seconds", "Since a function was measured, or its profile read.", ["function"], ages)
+    yield gauge(
+        "profile_age_seconds", "Time since a function was measured, or its profile was read.", ["function"], ages
+    )
 
 
 def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
@@ -274,24 +276,28 @@ def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
         if own[spec.id]:
             samples.append(((*named, "private", "exclusive"), own[spec.id]))
     labels = ["function", "version", "tier", "sharing"]
-    yield gauge("function_bytes", "Bytes that a version holds, by whether others hold them too.", labels, samples)
+    yield gauge(
+        "function_bytes", "Bytes that a version holds, by whether other versions hold them too.", labels, samples
+    )
     tiers = [(("disk",), disk.nbytes), (("host",), known.host_bytes), (("private",), sum(own.values()))]
     yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
     resident = (((name,), nbytes) for name, nbytes in known.stores.items())
-    yield gauge("host_store_bytes", "Bytes in a host store, those on their way included.", ["store"], resident)
+    yield gauge("host_store_bytes", "Bytes in a host store, including those being loaded.", ["store"], resident)
     released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
-    yield counter("host_store_released_bytes", "Bytes that left a host store.", ["store"], released)
+    yield counter("host_store_released_bytes", "Bytes that were removed from a host store.", ["store"], released)
     seen = [tally for tally in list(statistics.tallies.values()) if tally.loaded_bytes]
-    yield counter("loaded_bytes", "Bytes brought from disk.", ["function"], _named(seen, "loaded_bytes"))
+    yield counter("loaded_bytes", "Bytes that were loaded from disk.", ["function"], _named(seen, "loaded_bytes"))
 
 
 def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
     yield gauge("cores", "Cores that workers may use.", [], [((), config.cores or 1)])
-    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), known.cores_running)])
-    yield gauge("cores_reserved", "Cores of all workers that stay.", [], [((), known.cores_reserved)])
+    yield gauge("cores_running", "Cores that the runs in progress may use.", [], [((), known.cores_running)])
+    yield gauge(
+        "cores_reserved", "Cores that are reserved for workers, idle ones included.", [], [((), known.cores_reserved)]
+    )
     budgets = [("host", known.host_budget), ("private", config.memory_bytes)]
     bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
-    yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
+    yield gauge("budget_bytes", "Limit of a tier in bytes, if it has one.", ["tier"], bounded)
 
 
 def _accounts(accounts: Accounts) -> Iterator[Metric]:
@@ -306,11 +312,11 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
         "worker_shared_pss": sum(process.memory.shared for process in workers),
         "zygote_pss": accounts.zygotes,
     }
-    told = "Memory, as whoever counts it said at the last pass."
+    told = "Memory at the last comparison, by who counted it."
     yield gauge("memory_bytes", told, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
     yield counter(
         "accounting_mismatch",
-        "Things on which the scheduler and the kernel disagreed in two passes.",
+        "Differences between the scheduler's and the kernel's counts in two consecutive comparisons.",
         ["kind"],
         (((kind,), accounts.mismatches[kind]) for kind in KINDS),
     )
@@ -319,12 +325,12 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
 
 def _health(health: Health) -> Iterator[Metric]:
     damaged = [(("host",), health.damaged_memory), (("disk",), health.damaged_disk)]
-    yield counter("blocks_damaged", "Blocks that no longer were what their name says.", ["tier"], damaged)
+    yield counter("blocks_damaged", "Blocks whose content no longer matched their address.", ["tier"], damaged)
     yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), health.verified_bytes)])
 
 
 def _named(seen: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:
-    """A count of each function that had a request or a worker."""
+    """Yield a count for each function that had a request or a worker."""
     return (((each.name,), getattr(each, field)) for each in seen if each.requests or each.wakes)
 
 

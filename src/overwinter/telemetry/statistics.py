@@ -21,16 +21,16 @@ from overwinter.telemetry.tracking import Tracker
 from overwinter.telemetry.underway import LivingWorker, OpenRun
 
 SMOOTHING = 0.2
-"""Of the last in what is usual."""
+"""The weight of the latest value in smoothed values."""
 RECENT = 256
-"""Answers of a function whose latencies are remembered one by one."""
+"""The number of recent answers per function whose latencies are kept."""
 BESIDE = 64
-"""Runs of a function of which it is remembered who shared them."""
+"""The number of recent shared runs per function whose participants are kept."""
 TOLD = 32
-"""Decisions and refusals of a function that are remembered."""
+"""The number of recent decisions and refusals per function that are kept."""
 
 Answer = tuple[Seconds, float]
-"""When an answer was given, and how many seconds the request had waited for it."""
+"""The time of an answer, and the seconds that the request had waited for it."""
 
 
 class Told(NamedTuple):
@@ -47,18 +47,18 @@ class FunctionStatistics(Tally):
     def __init__(self, name: FunctionName) -> None:
         super().__init__(name)
         self.durations: dict[Start, Histogram] = {}
-        """Of answered requests, by from where the function had to be woken."""
+        """The durations of answered requests, by the kind of start."""
         self.recent: deque[Answer] = deque(maxlen=RECENT)
         self.decisions: deque[Told] = deque(maxlen=TOLD)
         self.refusals: deque[Told] = deque(maxlen=TOLD)
         self.beside: deque[tuple[FunctionName, ...]] = deque(maxlen=BESIDE)
-        """With whom it shared its last runs of several functions."""
+        """The functions with which it shared its last shared runs."""
         self.disk_byte_s = self.host_byte_s = 0.0
-        """Owed for blocks that it holds no more."""
+        """The byte-seconds of blocks that it holds no more."""
         self.usual_run_s = self.usual_wake_s = 0.0
-        """Smoothed seconds of a run, and of a wake; 0 until there was one."""
+        """The smoothed seconds of a run, and of a wake; 0 until there was one."""
         self.background_core_s = 0.0
-        """What its workers computed beyond the cores of their runs."""
+        """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When a profile of it came."""
         self.runs = self.batched = 0
@@ -79,13 +79,13 @@ def _smoothed(before: float, seconds: float) -> float:
 
 
 class VersionStatistics:
-    """What became of the requests for one version of a function."""
+    """The outcomes of the requests for one version of a function."""
 
     def __init__(self) -> None:
         self.durations = Histogram(SECONDS)
-        """Of answered requests."""
+        """The durations of answered requests."""
         self.refused: Counter[str] = Counter()
-        """By the error's name."""
+        """The refused requests, by the error's name."""
 
 
 Worker = LivingWorker[FunctionStatistics]
@@ -121,14 +121,14 @@ class Statistics(Tracker[FunctionStatistics]):
         self.disk: Shares[FunctionId] = Shares()
         self.stores: dict[StoreName, Shares[FunctionId]] = {}
         self.released_bytes: Counter[StoreName] = Counter()
-        """Of blocks that nobody holds any more."""
+        """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
         self.left: list[FunctionStatistics] = []
-        """Functions that are gone, until their usage is written down."""
+        """Removed functions whose usage is not written yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> Shares[FunctionId]:
-        """The blocks held in a host store, by holder."""
+        """Return the blocks held in a host store, by holder."""
         shares = self.stores.get(name)
         if shares is None:
             shares = self.stores[name] = Shares()
@@ -254,7 +254,7 @@ class Statistics(Tracker[FunctionStatistics]):
         if isinstance(event, MemoryMeasured):
             for worker, taken in event.taken:
                 process = self.workers.get(worker)
-                # The full account tells more exactly what is less.
+                # A lower value is left to the full measurement, which is more exact.
                 if process is not None and taken > process.nbytes:
                     self.weigh(process, float(taken), now)
         elif isinstance(event, MemoryPressure):
