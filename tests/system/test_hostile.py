@@ -130,7 +130,7 @@ def test_a_handler_is_held_to_the_outputs_it_declared(node: NodeProcess):
         "    return {'y': outputs['y'].double()}\n"
     )
     deploy(node, "liar", handler=handler)
-    with pytest.raises(OverwinterError, match="FP64.*OUTPUTS says FP32"):
+    with pytest.raises(OverwinterError, match="FP64.*OUTPUTS declares FP32"):
         ask(node, "liar")
 
 

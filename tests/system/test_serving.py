@@ -46,9 +46,9 @@ def test_idle_workers_stay_until_others_need_their_room(make_node):
         assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [told] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "reclaim"]
-    assert "room" in told["why"]
+    assert "place" in told["why"]
     # A full cache is normal, and is not logged.
-    assert not any("room" in line for line in node.said)
+    assert not any("others need" in line for line in node.said)
 
 
 def test_answers_equal_plain_pytorch_at_every_batch(node: NodeProcess):
