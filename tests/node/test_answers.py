@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, TOLD_MOST, AnswerCheck
+from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 

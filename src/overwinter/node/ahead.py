@@ -15,7 +15,7 @@ from overwinter.node.log import Log
 from overwinter.node.preparing import Preparing
 from overwinter.node.sparing import Sparing
 from overwinter.node.watching import Zygotes
-from overwinter.node.workers import WorkerHearer, WorkerProcess
+from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
@@ -58,15 +58,15 @@ class Ahead:
         self._rooms: dict[WorkerId, Room | None] = {}
         """The room of the zygote that was asked for each process; None: no zygote was asked yet."""
 
-    def fork(self, function: DeployedFunction, worker: WorkerId, hearer: WorkerHearer) -> None:
+    def fork(self, function: DeployedFunction, worker: WorkerId, listener: WorkerListener) -> None:
         """Fork a process from the zygote of the function's tenant as soon as possible; WorkerError when there is no
-        zygote or no resources. `hearer` hears of it.
+        zygote or no resources. `listener` hears of it.
         """
         tenant = function.family.tenant
         if tenant not in self._forker.zygotes.tenants:
             raise WorkerError(f"{tenant} has no zygote")
         try:
-            process = WorkerProcess(worker, function, function.load(bare=True), hearer, self._log)
+            process = WorkerProcess(worker, function, function.load(bare=True), listener, self._log)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         process.is_ahead = True

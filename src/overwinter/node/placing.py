@@ -33,17 +33,17 @@ class Placing:
         self,
         registry: Registry,
         processes: Processes,
-        hearer: WorkerHearer,
+        listener: WorkerListener,
         hosts: HostStores,
         threads: ThreadPoolExecutor,
         tasks: asyncio.TaskGroup,
         post: Callable[[Event], None],
         log: Log,
     ) -> None:
-        """`hearer` hears of the workers that are forked."""
+        """`listener` hears of the workers that are forked."""
         self._registry = registry
         self._processes = processes
-        self._hearer = hearer
+        self._listener = listener
         self._hosts = hosts
         self._threads = threads
         self._tasks = tasks
@@ -73,7 +73,7 @@ class Placing:
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
-            self._processes.ahead.fork(function, worker, self._hearer)
+            self._processes.ahead.fork(function, worker, self._listener)
         except WorkerError as error:
             self._post(WorkerExited(worker, "WorkerError", str(error)))
 
@@ -152,7 +152,7 @@ class Placing:
             if whole:
                 bind = function.bind(action.on_trial)
                 fds += _samples(function)
-            self._processes.fork(function, order, load, bind, fds, self._hearer, action.ahead)
+            self._processes.fork(function, order, load, bind, fds, self._listener, action.ahead)
         except (WorkerError, OSError) as error:
             self._give_up(action, "WorkerError", str(error))
         finally:

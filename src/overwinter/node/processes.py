@@ -25,7 +25,7 @@ from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
 from overwinter.node.registry import Registry
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
-from overwinter.node.workers import WorkerHearer, WorkerProcess, ending
+from overwinter.node.workers import WorkerListener, WorkerProcess, ending
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
@@ -158,16 +158,16 @@ class Processes:
         load: Load,
         bind: Bind | None,
         fds: Sequence[int],
-        hearer: WorkerHearer,
+        listener: WorkerListener,
         ahead: WorkerId | None = None,
     ) -> None:
         """Fork a worker for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand
         it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
-        room. The bind may follow later. `hearer` hears of the worker.
+        room. The bind may follow later. `listener` hears of the worker.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
-            process = self._forked(function, order, load, bind, fds, hearer)
+            process = self._forked(function, order, load, bind, fds, listener)
         process.printed = function.printed = function.printed or self._records.of(function.family.id)
         if bind is not None:
             process.bindings.begin_first(function, bind)
@@ -181,10 +181,10 @@ class Processes:
         load: Load,
         bind: Bind | None,
         fds: Sequence[int],
-        hearer: WorkerHearer,
+        listener: WorkerListener,
     ) -> WorkerProcess:
         try:
-            process = WorkerProcess(order.worker, function, load, hearer, self._log)
+            process = WorkerProcess(order.worker, function, load, listener, self._log)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         shared = 1 if load.source_bytes is None else 2
@@ -303,7 +303,7 @@ class Processes:
         """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
         match message:
             case Answer():
-                process.hearer.worker_answered(process, message)
+                process.listener.worker_answered(process, message)
             case Trying():
                 _require(not (process.ready or process.tried), "its trial had already begun")
                 process.tried = True
@@ -315,7 +315,7 @@ class Processes:
                 _require(not process.ready, "it was already ready")
                 process.bindings.answered(process.function)
                 process.ready = True
-                process.hearer.worker_ready(process, message)
+                process.listener.worker_ready(process, message)
             case Bound(function):
                 process.bindings.answered(function)(None)
             case BindFailed(function):
@@ -323,7 +323,7 @@ class Processes:
                 self.unbind(process, FunctionId(function))
                 told(failed(message))
             case Measured():
-                process.hearer.worker_measured(process, message)
+                process.listener.worker_measured(process, message)
             case LoadFailed():
                 _require(not process.ready and process.failure is None, "it was already loaded")
                 process.failure = failed(message)
@@ -360,7 +360,7 @@ class Processes:
             self._loop.remove_reader(process.pidfd)
         process.close()
         failure = process.failure or process.ended(ending_)
-        process.hearer.worker_exited(process, failure.error, failure.message)
+        process.listener.worker_exited(process, failure.error, failure.message)
 
     def _take_last_words(self, process: WorkerProcess) -> None:
         """Read the last message of a worker that could not load: it may exit before the message is read."""
@@ -372,7 +372,7 @@ class Processes:
                 elif isinstance(message, Trying):
                     process.tried = True
                 elif isinstance(message, Answer):
-                    process.hearer.worker_answered(process, message)
+                    process.listener.worker_answered(process, message)
         except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
             return
 

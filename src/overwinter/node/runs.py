@@ -9,7 +9,7 @@ from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import TOLD_MOST, said_bytes
+from overwinter.node.answers import MESSAGE_MAX, reported_bytes
 from overwinter.node.calls import Payload
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
@@ -103,7 +103,7 @@ class Runs:
                 self._processes.give_up(process, f"it answered nonsense: {error}")
 
         take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
-        self._copies.make(process, said_bytes(answer), take, partial(self._taken, process, answer, flight), failed)
+        self._copies.make(process, reported_bytes(answer), take, partial(self._taken, process, answer, flight), failed)
 
     def _taken(
         self, process: WorkerProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]

@@ -33,7 +33,7 @@ class Flight(NamedTuple):
     requests: tuple[RequestId, ...]
 
 
-class WorkerHearer(Protocol):
+class WorkerListener(Protocol):
     """A listener for events of one worker: the runs of the node, or a measurement."""
 
     def worker_ready(self, process: "WorkerProcess", ready: Ready, /) -> None:
@@ -57,12 +57,12 @@ class WorkerProcess:
     """One worker: its channel, a slot for each concurrent run, and its end."""
 
     def __init__(
-        self, worker: WorkerId, function: DeployedFunction, load: Load, hearer: WorkerHearer, log: Log
+        self, worker: WorkerId, function: DeployedFunction, load: Load, listener: WorkerListener, log: Log
     ) -> None:
         """`function` is the one for which it is forked; `log` gets its output. OSError when the system has no
         descriptors left.
         """
-        self.worker, self.hearer = worker, hearer
+        self.worker, self.listener = worker, listener
         self.forked_as = worker
         """The id under which its zygote knows it."""
         self.is_ahead = False

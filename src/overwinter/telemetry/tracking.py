@@ -41,7 +41,6 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import FunctionSpec
-from overwinter.core.hooks import TrackerHooks
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.versions import Versions
 from overwinter.telemetry.hooks import Hooks

@@ -22,7 +22,7 @@ from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.trunk import Share, Trunks
-from overwinter.worker.values import TORCH_DTYPES, Parcel, Value
+from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
 from overwinter.worker.weights import unlike
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]

@@ -17,7 +17,7 @@ from overwinter.core.errors import error_named
 from overwinter.core.tensor import BYTES, TensorSpec
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Named, Runner
-from overwinter.worker.values import TORCH_DTYPES, Value, parcels
+from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
 
 MADE_UP_S = 20
 """The time limit of a generated request: some handlers wait for data that it does not contain."""
