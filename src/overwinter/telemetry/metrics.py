@@ -188,7 +188,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
-    yield gauge("requests_running", "Requests that workers have.", ["function"], _by_name(statistics.running()))
+    yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
     told = "Those of these runs that several functions shared; a shared run counts once for each."
