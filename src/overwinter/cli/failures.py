@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from overwinter.core.errors import OverwinterError
 
-FORESEEN = (OverwinterError, OSError)
+EXPECTED = (OverwinterError, OSError)
 
 
 def foreseen(error: Exception) -> list[Exception]:
     """The errors of a group, or the one; none where one of them is not foreseen."""
     errors = list(_leaves(error))
-    return errors if all(isinstance(each, FORESEEN) for each in errors) else []
+    return errors if all(isinstance(each, EXPECTED) for each in errors) else []
 
 
 def told(error: Exception) -> str:

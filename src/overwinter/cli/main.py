@@ -12,7 +12,7 @@ import click
 
 from overwinter.cli.deploy import deploy
 from overwinter.cli.doctor import doctor
-from overwinter.cli.failures import FORESEEN, foreseen, told
+from overwinter.cli.failures import EXPECTED, foreseen, told
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.options import printable

@@ -15,7 +15,7 @@ from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.verifying import StoppedError
-from overwinter.node.workers import WorkerHearer, laid
+from overwinter.node.workers import WorkerListener, laid
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all

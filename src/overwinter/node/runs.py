@@ -43,7 +43,7 @@ class Runs:
         """A worker is loaded. The scheduler then publishes a version on trial, if it still may be."""
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
-            function.doubts = ready.doubts[:TOLD_MOST]
+            function.doubts = ready.doubts[:MESSAGE_MAX]
             try:
                 if function.check_publish is not None:
                     function.check_publish()
