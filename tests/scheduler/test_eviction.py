@@ -5,6 +5,7 @@ import pytest
 from overwinter.core.actions import Drop, Evict, LoadBlocks, Refuse, Reply
 from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.victims import BYTES_SLICE_WAKES
 from tests.scheduler.world import World, spec
 
 
@@ -265,3 +266,21 @@ def test_a_tenant_s_own_store_shares_with_nobody_else():
     assert not dropped(world)
     world.send(Removed("g@1"))
     assert [action for action in world.log if isinstance(action, Drop)] == [Drop(("base",), "red")]
+
+
+def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_ended():
+    world = World(host_bytes=10)
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),)))
+    world.arrive("f")
+    world.load_blocks()
+    world.ready()
+    world.arrive("g")
+    f = world.state.functions["f@1"]
+    ends = f.slice_from + BYTES_SLICE_WAKES * f.latency.wake_s
+    world.now = ends - 0.01
+    world.die()
+    assert world.now < ends < f.backoff_until
+    while not world.alive:
+        world.ring()
+    assert world.state.giving_back == "f@1"

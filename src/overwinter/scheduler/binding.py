@@ -133,7 +133,9 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     keep_cores(cycle, function, bind_owner(operation), bind, 1)
     cycle.timers.arm(worker.id, hangs_at)
     if function.slice_from is None:
-        function.slice_from, cycle.bytes_changed = now, True
+        function.slice_from = now
+    # Its blocks are in use again: its time slice may have ended while it had no worker.
+    cycle.bytes_changed = True
     for request in function.queue:
         if cycle.state.requests[request].start == "host":
             cycle.state.requests[request].start = "bound"

@@ -54,7 +54,9 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
     keep_cores(cycle, function, start_owner(id_), operation, 1)
     if function.slice_from is None:
-        function.slice_from, cycle.bytes_changed = now, True
+        function.slice_from = now
+    # Its blocks are in use again: its time slice may have ended while it had no worker.
+    cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)
     if len(function.family.members) > 1:
         # Functions of its family that wait for a new worker may not need one.
