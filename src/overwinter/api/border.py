@@ -21,7 +21,7 @@ from overwinter.core.errors import OverloadedError
 
 CLOSE = (b"connection", b"close")
 STOPPING = "this node is stopping and accepts no more requests: ask another one, or try again when it is back"
-TOO_LATE = "the node is stopping before this request was done: try again"
+TOO_LATE = "the node stopped before this request was done: try again"
 
 
 class Border:

@@ -82,7 +82,7 @@ class Runs:
             if lacks_memory(error):
                 self._end_run(process, run, process.take_back(run), error)
             else:
-                self._processes.give_up(process, f"its buffer cannot be made to hold what it is to run: {error}")
+                self._processes.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
 
         def begun(buffer_bytes: int) -> None:
             self._processes.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
@@ -100,7 +100,7 @@ class Runs:
             elif process.over:
                 raise error
             else:
-                self._processes.give_up(process, f"it answered nonsense: {error}")
+                self._processes.give_up(process, f"it sent an invalid answer: {error}")
 
         take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
         self._copies.make(process, reported_bytes(answer), take, partial(self._taken, process, answer, flight), failed)

@@ -62,7 +62,7 @@ class _Node(Collector):
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
         yield from _health(sources.health)
-        told = "Looks of the node's at something that the machine let fail."
+        told = "Periodic checks of the node that failed for a reason of the machine."
         yield counter("looks_failed", told, ["what"], _by_name(sources.faults.copy()))
 
 
@@ -169,16 +169,16 @@ def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
     label = ["pipeline"]
     outcomes = [((each.name, "answered"), each.requests.answered) for each in pipelines]
     outcomes += [((each.name, "failed"), each.requests.failed) for each in pipelines]
-    yield counter("pipeline_requests", "Requests for pipelines that ended.", [*label, "outcome"], outcomes)
+    yield counter("pipeline_requests", "Completed requests for pipelines.", [*label, "outcome"], outcomes)
     running = (((each.name,), each.requests.running) for each in pipelines)
-    yield gauge("pipeline_requests_running", "Requests that pass through pipelines.", label, running)
+    yield gauge("pipeline_requests_running", "Requests in progress in pipelines.", label, running)
     durations = (((each.name,), each.durations) for each in pipelines)
     yield histogram(
         "pipeline_duration_seconds", "Time from a request's arrival to the answer of the pipeline.", label, durations
     )
     with_slo = [each for each in pipelines if each.slo_ms is not None]
     slo_s = (((each.name,), (each.slo_ms or 0.0) / 1000) for each in with_slo)
-    yield gauge("pipeline_slo_seconds", "Latency objective of the whole.", label, slo_s)
+    yield gauge("pipeline_slo_seconds", "Latency objective of the pipeline.", label, slo_s)
     met = (((each.name,), each.requests.in_slo) for each in with_slo)
     yield counter("pipeline_slo_met", "Requests answered within the SLO.", label, met)
 
@@ -189,7 +189,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
-    yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
+    yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
     told = "Those of these runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", told, ["function"], _named(seen, "shared_runs"))
@@ -320,7 +320,7 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
         ["kind"],
         (((kind,), accounts.mismatches[kind]) for kind in KINDS),
     )
-    yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounts.passes)])
+    yield counter("accounting_passes", "Comparisons of the counts of bytes.", [], [((), accounts.passes)])
 
 
 def _health(health: Health) -> Iterator[Metric]:
