@@ -111,7 +111,7 @@ def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
         ask(node, "f")
     # Addresses are written to the log only.
     assert block.name not in str(refused.value)
-    assert any(block.name in line for line in node.said)
+    wait_until(lambda: any(block.name in line for line in node.said))
     assert block.name not in json.dumps(node.client.explain("f"))
     made = deploy(node, "f", Scale(3.0))
     assert made.added_bytes == len(content)
@@ -149,7 +149,7 @@ def test_a_bit_that_flipped_while_no_node_ran_is_found_before_the_block_is_used(
     flip_bit(block, 3)
     node.start()
     assert ask(node, "f") == [4.0] * 4
-    assert any(block.name in line for line in node.said)
+    wait_until(lambda: any(block.name in line for line in node.said))
 
 
 def test_a_deploy_whose_blocks_vanished_from_memory_brings_them_back(make_node):
