@@ -90,4 +90,4 @@ def test_what_takes_longer_than_the_bound_or_than_anybody_wants_to_wait_is_told_
             node.process.send_signal(signal.SIGTERM)
     assert_ends(node)
     asked.join()
-    assert "stopping" in asked.error
+    assert "stopped" in asked.error
