@@ -52,9 +52,10 @@ class Function:
         name="f",
         tenant="default",
         assets: Mapping[str, bytes] | None = None,
+        slo_ms: float | None = None,
     ) -> None:
         made = export(module.eval(), inputs, {name: {0: "batch"} for name in inputs})
-        settings = Settings(memory_mib=memory_mib)
+        settings = Settings(memory_mib=memory_mib, slo_ms=slo_ms)
         packed = package(
             name, made.program, made.weights, assets=assets, handler=handler, tenant=tenant, settings=settings
         )

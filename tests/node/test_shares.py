@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.node import clock
 from overwinter.node.cgroups import LOWERED
 from overwinter.node.shares import ALONE_S, CoreShares, above_their_share
 
@@ -34,24 +35,37 @@ def preprocess(inputs, state):
 USED = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.02, 8), min_size=1)
 
 
-def test_who_used_much_goes_behind_who_used_little():
-    assert above_their_share({"often": 0.44, "long": 0.44, "now and then": 0.25, "also": 0.44}, 2) == {
-        "often",
-        "long",
-        "also",
-    }
+def test_tenants_that_used_much_are_lowered_below_those_that_used_little():
+    used = {"often": 0.44, "long": 0.44, "now and then": 0.25, "also": 0.44}
+    assert above_their_share(used, {}, 2) == {"often", "long", "also"}
 
 
-def test_nobody_goes_behind_while_cores_are_left():
-    assert above_their_share({"one": 0.9, "other": 0.1}, 2) == set()
+def test_no_tenant_is_lowered_while_cores_are_left():
+    assert above_their_share({"one": 0.9, "other": 0.1}, {}, 2) == set()
 
 
 @given(USED, st.integers(1, 8))
-def test_who_used_more_is_never_before_who_used_less(used, cores):
-    behind = above_their_share(used, cores)
-    assert not behind or min(used[tenant] for tenant in behind) > max(
-        (each for tenant, each in used.items() if tenant not in behind), default=0.0
+def test_a_tenant_that_used_more_is_never_before_one_that_used_less(used, cores):
+    lowered = above_their_share(used, {}, cores)
+    assert not lowered or min(used[tenant] for tenant in lowered) > max(
+        (each for tenant, each in used.items() if tenant not in lowered), default=0.0
     )
+
+
+def test_runs_that_can_meet_an_slo_come_before_others():
+    used = {"served": 0.6, "hog": 0.5, "other hog": 0.5, "new hog": 0.1}
+    assert above_their_share(used, {"served": 0.5}, 2) == {"hog", "other hog"}
+
+
+def test_a_tenant_with_an_slo_that_used_much_is_lowered_for_one_that_used_little():
+    used = {"served": 0.6, "now and then": 0.1, "hog": 0.9}
+    assert above_their_share(used, {"served": 0.6, "now and then": 0.1}, 2) == {"served", "hog"}
+
+
+@given(USED, st.integers(1, 8))
+def test_with_slos_everywhere_only_use_counts(used, cores):
+    lowered = above_their_share(used, {}, cores)
+    assert above_their_share(used, used, cores) == (lowered if lowered < used.keys() else set())
 
 
 def weights(groups, *tenants):
@@ -133,3 +147,32 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
     assert usual[0] == usual[1]
     assert found == [usual[0] // LOWERED, usual[1]]
     assert back == usual
+
+
+def test_a_run_is_in_time_until_it_has_computed_for_longer_than_the_slo(rig):
+    ada, bob = Function(Same(), X, FOR_EVER, slo_ms=100.0, tenant="ada"), Function(Same(), X, name="g", tenant="bob")
+    rig.deploy(ada, bob)
+    shares = CoreShares(rig.processes, 0.2)
+
+    async def scene():
+        spins, rests = await rig.start_worker(ada), await rig.start_worker(bob)
+        before = [spins.is_in_time(computed_s(spins)), rests.is_in_time(computed_s(rests))]
+        rig.begin(spins, **X)
+        now = 0.01
+        shares.look(now)
+        while spins.is_in_time(computed_s(spins)):
+            now += 0.01
+            await asyncio.sleep(0.01)
+            shares.look(now)
+        in_time = dict(shares._in_time)
+        rig.processes.stop(spins.worker, kill=True)
+        return before, in_time, shares._used
+
+    before, in_time, used = rig.run(scene())
+    assert before == [True, False]
+    assert in_time.keys() == {"ada"}
+    assert in_time["ada"] <= used["ada"]
+
+
+def computed_s(process):
+    return clock.computed_s(process.pid)

@@ -3,8 +3,10 @@
 The kernel divides the cores among the tenants that need them at a moment, independent of earlier use. A tenant that
 computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
 about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying usage
-(Kay and Lauder, A fair share scheduler, 1988). A tenant whose workers computed outside runs has the lower weight for
-some seconds, independent of its use. Without control groups nothing is done.
+(Kay and Lauder, A fair share scheduler, 1988). Use for runs that can still meet an SLO counts only if it slows down a
+tenant with such runs that used less: as in the queue for cores, requests in time come before others. A tenant whose
+workers computed outside runs has the lower weight for some seconds, independent of its use. Without control groups
+nothing is done.
 """
 
 import asyncio
@@ -44,6 +46,8 @@ class CoreShares:
         self._last = Seconds(0.0)
         self._used: dict[TenantId, float] = {}
         """The cores that each tenant used recently."""
+        self._in_time: dict[TenantId, float] = {}
+        """The part of them that was used by workers whose runs can meet an SLO."""
         self._alone: dict[WorkerId, float] = {}
         """The CPU seconds that each worker used without a run, at the last check."""
         self._used_alone: dict[TenantId, float] = {}
@@ -64,25 +68,34 @@ class CoreShares:
         if not processes.zygotes.groups.shares_cores:
             return
         passed_s, self._last = now - self._last, now
-        self._used = _decayed(self._used, self._spent(processes), passed_s)
+        spent, spent_in_time = self._spent(processes)
+        self._used = _decayed(self._used, spent, passed_s)
+        self._in_time = _decayed(self._in_time, spent_in_time, passed_s)
         self._used_alone = _decayed(self._used_alone, self._spent_alone(processes), passed_s)
         self._until |= {tenant: Seconds(now + ALONE_S) for tenant, each in self._used_alone.items() if each > ALONE}
         self._until = {tenant: until for tenant, until in self._until.items() if until > now}
-        processes.zygotes.groups.lower(above_their_share(self._used, self._cores) | self._until.keys())
+        above = above_their_share(self._used, self._in_time, self._cores)
+        processes.zygotes.groups.lower(above | self._until.keys())
 
-    def _spent(self, processes: Processes) -> dict[TenantId, float]:
-        """Return the processor seconds of each tenant's processes since the last pass."""
+    def _spent(self, processes: Processes) -> tuple[dict[TenantId, float], dict[TenantId, float]]:
+        """Return the processor seconds of each tenant's processes since the last pass: all, and those of workers whose
+        runs can meet an SLO.
+        """
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
+        in_time: dict[TenantId, float] = defaultdict(float)
         workers = [*processes.workers(), *processes.ahead.workers.values()]
-        pids = [(worker.family.tenant, worker.pid) for worker in workers]
-        pids += [(tenant, zygote.pid) for tenant, zygote in processes.zygotes.tenants.items()]
-        for tenant, pid in pids:
+        pids = [(worker.family.tenant, worker.pid, worker) for worker in workers]
+        zygotes = [(tenant, zygote.pid, None) for tenant, zygote in processes.zygotes.tenants.items()]
+        for tenant, pid, worker in (*pids, *zygotes):
             computed_s = None if pid is None else clock.computed_s(pid)
             if pid is not None and computed_s is not None:
                 self._seen[pid] = computed_s
-                spent[tenant] += max(0.0, computed_s - last.get(pid, computed_s))
-        return spent
+                part_s = max(0.0, computed_s - last.get(pid, computed_s))
+                spent[tenant] += part_s
+                if worker is not None and worker.is_in_time(computed_s):
+                    in_time[tenant] += part_s
+        return spent, in_time
 
     def _spent_alone(self, processes: Processes) -> dict[TenantId, float]:
         """Return the same of workers without a run."""
@@ -104,9 +117,16 @@ def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s
     return {tenant: each for tenant, each in both.items() if each > LEAST}
 
 
-def above_their_share(used: dict[TenantId, float], cores: float) -> set[TenantId]:
-    """Return the tenants that used nearly their share of the cores or more, if the cores are scarce."""
+def above_their_share(used: dict[TenantId, float], in_time: dict[TenantId, float], cores: float) -> set[TenantId]:
+    """Return the tenants whose weight is lowered if the cores are scarce: those that used nearly their share or more.
+
+    `used`: the cores that each tenant used; `in_time`: the part of it for runs that can meet an SLO. This part counts
+    only if another tenant with such a part used less than its share.
+    """
     if sum(used.values()) < SCARCE * cores:
         return set()
-    share = cores / len(used)
-    return {tenant for tenant, each in used.items() if each > NEARLY * share}
+    most = NEARLY * cores / len(used)
+    above = {tenant for tenant, each in used.items() if each > most}
+    if in_time.keys() & used.keys() - above:
+        return above
+    return {tenant for tenant in above if used[tenant] - in_time.get(tenant, 0.0) > most}

@@ -31,6 +31,8 @@ class Flight(NamedTuple):
 
     slot: int
     requests: tuple[RequestId, ...]
+    in_time_until_s: float
+    """The worker's CPU seconds at which the run has used up its SLO."""
 
 
 class WorkerListener(Protocol):
@@ -69,8 +71,8 @@ class WorkerProcess:
         """Whether it was forked in advance and has no function yet."""
         self.waits = False
         """Whether it has then reported that it is contained."""
-        self.function = function.id
-        self.family = function.family
+        self.function, self.family = function.id, function.family
+        self._slo_ms = function.manifest.settings.slo_ms
         self.printed: Printed | None = None
         """The record of its output; None before it has a function."""
         self.bindings = Bindings()
@@ -119,6 +121,7 @@ class WorkerProcess:
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
         """Use a process forked in advance as this worker, for this function's family."""
         self.worker, self.function, self.family = worker, function.id, function.family
+        self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
         self._handled = load.source_bytes is not None
         self.is_ahead = False
@@ -145,8 +148,19 @@ class WorkerProcess:
             self._alone_from = None
         self.last_run = run
         slot = self._free.pop()
-        self._flights[run] = Flight(slot, requests)
+        # The CPU time of a worker is that of all its slots.
+        slo_s = (self._slo_ms or 0.0) / 1000 * len(self.slots)
+        self._flights[run] = Flight(slot, requests, (self._computed_s() or 0.0) + slo_s)
         return slot
+
+    def is_in_time(self, computed_s: float) -> bool:
+        """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.
+
+        `computed_s`: its CPU seconds now. The time for which others slowed a run down does not count.
+        """
+        if self._slo_ms is None:
+            return False
+        return all(computed_s <= flight.in_time_until_s for flight in self._flights.values())
 
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none."""
