@@ -1,0 +1,31 @@
+"""Short time slices, which forked processes inherit."""
+
+import os
+import threading
+
+import pytest
+
+from overwinter.node.slices import SLICE_NS, shorten_slice, slice_ns
+
+
+def test_a_thread_and_what_it_forks_have_the_shortest_slice():
+    found = []
+
+    def shorten():
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        found.append(shorten_slice())
+        found.append(slice_ns())
+        pid = os.fork()
+        if not pid:
+            os._exit(slice_ns() == SLICE_NS)
+        found.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == nice)
+
+    before = slice_ns()
+    if before is None:
+        pytest.skip("this kernel has no slices of processes")
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    thread.join()
+    assert found == [True, SLICE_NS, 1, True]
+    assert slice_ns() == before
