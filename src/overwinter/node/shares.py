@@ -31,6 +31,8 @@ ALONE = 0.1
 """The usage of a core that a tenant's workers may have while they have nothing to run."""
 ALONE_S = 10.0
 """How long the weight of a tenant stays lowered whose workers exceeded that."""
+HELD_S = 2.0
+"""How long the weight of a tenant stays lowered that used about its share. It uses less while its weight is lowered."""
 
 
 class CoreShares:
@@ -53,7 +55,7 @@ class CoreShares:
         self._used_alone: dict[TenantId, float] = {}
         """The cores that each tenant's workers used recently without a run."""
         self._until: dict[TenantId, Seconds] = {}
-        """Until when each tenant's weight is lowered for that."""
+        """Until when each tenant's weight is lowered."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
@@ -72,10 +74,11 @@ class CoreShares:
         self._used = _decayed(self._used, spent, passed_s)
         self._in_time = _decayed(self._in_time, spent_in_time, passed_s)
         self._used_alone = _decayed(self._used_alone, self._spent_alone(processes), passed_s)
+        for tenant in above_their_share(self._used, self._in_time, self._cores):
+            self._until[tenant] = max(self._until.get(tenant, now), Seconds(now + HELD_S))
         self._until |= {tenant: Seconds(now + ALONE_S) for tenant, each in self._used_alone.items() if each > ALONE}
         self._until = {tenant: until for tenant, until in self._until.items() if until > now}
-        above = above_their_share(self._used, self._in_time, self._cores)
-        processes.zygotes.groups.lower(above | self._until.keys())
+        processes.zygotes.groups.lower(self._until.keys())
 
     def _spent(self, processes: Processes) -> tuple[dict[TenantId, float], dict[TenantId, float]]:
         """Return the processor seconds of each tenant's processes since the last pass: all, and those of workers whose
