@@ -188,7 +188,7 @@ def live(
 def figures(found: Found) -> dict[str, float]:
     """Return the figures to compare in total."""
     return {
-        **told(found.report.total),
+        **figures_of(found.report.total),
         "workers": found.report.total.worker_seconds / found.report.duration_s,
         "busy_s": found.report.total.busy_seconds,
         "private_mib": found.private_mib,
@@ -196,7 +196,7 @@ def figures(found: Found) -> dict[str, float]:
     }
 
 
-def told(each: Figures) -> dict[str, float]:
+def figures_of(each: Figures) -> dict[str, float]:
     """Return the figures to compare for each function."""
     return {
         "requests": each.requests,
@@ -245,7 +245,7 @@ def main() -> None:
             node.start()
             real = live(node, wires, requests, options.seconds, journal)
     for name in PARTS:
-        show(name, told(real.report.functions[name]), told(model.report.functions[name]))
+        show(name, figures_of(real.report.functions[name]), figures_of(model.report.functions[name]))
     show("all", figures(real), figures(model))
     print_result({"live": figures(real), "simulated": figures(model), "error": errors(figures(real), figures(model))})
 

@@ -1,17 +1,18 @@
-"""Does a node leave anything behind when functions wake and sleep, come and go, thousands of times?
+"""Measures what a node keeps after thousands of wakes, unloads, deploys and removals.
 
-`python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]`: each model is deployed with and without a handler,
-keep-alive 0. A wake-and-sleep cycle is a real request to a function that sleeps, until its worker is gone again; in
-every fourth the function was unloaded before, so that its blocks leave the host store and come back. A
-deploy-and-remove cycle deploys a function, asks it, and removes it; by turns a variant with new weights, the same with
-a handler, and a program that the node has never seen. In every tenth a deploy is refused besides, since its handler
-fails. Every answer is compared with plain PyTorch's, bit for bit.
+`python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]` deploys each model with and without a handler, with a
+keep-alive of 0. It repeats two cycles and compares every answer with plain PyTorch's, bit for bit:
 
-A warm-up comes first, which fills what is bounded and kept: 256 programs prepared in a zygote, 4096 steps in the
-journal's ring, sqlite's pages, threads of the daemon's pools, primitives of PyTorch, and what allocators keep. Then
-the node's anonymous and shared PSS, its descriptors, its processes and the files of its host store are read while
-nothing runs and nobody is connected, at the start line and after each part of the cycles. In the end the node is
-stopped, and nothing may be left at all.
+* wake and sleep: a request to a function without a worker, until its worker has ended. In every fourth cycle the
+  function is unloaded first, so that its blocks leave the host store and are loaded again.
+* deploy and remove: a function is deployed, called and removed. The cycles alternate between a variant with new
+  weights, the same with a handler, and a program that the node has never seen. Every tenth also has a deploy that is
+  refused because its handler fails.
+
+A warm-up first fills all bounded caches: 256 programs prepared in a zygote, 4096 steps in the journal's ring, SQLite's
+pages, the daemon's thread pools, PyTorch's primitives and the allocators. Then the benchmark measures anonymous and
+shared PSS, descriptors, processes and host-store files of the idle node without connections: after the warm-up, and
+after each part of the cycles. At the end the node is stopped, and must leave nothing behind.
 """
 
 import argparse

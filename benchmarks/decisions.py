@@ -1,11 +1,13 @@
-"""Which decisions does the scheduler take in every scenario, under every policy and every bound?
+"""Hashes the scheduler's decisions in every scenario, under every policy and every set of limits.
 
-One line for each: a hash of the journal (every event and every action with its time, in order) and what came of it.
-`--save` keeps the lines; `--against` compares with kept ones: equal hashes are the same decisions, and where they
-differ the figures of both are shown. So a rebuilt scheduler is held to the old one. Scenarios are cut to some seconds,
-pipelines of the examples get functions with made times, and random worlds are those of the scheduler's own tests, with
-other tenants, trials, removals and pressure. The bounds are made from the scenario alone, so that they stay when the
-scheduler changes. A hash must not depend on PYTHONHASHSEED: run it under several.
+It prints one line per case: a hash of the journal (every event and action with its time, in order), and the figures of
+the run. `--save` stores the lines, `--against` compares with stored ones: equal hashes are equal decisions; for others
+it prints the figures of both. So a change of the scheduler can be compared with the version before.
+
+Scenarios are cut to some seconds, pipelines of the examples use functions with made-up times, and the random worlds are
+those of the scheduler's own tests, with other tenants, trials, removals and memory pressure. The limits are derived
+from the scenario alone, so that they do not change with the scheduler. A hash must not depend on PYTHONHASHSEED: run it
+with several values.
 """
 
 import argparse
@@ -278,7 +280,7 @@ def cases(traces: Path | None, longer: float) -> Iterator[Case]:
 # Output
 
 
-def told(outcome: Outcome) -> str:
+def outcome_text(outcome: Outcome) -> str:
     """Format the figures of a run as a line."""
     attainment = "     -" if outcome.attainment is None else f"{outcome.attainment:6.4f}"
     return (
@@ -317,7 +319,7 @@ def compare(old: Saved, new: Mapping[str, Outcome]) -> int:
     both = [name for name in new if name in old.runs]
     differing = [name for name in both if new[name].hash != old.runs[name].hash]
     for name in differing:
-        print(f"{name:40} {told(old.runs[name])}\n{'':40} {told(new[name])}")
+        print(f"{name:40} {outcome_text(old.runs[name])}\n{'':40} {outcome_text(new[name])}")
     for scenario in dict.fromkeys(name.split()[0] for name in both):
         own = [name for name in both if name.split()[0] == scenario]
         sums = [summed([runs[name] for name in own]) for runs in (old.runs, new)]
@@ -351,7 +353,7 @@ def main() -> None:
     for case in cases(options.traces, options.longer):
         if not options.only or any(word in case.name for word in options.only):
             runs[case.name] = case.run()
-            print(f"{case.name:40} {told(runs[case.name])}", flush=True)
+            print(f"{case.name:40} {outcome_text(runs[case.name])}", flush=True)
     if options.save is not None:
         save(options.save, runs)
     differing = None

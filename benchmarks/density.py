@@ -1,21 +1,20 @@
-"""How much memory do many workers take, and how many bytes does a fine-tuned variant add?
+"""Measures the memory of many workers, and the bytes that a fine-tuned variant adds.
 
-`python -m benchmarks.density [--workers N] [--variants N] [--plain N] [model ...]`. All workers are alive at once, each
-has answered, all have idled. What is counted:
+`python -m benchmarks.density [--workers N] [--variants N] [--plain N] [model ...]` compares three systems. All workers
+are alive at the same time; each has answered a request and is idle.
 
-* Overwinter: anonymous PSS of the daemon, its zygotes and its workers, the host store's pages once, and the memory
-  files through which tensors pass;
-* plain processes: anonymous PSS, and of weights files that they map (`mmap=True`) the bytes of each different
-  file once, since that is where their weights lie. A few are alive in the same run, and what they hold is
-  multiplied;
-* forked processes, the control: plain ones that come, all of them, from one process by fork, as in a preforking server.
-  It has imported PyTorch and, where all have the same weights, loaded the model. This leaves what Overwinter's sharing
-  of blocks saves beyond any fork.
+* Overwinter: anonymous PSS of the daemon, its zygotes and its workers, the pages of the host store once, and the shared
+  memory of the tensor buffers.
+* Plain processes: anonymous PSS, plus the bytes of each distinct weights file that they map (`mmap=True`), once. Only a
+  few run at the same time; their memory is multiplied.
+* Forked processes (the control): plain processes that are all forked from one process, as in a pre-forking server. The
+  parent has imported PyTorch and, if all have the same weights, loaded the model. The difference between this and
+  Overwinter is what sharing blocks saves beyond fork.
 
-Pages of libraries are left out on both sides: every process on a machine shares them. The 32 different variants have a
-retrained head each: as plain processes with a weights file each, and as 32 functions of one node with a worker each.
-A node gives a function no more workers than it has cores for, so the node with all workers of one function is told that
-it has as many.
+Pages of shared libraries are not counted, because every process on the machine shares them. The 32 variants have
+different retrained heads: as plain processes with one weights file each, and as 32 functions of one node with one
+worker each. A node limits the workers of a function to its number of cores. So the node with all workers of one
+function is configured with that many cores.
 """
 
 import argparse

@@ -1,18 +1,18 @@
-"""Does a node answer right, or say why not, whatever fails?
+"""Injects faults into a node under load, and checks that every answer is correct or an explained error.
 
-`python -m benchmarks.faults [--minutes N] [--seed N]`: small models of three tenants, with and without handlers, one
-tenant's in a host store of its own, are asked without a pause and sleep after a second. Meanwhile faults happen, one of
-processes and one of storage at a time (`benchmarks/harm.py`): SIGKILL and SIGSTOP of workers, zygotes and the daemon,
-which a supervisor starts again; memory and disk full, also at start; blocks deleted and bits flipped in both; functions
-unloaded, so that they come from the disk again. Memory and disk are small tmpfs of the benchmark's own; without the
-right to mount, nothing is made full, and that is said. Where a block on the disk is lost or damaged, its author deploys
-it again, as the error says.
+`python -m benchmarks.faults [--minutes N] [--seed N]` sends a continuous load to small models of three tenants, with
+and without handlers, one tenant's in its own host store. Functions sleep after one idle second. Meanwhile it injects
+faults, one of processes and one of storage at a time (`benchmarks/harm.py`): SIGKILL and SIGSTOP of workers, zygotes
+and the daemon, which a supervisor restarts; full memory and full disk, also at a start; deleted blocks and flipped bits
+in both; unloads, so that functions are loaded from disk again. Memory and disk are small tmpfs of the benchmark;
+without the right to mount, the faults that fill them are skipped with a message. If a block on disk is lost or damaged,
+its author deploys it again, as the error says.
 
-Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a status of the node with a sentence, or
-there was no daemon. A request that takes longer than REQUEST_S hangs. A bit that is flipped in memory can be answered
-with until the node has looked at the block again: such answers are counted apart, as `unverified_wrong`, and the
-longest time that a flip was not found is printed; after WITHIN_S they are wrong. In the end all functions must answer
-again, and the stopped node may leave no process, no file and, at rest, no descriptor behind (`left`).
+Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a documented status with a message, unless
+the daemon was down. A request that takes longer than REQUEST_S counts as hung. A bit flipped in memory may affect
+answers until the node verifies the block again: such answers are counted as `unverified_wrong`, and the longest time
+until a flip was found is printed; after WITHIN_S they count as wrong. At the end all functions must answer, and the
+stopped node must leave no process, no file and, when idle, no descriptor behind (`left`).
 """
 
 import argparse
@@ -115,7 +115,7 @@ class Storm:
         self.seed = seed
         self.counts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.told: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.found_s = [0.0]
         self.over = threading.Event()
 
@@ -143,7 +143,7 @@ class Storm:
             sentence = str(json.loads(answer.body)["error"])
         except (ValueError, KeyError, TypeError):
             sentence = ""
-        self.told[f"{status} {_shape(sentence)}"] += 1
+        self.refusals[f"{status} {_shape(sentence)}"] += 1
         if status == 500 and DAMAGED.search(sentence):
             subject.damaged = True
         # A program whose bits were changed may be invalid, which the node reports as its author's error.
@@ -188,7 +188,7 @@ class Storm:
                 client.unload(subject.name)
                 client.load(subject.name)
         except OverwinterError as error:
-            self.told[f"load: {_shape(str(error))}"] += 1
+            self.refusals[f"load: {_shape(str(error))}"] += 1
         return Fault("unload")
 
     def flipped(self, block: Path) -> None:
@@ -224,7 +224,7 @@ class Storm:
         try:
             subject.deploy(self.site.node.url)
         except OverwinterError as error:
-            self.told[f"deploy: {_shape(str(error))}"] += 1
+            self.refusals[f"deploy: {_shape(str(error))}"] += 1
 
     def recover(self) -> int:
         """Return the number of functions that still do not answer correctly after the end of all faults."""
@@ -305,7 +305,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
     site.node.stop()
     left = [f"process {pid}" for pid in below(os.getpid())] + left_files(site, before)
     left += [f"{grown} descriptors"] if grown > DESCRIPTORS_SPARE else []
-    for title, counts in (("faults", storm.faults), ("what callers were told", storm.told)):
+    for title, counts in (("faults", storm.faults), ("what callers were told", storm.refusals)):
         print(f"{title}:")
         for what, count in counts.most_common():
             print(f"{count:8} {what}")

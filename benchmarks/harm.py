@@ -180,9 +180,9 @@ def small_places(root: Path) -> Iterator[dict[str, Path]]:
             (root / name).mkdir()
             options = f"size={nbytes},mode=700"
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(root / name)]
-            told = subprocess.run(command, capture_output=True, text=True, check=False)
-            if told.returncode:
-                print(f"nothing is made full here: {told.stderr.strip()}")
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if completed.returncode:
+                print(f"nothing is made full here: {completed.stderr.strip()}")
                 break
             made[name] = root / name
         yield made

@@ -1,13 +1,13 @@
-"""How many requests find no worker, when idle workers are a cache of so much memory? FaasCache's figure, simulated.
+"""Simulates the cold-start ratio against the memory for idle workers, for each keep-alive rule (FaasCache's figure).
 
-Functions of six kinds, each a family of its own, whose popularity falls by Zipf's law; they differ in what a wake takes
-and in the private memory of a worker. With --traces the requests follow recorded rates per minute, each row scaled by
-its function's popularity; without, they are Poisson. The memory of all workers is swept, in parts of what one worker of
-each function takes together. Blocks and cores are plenty, so that nothing but the memory of workers is scarce.
+There are functions of six kinds, each its own family. Their popularity follows Zipf's law, and they differ in the time
+of a wake and in the private memory of a worker. With `--traces`, requests follow recorded rates per minute, each row
+scaled by its function's popularity; without, they are Poisson. The memory of all workers is varied, as a share of the
+memory of one worker of each function. Host store and cores are unlimited, so that only the memory of workers is scarce.
 
-The rows are rules of which idle worker stays: `cost-aware` and `lru` as long as there is room; `fixed`, ten minutes at
-most; `histogram`, INFless's, as long as 99 of 100 gaps between uses so far, an hour at most. The last two give room to
-who needs it as `lru` does. The first request of each function is cold under every rule.
+The rows are rules for keeping idle workers: `cost-aware` and `lru` keep them while there is memory; `fixed` for at most
+ten minutes; `histogram`, INFless's rule, for the 99th percentile of the idle times so far, at most an hour. When memory
+is needed, the last two evict as `lru` does. The first request of each function is cold under every rule.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def figures(models: Sequence[FunctionModel], report: Report) -> Point:
     return Point(sum(wakes) / total.requests, spent_s * 1000 / total.requests, report.memory.workers_mean / MIB)
 
 
-def told(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
+def print_table(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
     """Format a table with a line per rule and a column per size."""
     print(f"\n{title:28}" + "".join(f"{size:>9g}" for size in next(iter(rows.values()))))
     for name, points in rows.items():
@@ -147,9 +147,9 @@ def main() -> None:
     print(
         f"{len(models)} functions, {options.seconds:.0f} s; a worker of each: {whole:.0f} MiB. Memory in parts of it:"
     )
-    told("cold starts, of all requests", rows, "cold", ".4f")
-    told("wakes, ms a request", rows, "added_ms", ".3f")
-    told("memory in use, MiB", rows, "mean_mib", ".0f")
+    print_table("cold starts, of all requests", rows, "cold", ".4f")
+    print_table("wakes, ms a request", rows, "added_ms", ".3f")
+    print_table("memory in use, MiB", rows, "mean_mib", ".0f")
     print_result({field: by_size(rows, field) for field in ("cold", "added_ms")})
 
 

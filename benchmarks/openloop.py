@@ -1,10 +1,9 @@
-"""An open-loop load generator in a process of its own: requests go out when the plan says so, whoever still waits.
+"""An open-loop load generator in its own process: it sends requests at planned times, whatever is still open.
 
-`python -m benchmarks.openloop PORT PLAN OUTCOMES` carries out the plan in one file and writes what became of each
-request to another; SIGTERM ends the plan early. A latency counts from the moment at which the request was due, so that
-a node that stands still is charged for all that would have come meanwhile. A request is sent once more, over a new
-connection, only if the one that it used was open from before and closed at once without a byte of an answer, as HTTP
-clients do. It is small on purpose, for it shares the machine with the node.
+`python -m benchmarks.openloop PORT PLAN OUTCOMES` sends the requests of one file and writes their outcomes to another;
+SIGTERM ends it early. Latency counts from the planned time, so that a node that stalls is charged for all requests of
+that time. A request is sent again, over a new connection, only if its connection was open before and closed at once
+without a byte of an answer, as HTTP clients do. The generator is small because it shares the machine with the node.
 """
 
 import gc
@@ -141,7 +140,7 @@ def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> O
     return Outcome(line.target, at, late, latency, answer.status, said, False)
 
 
-def told(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Describe the error of a connection."""
     return f"{type(error).__name__}: {error}"
 
@@ -200,7 +199,8 @@ class Generator:
             line = line or Line(self._port)
         except OSError as error:
             due = self._began + at
-            self._outcomes.append(Outcome(number, at, now - due, time.perf_counter() - due, 0, told(error), False))
+            outcome = Outcome(number, at, now - due, time.perf_counter() - due, 0, error_text(error), False)
+            self._outcomes.append(outcome)
             return
         target = self._plan.targets[number]
         line.target, line.due, line.sent = number, self._began + at, now
@@ -236,7 +236,7 @@ class Generator:
         if line.used and line.silent and time.perf_counter() - line.sent < CROSSED_MAX_S:
             self._send_over(None, line.due - self._began, line.target)
         else:
-            self._end(line, told(error))
+            self._end(line, error_text(error))
 
     def _end(self, line: Line, answer: Answer | str) -> None:
         self._outcomes.append(outcome(line, self._began, answer, self._plan.targets[line.target]))

@@ -133,8 +133,8 @@ def measure_node(model: str, directory: Path, *, tokens: bool) -> tuple[float, M
         time.sleep(IDLE_S)
         held = memory(node.pids())
         others = users_of("libtorch_cpu.so", node.pids())
-    told = [f"{took:.2f}" for took in sorted(starts)]
-    print(f"\na node with {model} alone: ready after {median(starts):.2f} s ({', '.join(told)})")
+    seconds = [f"{took:.2f}" for took in sorted(starts)]
+    print(f"\na node with {model} alone: ready after {median(starts):.2f} s ({', '.join(seconds)})")
     parts = ", ".join(f"{name} {value / MIB:.0f}" for name, value in held._asdict().items())
     print(f"its PSS with the function awake: {held.total / MIB:.0f} MiB = {held.total / 1e6:.0f} MB ({parts} MiB)")
     if others:

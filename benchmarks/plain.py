@@ -49,9 +49,9 @@ class Forks:
 
     def __init__(self, model: str, weights: Sequence[Path], inputs: Path) -> None:
         self._process = started(model, inputs, "torch.load", weights)
-        told = [answered(self._process) for _ in weights]
-        self.pids = list(dict.fromkeys([self._process.pid, *(pid for pid, _ in told)]))
-        self.digests = [digest for _, digest in told]
+        answers = [answered(self._process) for _ in weights]
+        self.pids = list(dict.fromkeys([self._process.pid, *(pid for pid, _ in answers)]))
+        self.digests = [digest for _, digest in answers]
 
     def __enter__(self) -> "Forks":
         return self

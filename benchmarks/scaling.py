@@ -115,7 +115,7 @@ def compare(chance: random.Random, count: int) -> tuple[dict[str, dict[str, list
     return gaps, {name: statistics.median(seconds) for name, seconds in spent.items()}
 
 
-def told(gaps: Sequence[float]) -> dict[str, float]:
+def quantiles(gaps: Sequence[float]) -> dict[str, float]:
     """Summarise many gaps."""
     return {"mean": statistics.fmean(gaps), "p95": quantile(gaps, 0.95), "max": max(gaps)}
 
@@ -129,10 +129,10 @@ def main() -> None:
     print(f"{'cases':10}{'scaling':12}{'number':>8}{'mean':>9}{'p95':>9}{'max':>9}{'optimal':>9}")
     for group, by_name in gaps.items():
         for name, values in by_name.items():
-            row = "".join(f"{value:9.1%}" for value in told(values).values())
+            row = "".join(f"{value:9.1%}" for value in quantiles(values).values())
             print(f"{group:10}{name:12}{len(values):8}{row}{sum(gap < 1e-6 for gap in values) / len(values):9.1%}")
     print("a choice takes " + ", ".join(f"{value * 1e3:.3f} ms ({name})" for name, value in seconds.items()))
-    print_result({"gap": {name: told(values) for name, values in gaps["all"].items()}})
+    print_result({"gap": {name: quantiles(values) for name, values in gaps["all"].items()}})
 
 
 if __name__ == "__main__":

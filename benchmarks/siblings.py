@@ -1,19 +1,21 @@
-"""How many requests a second do 32 functions of one family answer when they share runs, over when they do not?
+"""Compares the throughput of 32 functions of one family with and without shared runs.
 
-`python -m benchmarks.siblings [--seconds S] [model ...]`: variants of one model with retrained heads, each with one
-client that asks again as soon as its answer is there, so that 32 requests are under way at any time, evenly. Two nodes,
-each with one worker of one thread and batches of 8: one in which functions share runs, and one under the policy
-`separate`, in which each run is one function's. They take turns; the other stands idle.
+`python -m benchmarks.siblings [--seconds S] [model ...]` deploys variants of one model with retrained heads. Each has
+one closed-loop client, so that 32 requests are in progress at any time. There are two nodes, each with one worker of
+one thread and batches of up to 8: in one, functions share runs; the other has the policy `separate`, in which each run
+belongs to one function. They are measured in turns, and one is idle while the other is measured.
 
-Beside it, what a batch of 8 gains one model:
+For comparison it prints what batches of 8 gain for a single model:
 
-* compute: 8 times the time of a run of one request over that of a run of 8, as a profile has it, in this process;
-* served: requests a second of one function with `max_batch` 8 over one with 1, from the same 32 clients.
+* compute: 8 times the time of a run with one request, divided by the time of a run with 8, in this process, as in a
+  profile;
+* served: requests per second of one function with `max_batch` 8, divided by those with `max_batch` 1, from the same 32
+  clients.
 
-A load lasts for so many batches at least that one more or less of them says little.
+A measurement lasts for enough batches that one more or one less does not change the result.
 
-All variants are asked at once, on both nodes, and each answer is compared with plain PyTorch's, within the bound of
-docs/decisions/agreement.md.
+Before, all variants are called at the same time on both nodes, and each answer is compared with plain PyTorch's, within
+the bound of docs/decisions/agreement.md.
 """
 
 import argparse
@@ -125,8 +127,8 @@ def check(node: Node, family: Family, requests: Mapping[str, bytes], right: Mapp
 def load(node: Node, seconds: float, paths: Sequence[Path]) -> float:
     """Return the requests per second."""
     command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(MEMBERS), str(seconds)]
-    told = subprocess.run([*command, *map(str, paths)], check=True, stdout=subprocess.PIPE).stdout
-    return len(json.loads(told)) / seconds
+    output = subprocess.run([*command, *map(str, paths)], check=True, stdout=subprocess.PIPE).stdout
+    return len(json.loads(output)) / seconds
 
 
 def measured(model: str, seconds: float, root: Path) -> Row:

@@ -1,20 +1,22 @@
-"""Can one node serve a thousand functions, and with how much memory?
+"""Serves a thousand functions on one node, and measures latency, SLO attainment and memory.
 
 `python -m benchmarks.thousand [--functions N] [--minutes M] [--traces DIR] [--load SHARE] [--memory-gib G] [MODEL ...]`
-deploys variants of a few base models of the zoo, full size, each with a head of its own and an SLO, and otherwise the
-default settings; the node is started again once all are deployed, so that they sleep. An hour of requests, recorded
-(`torpor-alibaba-fc` in DIR) or made, is pressed into minutes. The machine's cores bound what it can do: what a run and
-a wake of each model cost is measured first, and of the requests so many are kept that their runs keep the cores busy
-for the wished share of the time. Wakes and binds do not count for that; with `--keep-alive` every function has that
-one, and the wakes that it leads to do. The requests are sent over HTTP whether or not earlier ones are answered, and
-each answer is compared with plain PyTorch's, bit for bit. A second node is sent the same requests with `isolation =
-"function"`, as the control: there no function uses another's worker. Idle workers stay as long as there is room, so the
-room is part of the question: the node gives workers the half of G GiB, as it would where so much is available.
+deploys variants of a few base models of the zoo at full size, each with its own head and an SLO, and otherwise default
+settings. The node is restarted after the deploys, so that no function has a worker.
 
-Memory is sampled: anonymous and file PSS of daemon, zygotes and workers, the pages of the host store, and the memory
-files through which tensors pass. Beside it stands what as many loaded models would hold: the anonymous PSS of a plain
-process with `torch.load` for each, one measured for each base model and multiplied, libraries left out; and, the
-control, the weights of all functions alone, as one process would hold them that has loaded every model.
+The requests of one hour, recorded (`torpor-alibaba-fc` in DIR) or generated, are compressed into minutes. The benchmark
+first measures the cost of a run and of a wake of each model, and keeps as many requests as give the wanted load of the
+cores by their runs. Wakes and binds do not count towards the load, unless `--keep-alive` sets the same keep-alive for
+all functions. Requests are sent open-loop over HTTP, and each answer is compared with plain PyTorch's, bit for bit.
+
+The control is a second node that gets the same requests with `isolation = "function"`, where no two functions share a
+worker. Idle workers stay while there is memory for them, so memory is part of the result: the node gives workers half
+of G GiB, as it would on a machine with that much available.
+
+Memory is sampled: anonymous and file PSS of daemon, zygotes and workers, the pages of the host store, and the tensor
+buffers. For comparison: the anonymous PSS of one plain process with `torch.load` per function, measured once for each
+base model and multiplied, without libraries; and, as a control, only the weights of all functions, as in a single
+process that has loaded every model.
 """
 
 import argparse
@@ -134,8 +136,8 @@ def deploy_variants(
             spent[part] += end - begin
         head = binary_request(name, as_tensors(family.one())).partition(END)[0] + END
         targets[index] = Target(head, 0, hashlib.sha256(answer).digest())
-    told = ", ".join(f"{part} {1e3 * seconds / len(indices):.0f}" for part, seconds in spent.items())
-    print(f"  {family.name}: {len(indices)} deployed, ms each: {told}", file=sys.stderr)
+    message = ", ".join(f"{part} {1e3 * seconds / len(indices):.0f}" for part, seconds in spent.items())
+    print(f"  {family.name}: {len(indices)} deployed, ms each: {message}", file=sys.stderr)
     return targets
 
 
@@ -185,7 +187,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Traffic:
+class RequestPlans:
     """The requests of each load, the same for every node."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -235,7 +237,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of requests; default 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    traffic = Traffic(options)
+    traffic = RequestPlans(options)
     bases: list[Base] = []
     results = {}
     for isolation in options.isolation or ISOLATIONS:

@@ -100,8 +100,10 @@ def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Seq
         print(f"{part.wakes:7}{part.binds:7}", end="")
         print(f"{statistics.median(times):9.1f}{quantile(times, 0.99):9.1f}{attainment(own, slo_s):8.1%}")
     for fate in ("refused", "lost"):
-        told = Counter("a wrong answer" if each.status == 200 else each.start for each in outcomes if each.fate == fate)
-        for said, times_ in told.most_common(5):
+        refusals = Counter(
+            "a wrong answer" if each.status == 200 else each.start for each in outcomes if each.fate == fate
+        )
+        for said, times_ in refusals.most_common(5):
             print(f"  {fate} {times_} times: {said}")
 
 
@@ -115,8 +117,8 @@ def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
     functions = [[each for each in outcomes if each.target == number] for number in range(len(slo_s))]
     kept = sum(attainment(own, slo_s) >= 0.98 for own in functions)
     print(f"{attainment(outcomes, slo_s):.1%} within the SLO; the generator was late by {1e3 * late:.1f} ms (p99)")
-    told = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
-    print(f"of {fates(outcomes)['answered']} answers {told}")
+    message = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
+    print(f"of {fates(outcomes)['answered']} answers {message}")
     print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
     print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.workers} workers; loaded models")
     print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much; their weights alone are")

@@ -88,21 +88,21 @@ def main() -> None:
         counted = daemon_us(nodes, requests)
         taken, bare = measured(nodes, requests, loop, options.seconds)
     bare_ms = quantile(bare, 0.5) / 1e3
-    told: dict[str, float] = {f"{name}_daemon_us": us for name, us in counted.items()}
+    results: dict[str, float] = {f"{name}_daemon_us": us for name, us in counted.items()}
     print("the daemon computes for a request:", ", ".join(f"{name} {us:.0f} µs" for name, us in counted.items()))
     print(f"{'':10}{'clients':>8}{'p50 ms':>10}{'p99 ms':>10}{'added p50 ms':>14}{'answers/s':>12}")
     print(f"{'bare loop':18}{bare_ms:10.3f}{quantile(bare, 0.99) / 1e3:10.3f}")
     for (name, clients), values in taken.items():
         p50, p99, rate = quantile(values, 0.5) / 1e3, quantile(values, 0.99) / 1e3, len(values) / options.seconds
         print(f"{name:10}{clients:8}{p50:10.3f}{p99:10.3f}{p50 - bare_ms:14.3f}{rate:12.0f}")
-        told |= {f"{name}_{clients}_added_ms": p50 - bare_ms, f"{name}_{clients}_per_s": rate}
+        results |= {f"{name}_{clients}_added_ms": p50 - bare_ms, f"{name}_{clients}_per_s": rate}
     base = "other" if options.other else "open"
     for name in names:
-        added = told[f"{name}_1_added_ms"] / told[f"{base}_1_added_ms"]
-        rate = told[f"{name}_16_per_s"] / told[f"{base}_16_per_s"]
+        added = results[f"{name}_1_added_ms"] / results[f"{base}_1_added_ms"]
+        rate = results[f"{name}_16_per_s"] / results[f"{base}_16_per_s"]
         print(f"{name}: {added:.3f} times the added p50 of {base} with 1 client, {rate:.3f} times the answers of 16")
-        told |= {f"{name}_added_ratio": added, f"{name}_rate_ratio": rate}
-    print_result(told)
+        results |= {f"{name}_added_ratio": added, f"{name}_rate_ratio": rate}
+    print_result(results)
 
 
 if __name__ == "__main__":

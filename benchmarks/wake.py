@@ -1,24 +1,25 @@
-"""How long does a request take when nothing of its function runs?
+"""Measures the latency of a request to a function without a worker, for each kind of start.
 
-`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is a family of two: the
-model, and a sibling with a retrained head. They belong to a tenant of their own, whose zygote has no other program to
-hold. `minilm-handler` is the demo's MiniLM behind the demo's handler, which reads a tokenizer; it is asked in text. A
-round takes, one after the other:
+`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is a family of two
+functions: the model, and a sibling with a retrained head. They have their own tenant, whose zygote holds no other
+program. `minilm-handler` is the demo's MiniLM with the demo's handler, which loads a tokenizer and takes text. A round
+measures, one after the other:
 
-* wake: no worker of the family is alive, the weights lie in the host store;
-* warm: a worker is alive and has answered just before (the second of two requests, so that its heap is in place);
+* wake: no worker of the family is alive, the weights are in the host store;
+* warm: a worker is alive and has just answered (the second of two requests, so that its heap is allocated);
 * sibling: the first answer of the sibling, which that worker has not bound yet;
-* fresh: a new Python process imports, loads the same weights from safetensors (in the page cache) and answers once;
-* loaded: of that, what comes after its last import. It is the control: most of a fresh process's time is imports.
+* fresh: a new Python process imports PyTorch, loads the same weights from safetensors (in the page cache) and answers
+  once;
+* loaded: the part of `fresh` after the last import. This is the control, because most of `fresh` is imports.
 
-Then, as often, the node is started again:
+Then, for as many rounds, the node is restarted:
 
-* disk: with an empty host store and the page cache of its repository dropped. TMPDIR chooses the disk;
-* cold: with the blocks in the host store, and nothing else of the family in memory: no worker, no zygote, no program.
+* disk: with an empty host store, and with the page cache of the repository dropped. TMPDIR chooses the disk;
+* cold: with the blocks in the host store, and nothing else of the family in memory: no worker, zygote or program.
 
-`kept` is what stays of the family in memory, beside its blocks, once that worker is gone: anonymous PSS of all
-processes of the node but the daemon, over what it was before. Times are the client's, over one connection that stays
-open, requests encoded beforehand; every answer of the node is compared with plain PyTorch's, bit for bit.
+`kept` is the memory that the family still uses after its worker has ended, without its blocks: the increase of the
+anonymous PSS of all processes of the node except the daemon. Times are measured by the client over one open connection,
+with requests encoded in advance. Every answer of the node is compared with plain PyTorch's, bit for bit.
 """
 
 import argparse

@@ -56,9 +56,9 @@ def test_a_node_that_fails_waits_for_nobody(
             await drains.wait()
         failed.set_exception(RuntimeError("the scheduler failed"))
         async with asyncio.timeout(60):
-            with pytest.raises(ExceptionGroup) as told:
+            with pytest.raises(ExceptionGroup) as result:
                 await serving
-        assert told.group_contains(RuntimeError, match="the scheduler failed")
+        assert result.group_contains(RuntimeError, match="the scheduler failed")
         writer.close()
 
     asyncio.run(scene())

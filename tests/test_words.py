@@ -99,15 +99,16 @@ def right_in(path: str) -> set[str]:
     return set().union(*(words for beginning, words in RIGHT.items() if path.startswith(beginning)))
 
 
-def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+def helps(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """Yield the help of each command, with its name."""
-    context = click.Context(command, info_name=name)
+    # Without the settings click would cache other help options for the tests that follow.
+    context = click.Context(command, parent, name, **command.context_settings)
     yield name, command.get_help(context)
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
             found = command.get_command(context, below)
             assert found is not None
-            yield from helps(found, f"{name} {below}")
+            yield from helps(found, f"{name} {below}", context)
 
 
 @pytest.mark.parametrize("word", RETIRED)

@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
     names = parser.parse_args().models
-    told = {}
+    results = {}
     for name in names:
         model = zoo.build(name)
         one = {batch: least_ms(model, 1, batch, SPENT_S, time.process_time) for batch in BATCHES}
@@ -51,10 +51,10 @@ def main() -> None:
         serial = max(0.0, 2 * both / one[1] - 1)
         row = ", ".join(f"{batch} = {value:.0f}" for batch, value in one.items())
         print(f"{name:16} latency_ms = {{ {row} }}  serial = {serial:.3f}, for {both:.0f} ms on two cores", flush=True)
-        told[name] = {"one": one, "two": both, "serial": serial}
+        results[name] = {"one": one, "two": both, "serial": serial}
         del model
         gc.collect()
-    print_result(told)
+    print_result(results)
 
 
 if __name__ == "__main__":

@@ -217,12 +217,12 @@ def run(seconds: float | None, seed: int | None, seeds: int) -> None:
     rows = equal_conditions(scenario, seeds)
     print_result(
         {
-            "equal_conditions": {name: {field: told(row[field]) for field in WANTED} for name, row in rows.items()},
+            "equal_conditions": {name: {field: summary(row[field]) for field in WANTED} for name, row in rows.items()},
             "one_seed": {name: {field: mean(row, field) for field in WANTED} for name, row in cells.items()},
         }
     )
 
 
-def told(values: Sequence[float]) -> dict[str, object]:
+def summary(values: Sequence[float]) -> dict[str, object]:
     """Return mean and spread for RESULT."""
     return {"mean": fmean(values), "spread": [min(values), max(values)]}

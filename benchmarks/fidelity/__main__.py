@@ -24,7 +24,7 @@ from benchmarks.fidelity import drawn, plain_models, saved_models, text_models, 
 from benchmarks.fidelity.architecture import Architecture
 from benchmarks.fidelity.exam import Row, examine
 from benchmarks.fidelity.judge import VERDICTS, Finding
-from benchmarks.fidelity.table import told, written
+from benchmarks.fidelity.table import row_text, written
 from benchmarks.measure import print_result
 from benchmarks.nodes import running_node
 
@@ -94,7 +94,7 @@ def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
         began = time.perf_counter()
         row = apart(architecture.name, lambda one=architecture: examine(one, url, seed))
         assert isinstance(row, Row)
-        print(told(row._replace(source=architecture.source), time.perf_counter() - began), flush=True)
+        print(row_text(row._replace(source=architecture.source), time.perf_counter() - began), flush=True)
         found.append(row._replace(source=architecture.source))
     return found
 
@@ -113,7 +113,7 @@ def drawn_rows(kinds: Sequence[str], count: int, url: str, seed: int) -> tuple[l
             skipped.append(row)
         else:
             found.append(row._replace(source=row.source or f"transformers {kind}, drawn"))
-            print(told(found[-1], time.perf_counter() - began), flush=True)
+            print(row_text(found[-1], time.perf_counter() - began), flush=True)
     return found, skipped
 
 

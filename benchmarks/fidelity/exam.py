@@ -120,8 +120,8 @@ def _asked(
     except OverwinterError as error:
         return Finding(where, "wrong", text=f"{type(error).__name__}: {error}")
     if isinstance(expected, Exception):
-        told = str(expected).splitlines() or [""]
-        return Finding(where, "wrong", text=f"answered, eager raises {type(expected).__name__}: {told[0][:150]}")
+        lines = str(expected).splitlines() or [""]
+        return Finding(where, "wrong", text=f"answered, eager raises {type(expected).__name__}: {lines[0][:150]}")
     return judged(where, expected, typed(expected, given))
 
 

@@ -52,8 +52,8 @@ def judged(where: str, expected: Sequence[Tensor], given: Sequence[Tensor]) -> F
     found = Finding(where, "equal", compared=True)
     for index, (want, have) in enumerate(zip(expected, given, strict=True)):
         if want.shape != have.shape or want.dtype != have.dtype:
-            told = f"output {index} is {have.dtype} {list(have.shape)}, eager gives {want.dtype} {list(want.shape)}"
-            return Finding(where, "wrong", text=told, compared=True)
+            message = f"output {index} is {have.dtype} {list(have.shape)}, eager gives {want.dtype} {list(want.shape)}"
+            return Finding(where, "wrong", text=message, compared=True)
         if is_same(want, have):
             continue
         apart = difference(want, have)

@@ -36,7 +36,7 @@ PLACE = re.compile(rf"/[^\s\"']*/(?=site-packages/)|{re.escape(str(ROOT))}/")
 """The prefix of paths on this machine."""
 
 
-def told(row: Row, seconds: float) -> str:
+def row_text(row: Row, seconds: float) -> str:
     """Format some lines for the terminal."""
     line = f"{row.name:29} {row.verdict:16} {difference(row.findings):>8}  joined {joined(row)}  ({seconds:.1f} s)"
     return "\n".join([line, *(f"    {one.where}: {one.text}" for one in refusals(row))])

@@ -1,14 +1,15 @@
-"""Does a node stand whatever is done to it? It is attacked in every way that we know, and a neighbour watches.
+"""Fuzzes a real node with all known kinds of attacks while a well-behaved tenant checks its service.
 
-`python -m benchmarks.fuzz [--minutes M] [--seed S]`: a real node with a well-behaved neighbour, whose requests are
-answered bit for bit as they must be, while others attack it, each kind for its share of the time: requests, uploads,
-manifests and pipelines, mutants of encoded programs, crafted programs, forged messages of workers, random calls while
-processes are killed, and ways out of a worker. A crash is the end of the daemon, of a zygote or of a worker without a
-handler by a signal that nobody sent. A stall is the longest time that the node did not answer whether it lives; beside
-it stand the longest time that a function's answer took, and the control: what an idle process that only echoes was kept
-waiting by the same machine. A node that ends is started again, and the attacks go on.
+`python -m benchmarks.fuzz [--minutes M] [--seed S]` starts a node with a well-behaved tenant, whose answers are
+compared bit for bit, and attacks it. Each kind of attack gets an equal share of the time: requests, uploads, manifests
+and pipelines, mutated encoded programs, crafted programs, forged messages of workers, random calls while processes are
+killed, and attempts to leave the sandbox. The node is restarted if it ends, and the attacks continue.
 
-A try is done again by `--only KIND --first NUMBER --tries 1` with the same seed.
+A crash is the end of the daemon, of a zygote or of a worker without a handler by a signal that the benchmark did not
+send. A stall is the longest time for which the node did not answer a liveness request. Besides, it prints the longest
+time of an answer of a function, and the control: the longest delay of an idle echo process on the same machine.
+
+`--only KIND --first NUMBER --tries 1` with the same seed repeats one try.
 """
 
 import argparse
@@ -84,8 +85,8 @@ def main() -> None:
             if neighbour is not None:
                 neighbour.stop()
             machine.close()
-    hear(neighbour.told, attacker)
-    report(attacker, neighbour.told, options.seed)
+    hear(neighbour.records, attacker)
+    report(attacker, neighbour.records, options.seed)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ class Crafted:
             )
             return
         for operator, seed, at, kind, call in json.loads(done.stdout.splitlines()[-1]):
-            told = f"{kind}: {call} (operator_fuzz, seed {seed}, {operator} at {at})"
-            self._arena.tally.add(HARM_OF.get(kind, "wrong"), told)
+            message = f"{kind}: {call} (operator_fuzz, seed {seed}, {operator} at {at})"
+            self._arena.tally.add(HARM_OF.get(kind, "wrong"), message)
 
     def _deploy_call(self, rng: Random) -> None:
         name, seed, at = rng.choice(sorted(self._calls)), rng.randrange(1 << 30), rng.randrange(1000)

@@ -137,8 +137,8 @@ class Outside:
     def _look(self, way: str) -> None:
         """Check whether anything outside has changed."""
         time.sleep(0.02)
-        for told in self._machine.changed(self._pids):
-            self._arena.tally.add("outside_writes", f"{way}: {told}")
+        for change in self._machine.changed(self._pids):
+            self._arena.tally.add("outside_writes", f"{way}: {change}")
         reply = judged(self._arena, exchange(self._arena.port, infer_request(self._victim.PLAIN)))
         if reply is not None and reply.status == 200 and reply.tensors != right(7.0):
             self._arena.tally.add("outside_writes", f"{way}: the victim now answers {reply.tensors.hex()}")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.fuzz.kind import Attacker, Mark
-from benchmarks.hostile.neighbour import Told
+from benchmarks.hostile.neighbour import Record
 from benchmarks.hostile.verdicts import HARMS, unforeseen_words
 from benchmarks.measure import print_result
 
@@ -15,10 +15,10 @@ NOTES_SHOWN = 40
 SLOWEST_SHOWN = 8
 
 
-def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str, tuple[float, str]]:
+def longest(records: Sequence[Record], marks: Sequence[Mark], what: str) -> dict[str, tuple[float, str]]:
     """Return the longest time by kind, and the case in progress; starts of the node are excluded."""
     worst: dict[str, tuple[float, str]] = {}
-    for each in told:
+    for each in records:
         if each.what != what or each.fate == "asked":
             continue
         # The answer to a late request of one try may come during the next.
@@ -28,11 +28,11 @@ def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str,
     return worst
 
 
-def hear(told: Sequence[Told], attacker: Attacker) -> None:
+def hear(records: Sequence[Record], attacker: Attacker) -> None:
     """Count what the neighbour suffered: wrong answers, no answers, and unexpected errors."""
     tally = attacker.arena.tally
     downs = attacker.arena.restarts
-    for each in told:
+    for each in records:
         mark = next((mark for mark in attacker.marks if mark.began <= each.at <= mark.ended), None)
         down = any(began - 2.0 <= each.at <= ended + 2.0 for began, ended in downs)
         if mark is None or down or each.what == "control":
@@ -50,10 +50,10 @@ def hear(told: Sequence[Told], attacker: Attacker) -> None:
                 tally.add("unforeseen_5xx", f"the neighbour was told {each.fate}: {each.said}")
 
 
-def report(attacker: Attacker, told: Sequence[Told], seed: int) -> None:
+def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     """Print the table by kind, the first examples of each harm, and the line for programs."""
     tally = attacker.arena.tally
-    stalls = {what: longest(told, attacker.marks, what) for what in ("live", "infer", "control")}
+    stalls = {what: longest(records, attacker.marks, what) for what in ("live", "infer", "control")}
     heads = "".join(f"{harm.replace('unforeseen_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
     print(
         f"\n{'kind':12}{'tries':>7}{heads}{'stall ms':>10}{'infer ms':>10}{'control':>9}  stalled longest by, and infer"
@@ -64,13 +64,13 @@ def report(attacker: Attacker, told: Sequence[Told], seed: int) -> None:
         print(f"{kind:12}{tally.tries[kind]:7}{counts}{times[0]:10.0f}{times[1]:10.0f}{times[2]:9.0f}", end="")
         print("  " + ", ".join(stalls[what].get(kind, (0.0, "-"))[1] for what in ("live", "infer")))
     for example in sorted(tally.examples, key=lambda each: (each.harm, each.kind, each.case)):
-        print(f"{example.harm}: {example.case}: {example.told}")
+        print(f"{example.harm}: {example.case}: {example.text}")
         print(f"    again: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
     for mark in sorted(attacker.marks, key=lambda mark: mark.began - mark.ended)[:SLOWEST_SHOWN]:
         print(f"{mark.ended - mark.began:.1f} s took {mark.kind}: {mark.case} ({mark.number})")
     for note, times_ in tally.notes.most_common(NOTES_SHOWN):
         print(f"noted {times_} times: {note}")
-    asked = Counter({each.what: int(each.said) for each in told if each.fate == "asked"})
+    asked = Counter({each.what: int(each.said) for each in records if each.fate == "asked"})
     print(f"the neighbour asked {asked['infer']} times for an answer and {asked['live']} times for a sign of life")
     worst = {what: max([0.0, *(took for took, _ in found.values())]) for what, found in stalls.items()}
     print_result(

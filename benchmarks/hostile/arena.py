@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.hostile.exchange import HungError, ask, connect
-from benchmarks.hostile.neighbour import Told
+from benchmarks.hostile.neighbour import Record
 from benchmarks.hostile.verdicts import Tally, fatal_signal
 from benchmarks.nodes import Node, parents_of_all
 
@@ -104,14 +104,14 @@ class Neighbour:
             file.write_bytes(data)
         command = [sys.executable, "-m", "benchmarks.hostile.neighbour", str(port_file), *map(str, files)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told: list[Told] = []
+        self.records: list[Record] = []
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.told.append(Told(*json.loads(line)))
+            self.records.append(Record(*json.loads(line)))
 
     def stop(self) -> None:
         """End it, and read the rest."""

@@ -130,20 +130,20 @@ class Machine:
 
     def changed(self, pids: Collection[int]) -> list[str]:
         """Return what has changed since the last check, also by these processes; then restore it."""
-        told, self.reached = [f"reached {what}" for what in self.reached], []
+        changes, self.reached = [f"reached {what}" for what in self.reached], []
         if self.writable.read_text() != "untouched":
-            told.append("wrote to a file")
+            changes.append("wrote to a file")
             self.writable.write_text("untouched")
         for made in self.open_directory.iterdir():
-            told.append(f"made a file {made.name}")
+            changes.append(f"made a file {made.name}")
             made.unlink()
         if self.process.poll() is not None:
-            told.append("killed a process outside")
+            changes.append("killed a process outside")
         for kind, remove in (("shm", _libc.shmctl), ("msg", _libc.msgctl)):
             for number in _made_by(kind, pids) - {self.segment}:
-                told.append(f"left the {kind} {number} of System V")
+                changes.append(f"left the {kind} {number} of System V")
                 remove(number, _IPC_RMID, None)
-        return told
+        return changes
 
     def close(self) -> None:
         """Remove everything."""

@@ -25,7 +25,7 @@ GIVE_UP_S = 120.0
 AGAIN_S = 0.1
 
 
-class Told(NamedTuple):
+class Record(NamedTuple):
     """A line of the output."""
 
     what: str
@@ -59,7 +59,7 @@ class Question:
         """The descriptor of its connection; -1 without one."""
         return -1 if self._end is None else self._end.fileno()
 
-    def ask(self, port: int | None) -> Told | None:
+    def ask(self, port: int | None) -> Record | None:
         """Send it once more; return what went wrong."""
         self.sent = time.monotonic()
         self.asked += 1
@@ -73,7 +73,7 @@ class Question:
         self.waiting = True
         return None
 
-    def hear(self) -> Told | None:
+    def hear(self) -> Record | None:
         """Read the available bytes; None until the answer is complete."""
         assert self._end is not None
         try:
@@ -89,12 +89,12 @@ class Question:
         self._received.clear()
         return self._over(fate, said)
 
-    def late(self, now: float) -> Told | None:
+    def late(self, now: float) -> Record | None:
         """Return a timeout if it has waited too long."""
         if not self.waiting or now - self.sent < GIVE_UP_S:
             return None
-        told = self._broken("no answer")
-        return told._replace(fate="silent")
+        record = self._broken("no answer")
+        return record._replace(fate="silent")
 
     def _fate(self) -> tuple[str, str]:
         if self._answer is None:
@@ -112,13 +112,13 @@ class Question:
             return str(reply.status), reply.said
         return ("right", "") if reply.tensors == self._answer else ("wrong", reply.tensors[:64].hex())
 
-    def _over(self, fate: str, said: str = "") -> Told:
+    def _over(self, fate: str, said: str = "") -> Record:
         now = time.monotonic()
         self.waiting = False
         self.due = max(self.sent + EVERY_S, now) if fate != "down" else now + AGAIN_S
-        return Told(self.what, self.sent, now - self.sent, fate, said)
+        return Record(self.what, self.sent, now - self.sent, fate, said)
 
-    def _broken(self, said: str) -> Told:
+    def _broken(self, said: str) -> Record:
         if self._end is not None:
             self._end.close()
         self._end = None
@@ -146,10 +146,10 @@ def port_of(file: Path) -> int | None:
         return None
 
 
-def tell(told: Told | None) -> None:
+def tell(record: Record | None) -> None:
     """Print what is worth a line."""
-    if told is not None and (told.took >= TOLD_FROM_S or told.fate != "right"):
-        print(json.dumps(told), flush=True)
+    if record is not None and (record.took >= TOLD_FROM_S or record.fate != "right"):
+        print(json.dumps(record), flush=True)
 
 
 def watch(port_file: Path, questions: list[Question]) -> None:
@@ -182,8 +182,8 @@ def main() -> None:
     now = time.monotonic()
     for question in questions:
         if question.waiting:
-            tell(Told(question.what, question.sent, now - question.sent, "unanswered"))
-        print(json.dumps(Told(question.what, now, 0.0, "asked", str(question.asked))), flush=True)
+            tell(Record(question.what, question.sent, now - question.sent, "unanswered"))
+        print(json.dumps(Record(question.what, now, 0.0, "asked", str(question.asked))), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Example(NamedTuple):
     case: str
     number: int
     harm: Harm
-    told: str
+    text: str
 
 
 class Tally:
@@ -43,19 +43,19 @@ class Tally:
         self.here = (kind, case, number)
         self.tries[kind] += 1
 
-    def add(self, harm: Harm, told: str) -> None:
+    def add(self, harm: Harm, message: str) -> None:
         """Count a harm of the current try."""
         kind, case, number = self.here
         self.counts[kind][harm] += 1
         key = (kind, case, harm)
         self._kept[key] += 1
         if self._kept[key] <= EXAMPLES_MAX:
-            self.examples.append(Example(kind, case, number, harm, " ".join(told.split())[:300]))
+            self.examples.append(Example(kind, case, number, harm, " ".join(message.split())[:300]))
 
-    def note(self, told: str) -> None:
+    def note(self, message: str) -> None:
         """Count a harmless event of the current try."""
         kind, case, _ = self.here
-        self.notes[f"{kind}/{case}: {told}"] += 1
+        self.notes[f"{kind}/{case}: {message}"] += 1
 
     def total(self, harm: Harm) -> int:
         """Return the sum over all kinds."""

@@ -1,17 +1,17 @@
-"""Is a well-behaved tenant served while others do their worst?
+"""Measures the service of a well-behaved tenant while other tenants and callers attack the node.
 
-`python -m benchmarks.siege [--minutes M] [--seed S]`: a tenant's twenty functions are asked fifty times a second
-together, whether or not earlier requests are answered; each answer is compared with plain PyTorch's, bit for bit. For a
-part of the time nothing else happens: calm. Then one attack of other tenants and other callers follows the other
-(`benchmarks/siege/attacks.py`), and the table tells which one hurts. Attackers share the machine with the node, so
-their process is niced and may use a fifth of a core; what is attacked with costs the node, not them.
+`python -m benchmarks.siege [--minutes M] [--seed S]` calls twenty functions of one tenant fifty times a second in
+total, open-loop; each answer is compared with plain PyTorch's, bit for bit. During the first phase, `calm`, there is no
+other load. Then each attack of other tenants and callers runs in turn (`benchmarks/siege/attacks.py`), and the table
+shows the effect of each. The attackers share the machine with the node. So their process has a high nice value and may
+use a fifth of a core: the attack's cost is to the node, not to the machine.
 
-Between two attacks the node has time until it is quiet again, and how long that took, and how the tenant was served
-meanwhile, is told beside the attack that left it so: what one leaves over is not charged to the next.
+After each attack the node has time to become idle. The table shows how long that took, and the tenant's service during
+that time, in the row of the attack that caused it.
 
-A request counts from when it was due. One that is refused, lost or wrong is not attained, and takes as long as the
-patience in the p99. The bound of memory is what the node was configured with: private memory of workers, host store,
-requests; and, measured when calm, what daemon and zygotes take by themselves.
+Latency counts from the planned time of a request. A refused, lost or wrong answer does not attain the SLO, and counts
+with the timeout in the p99. The limit of memory is the configured one (private memory of workers, host store, requests)
+plus the memory of daemon and zygotes, which is measured during `calm`.
 """
 
 import argparse
@@ -177,13 +177,15 @@ def row(
     counts, times = fates(part), slowness(part)
     lost = counts["lost"] - wrong(part)
     p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
-    told = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
+    message = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
     left = f"{phase.quiet - phase.over:9.0f}{1e3 * quantile(slowness(after), 0.99):14.1f}"
-    return f"{phase.name:18}{told}{counts['refused']:9}{lost:6}{wrong(part):7}{phase.peak / MIB:10.0f}{left}  {harms}"
+    return (
+        f"{phase.name:18}{message}{counts['refused']:9}{lost:6}{wrong(part):7}{phase.peak / MIB:10.0f}{left}  {harms}"
+    )
 
 
-def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], told: dict) -> None:
-    """Print the table and the line for programs; `told` has the SLOs and the memory limit."""
+def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], measured: dict) -> None:
+    """Print the table and the line for programs; `records` has the SLOs and the memory limit."""
     by_phase = parts(outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases])
     afters = parts(outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases])
     print(
@@ -193,9 +195,9 @@ def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[
     print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  what the node suffered")
     for phase in phases:
         harms = ", ".join(f"{harm} {count}" for harm in HARMS if (count := found.tally.counts[phase.name][harm]))
-        print(row(phase, by_phase[phase.name], afters[phase.name], told["slo_s"], harms))
+        print(row(phase, by_phase[phase.name], afters[phase.name], measured["slo_s"], harms))
     for example in found.tally.examples:
-        print(f"{example.harm}: {example.case}: {example.told}")
+        print(f"{example.harm}: {example.case}: {example.text}")
     under = [each for phase in phases if phase.name != CALM for each in by_phase[phase.name]]
     counts = fates(under)
     calm_s, under_s = (quantile(slowness(part), 0.99) for part in (by_phase[CALM], under))
@@ -204,17 +206,17 @@ def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[
         f"p99 {1e3 * calm_s:.1f} ms when calm, {1e3 * under_s:.1f} ms under attack; peak {peak / MIB:.0f} MiB of",
         end=" ",
     )
-    print(f"{told['bound'] / MIB:.0f} MiB, of which {told['base'] / MIB:.0f} MiB are the daemon's and the zygotes'")
+    print(f"{measured['bound'] / MIB:.0f} MiB, {measured['base'] / MIB:.0f} MiB of these the daemon's and the zygotes'")
     print_result(
         {
-            "attainment": attainment(under, told["slo_s"]),
+            "attainment": attainment(under, measured["slo_s"]),
             "p99_over_calm": under_s / max(calm_s, 1e-6),
             "wrong": wrong(outcomes),
             "lost": counts["lost"] - wrong(under),
-            "peak_over_bound": peak / told["bound"],
+            "peak_over_bound": peak / measured["bound"],
             "after_s": max(phase.quiet - phase.over for phase in phases),
             "after_p99_ms": max(1e3 * quantile(slowness(part), 0.99) for part in afters.values()),
-            "calm_attainment": attainment(by_phase[CALM], told["slo_s"]),
+            "calm_attainment": attainment(by_phase[CALM], measured["slo_s"]),
             "crashes": found.tally.total("crashes"),
         }
     )

@@ -23,12 +23,12 @@ PAUSE_S = 0.05
 def attack(others: Attackers, name: str) -> None:
     """Run the attack until there is input."""
     steps = ATTACKS[name](others)
-    told = False
-    while not told:
+    stopped = False
+    while not stopped:
         began, used = time.monotonic(), time.process_time()
         next(steps)
         rest = (time.process_time() - used) / SHARE - (time.monotonic() - began)
-        told = bool(select.select([0], [], [], max(PAUSE_S, rest))[0])
+        stopped = bool(select.select([0], [], [], max(PAUSE_S, rest))[0])
     steps.close()
     others.leave()
 

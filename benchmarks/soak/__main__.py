@@ -1,27 +1,27 @@
-"""Does a node that goes on for long answer right, lose nothing and keep nothing, whatever its authors do meanwhile?
+"""Runs a node for a long time under load, changes and kills; checks its answers, and what it keeps.
 
-`python -m benchmarks.soak [--minutes 10] [--seed N]`: 200 functions, variants with retrained heads of eight models of
-the zoo at full size, of three tenants. Three of the models have a handler with state, one of these a tokenizer; four
-allow batches, so that their variants share runs; of each, some have workers of their own, and some refuse requests that
-would be late. They are asked at random rates, now and then many of a family at once, each with two inputs. Meanwhile
-workers and zygotes are killed, and functions deployed, updated, removed, unloaded and loaded.
+`python -m benchmarks.soak [--minutes 10] [--seed N]` deploys 200 functions of three tenants: variants with retrained
+heads of eight models of the zoo at full size. Three of the models have a stateful handler, one of these a tokenizer;
+four allow batches, so that their variants share runs. Some variants of each have dedicated workers, and some refuse
+requests that would be late. They are called at random rates, sometimes many of a family at once, each with two inputs.
+Meanwhile workers and zygotes are killed, and functions are deployed, updated, removed, unloaded and loaded.
 
-Every answer is compared with plain PyTorch's for the versions that could have answered between the request and the
-answer: once an update or a removal is confirmed, no later request may be answered by the version before. It is equal
-bit for bit, or within NEAR where batches are allowed.
+Every answer is compared with plain PyTorch's for the versions that may have answered between request and answer: once
+an update or a removal is confirmed, no later request may be answered by the version before. Answers must be equal bit
+for bit, or within NEAR where batches are allowed.
 
-The time is divided into rounds. A round deploys all functions, asks them under changes and kills, brings all back,
-asks each of them while nothing else happens, and removes all. The first round is the warm-up, which fills what is
-bounded and kept. The start line is the node at rest after it, with no function deployed, so that no idle worker is
-kept: the daemon and its base zygote. After each round the node is read again.
+The time is divided into rounds. A round deploys all functions, calls them under changes and kills, restores all, calls
+each of them while nothing else happens, and removes all. The first round is the warm-up, which fills the bounded
+caches. The reference is the idle node after it: no function is deployed, so only the daemon and its base zygote run.
+The node is measured again after each round.
 
-A refusal is explained if what it says was so: its function was removed or updated (404) or unloaded (503), its worker
-was killed and that of its retry too (500), it could not be answered within its SLO, where its function wants late
-requests refused (503), or it had no answer within its timeout, and the node's cores were all taken for that long (504).
-Any other counts as lost, as does a request without an answer, and a change that the node refuses without a kill.
+A refusal is explained if its reason was true: its function was removed or updated (404) or unloaded (503), its worker
+and that of its retry were killed (500), it could not be answered within its SLO and its function refuses late requests
+(503), or it had no answer within its timeout while all cores of the node were in use (504). Any other refusal counts as
+lost. So do a request without an answer, and a change that the node refuses without a kill.
 
-At the end the node's journal is read: what its scheduler did, when it had a core to give, and that a fresh one does the
-same again.
+At the end the benchmark reads the node's journal: what the scheduler did, whether it had a core free meanwhile, and
+that a replay gives the same actions.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Soak:
         self.members = [member for family in families for member in family]
         self.counts: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
-        self.told: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self._weather = Weather()
         self._expired: list[tuple[Span, str]] = []
         """The requests that timed out, with a message if one was not due to overload."""
@@ -128,11 +128,11 @@ class Soak:
         place, input_ = divmod(outcome.target, ROWS)
         member = self.members[place]
         found, span = verdict(outcome, began, input_, member.history, self._weather)
-        told = VARYING.sub("N", outcome.start.replace(member.name, "NAME"))[:120]
+        message = VARYING.sub("N", outcome.start.replace(member.name, "NAME"))[:120]
         if outcome.status != 200:
-            self.told[f"{outcome.status} {found}: {told}"] += 1
+            self.refusals[f"{outcome.status} {found}: {message}"] += 1
         at = f"round {self._rounds}, {span.begin:.3f} to {span.until:.3f}"
-        line = f"{found}: {member.name}, {at}: {outcome.status} {told}"
+        line = f"{found}: {member.name}, {at}: {outcome.status} {message}"
         if found == "expired":
             self._expired.append((span, line))
             return
@@ -188,7 +188,9 @@ class Soak:
         except OverwinterError as error:
             explained = self._weather.kills.meet(Span(began, time.monotonic()))
             self.counts["refused" if explained else "lost"] += 1
-            self.told[f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]] += 1
+            self.refusals[
+                f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]
+            ] += 1
             if not explained:
                 self._say(f"lost: {what} {member.name}: {error}")
             return False
@@ -220,7 +222,7 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
     steps = Steps(journal)
     soak.judge_expired(steps)
     list_counts("done", soak.done)
-    list_counts("what was told in refusals", soak.told)
+    list_counts("what was told in refusals", soak.refusals)
     list_counts("what the scheduler did, and does again", steps.counts)
     counted = {kind: soak.counts[kind] for kind in ("wrong", "lost", "refused")}
     return {"requests": soak.counts.total(), **counted, **growth(readings[0], readings[-1])}

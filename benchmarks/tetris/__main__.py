@@ -1,14 +1,16 @@
-"""What does sharing tensors and runtimes save? Tetris's experiments, live and simulated.
+"""Repeats Tetris's experiments, live and simulated: what does sharing tensors and runtimes save?
 
-`python -m benchmarks.tetris [--part live|simulated] [--full | --quick] [--seeds N]`: memory against instances and
-variants, start-up, contention and latency on real processes; then, simulated, the paper's applications. In RESULT:
+`python -m benchmarks.tetris [--part live|simulated] [--full | --quick] [--seeds N]` measures memory against the number
+of instances and variants, start-up, contention and latency with real processes, and simulates the paper's applications.
+The fields of RESULT:
 
-* `live_saved`: the share of the memory of as many separate processes that many instances of a model (or, where only
-  these were measured, many variants) do not need;
-* `live_startup_saved`: the share of a plain process's start from the page cache that is saved when a twin is present:
-  `with_imports` from the start of the process, most of which is importing PyTorch; `of_loading` the control, a process
-  that has imported everything before;
-* `sim_saved_vs_...`: the share of a baseline's memory, as in its paper and, the control, under equal conditions.
+* `live_saved`: the share of the memory of separate processes that the same number of instances of a model (or variants,
+  if only these were measured) saves;
+* `live_startup_saved`: the share of a plain process's start-up time, from the page cache, that is saved if an instance
+  of the same model is running. `with_imports` counts from the start of the process, most of which is importing PyTorch;
+  `of_loading` is the control: a process that has imported everything before;
+* `sim_saved_vs_...`: the share of a baseline's memory that is saved, as in its paper and, as the control, under equal
+  conditions.
 """
 
 import argparse

@@ -96,12 +96,12 @@ def tell(title: str, cell: Cell, share: str) -> None:
 
 def figures(cells: Cells) -> dict[str, object]:
     """Return each headline figure with its control, for RESULT."""
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         f"sim_saved_vs_{baseline}": {name: headline(row, baseline) for name, row in cells.items()}
         for baseline in BASELINES
     }
-    told["sim_violations_in_bursts"] = {name: violations(row) for name, row in cells.items()}
-    return told
+    result["sim_violations_in_bursts"] = {name: violations(row) for name, row in cells.items()}
+    return result
 
 
 def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
@@ -118,8 +118,8 @@ def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
 
 def violations(row: Mapping[Contender, Cell]) -> dict[str, object]:
     """Return Overwinter's violations and the baselines', as in their papers and under equal conditions."""
-    told: dict[str, object] = {"overwinter": fmean(row[OURS].violations)}
+    result: dict[str, object] = {"overwinter": fmean(row[OURS].violations)}
     for baseline in BASELINES:
         (_, paper), *_, (_, equal) = on_rungs(baseline)
-        told[baseline] = {"as_in_paper": fmean(row[paper].violations), "equal": fmean(row[equal].violations)}
-    return told
+        result[baseline] = {"as_in_paper": fmean(row[paper].violations), "equal": fmean(row[equal].violations)}
+    return result

@@ -62,9 +62,9 @@ class Loader:
 
     def loaded(self) -> Loaded:
         """Return its times; the process ends."""
-        told = msgspec.convert(self._answer(), Loaded)
+        answer = msgspec.convert(self._answer(), Loaded)
         self._process.communicate()
-        return msgspec.structs.replace(told, import_s=self._import_s)
+        return msgspec.structs.replace(answer, import_s=self._import_s)
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None

@@ -107,7 +107,7 @@ def report(outcomes: Outcomes) -> None:
         for name, by_policy in by_application.items():
             print(f"{f'{name}, {load}':26}{head}")
             for policy, row in by_policy.items():
-                print(f"  {policy:24}{told(row, by_policy)}")
+                print(f"  {policy:24}{row_text(row, by_policy)}")
             print()
     print(
         "Where a load rises at once, those that look at the rate every 10 s are late; bursts last 12 s here on average."
@@ -115,7 +115,7 @@ def report(outcomes: Outcomes) -> None:
     compare(outcomes["stable"])
 
 
-def told(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
+def row_text(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
     """Format a row of a table."""
     less = [f"{row.mean / by_policy[other].mean - 1:12.1%}" for other in ("infless", "photons")]
     shown = "".join("-".rjust(12) if each.strip() in ("0.0%", "-0.0%") else each for each in less)

@@ -136,9 +136,11 @@ def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str
     if forget:
         forget_pages(node.data)
     node.wait_quiet()
-    told = node.client.function(asked)
-    if told["workers"] or bool(present) == (told["missing_bytes"] == told["nbytes"]):
-        raise RuntimeError(f"before its start {asked} lacks {told['missing_bytes']} bytes of {told['nbytes']}: {told}")
+    found = node.client.function(asked)
+    if found["workers"] or bool(present) == (found["missing_bytes"] == found["nbytes"]):
+        raise RuntimeError(
+            f"before its start {asked} lacks {found['missing_bytes']} bytes of {found['nbytes']}: {found}"
+        )
 
 
 def plain_files(family: Family, root: Path) -> tuple[Path, Path]:

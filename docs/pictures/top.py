@@ -1,4 +1,4 @@
-"""Draws docs/top.svg: what `overwinter top` shows, drawn by its own code from what a real node told (top.json).
+"""Draws docs/top.svg: what `overwinter top` shows, drawn by its own code from what a real node reported (top.json).
 
 python -m docs.pictures.top             draw again what was recorded
 python -m docs.pictures.top --record    record anew: a node with the demo's models, asked for 40 seconds
@@ -52,7 +52,7 @@ def draw(activity: dict[str, Any]) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    """What the node told when it was recorded."""
+    """What the node reported when it was recorded."""
     return msgspec.json.decode(RECORDED.read_bytes(), type=dict[str, Any])
 
 

@@ -36,10 +36,10 @@ from overwinter.node.registry import Registry
 from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
-from overwinter.node.traffic import Traffic
+from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Lost, Verifier
-from overwinter.node.watching import Bounds
+from overwinter.node.watching import ZygoteLimits
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
@@ -104,7 +104,7 @@ async def _joined(
         effects = NodeEffects(registry, processes, calls, hosts, tasks, post, log)
         parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
         pipelines = Pipelines(registry, calls.infer, repository)
-        traffic = Traffic(registry, pipelines, repository.traffic, post)
+        traffic = TrafficSplits(registry, pipelines, repository.traffic, post)
         profiler = Profiler(parts, tasks)
         with repository.reserve.spent():
             telemetry = Telemetry(parts, pipelines, find, profiler.observer)
@@ -187,10 +187,10 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _bounds(config: NodeConfig) -> Bounds:
+def _bounds(config: NodeConfig) -> ZygoteLimits:
     """Return the limits of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
-    return Bounds(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
+    return ZygoteLimits(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:

@@ -93,10 +93,10 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))
-            told = tasks.create_task(tell(node))
+            readiness = tasks.create_task(tell(node))
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in (front, asked, told):
+            for task in (front, asked, readiness):
                 task.cancel()
             # It may also fail while it answers what it has.
             await asyncio.wait([front])

@@ -179,20 +179,20 @@ def test_a_token_does_what_its_scopes_say(
 
 def test_every_operation_asks_for_what_the_document_says(served: Served, tokens: TokenFile, http: httpx.Client) -> None:
     headers = bearer(made(tokens, "acme", "infer"))
-    told: list[tuple[str, bool, bool]] = []
+    results: list[tuple[str, bool, bool]] = []
     found: list[tuple[str, bool, bool]] = []
     for path, methods in http.get("/openapi.json").json()["paths"].items():
         for method, operation in methods.items():
             what, url = f"{method} {path}", re.sub(r"{\w+}", "1", path)
             named = {scope for each in operation["security"] for scopes in each.values() for scope in scopes}
-            told.append((what, operation["security"] == [], named <= {"infer"}))
+            results.append((what, operation["security"] == [], named <= {"infer"}))
             answers = [http.request(method, url, headers=each).status_code for each in ({}, headers)]
             found.append((what, answers[0] != 401, answers[1] != 403))
-    assert found == told
-    assert {what for what, is_open, _ in told if is_open} == {
+    assert found == results
+    assert {what for what, is_open, _ in results if is_open} == {
         "get /", "get /docs", "get /openapi.json", "get /v2/health/live", "get /v2/health/ready",
     }  # fmt: skip
-    assert sum(not may for *_, may in told) == 11
+    assert sum(not may for *_, may in results) == 11
 
 
 def test_two_tenants_use_one_name_and_neither_learns_of_the_other(
@@ -259,9 +259,9 @@ def test_requests_beyond_a_tenant_s_rate_are_told_when_to_come_again(
     assert 90 <= int(refused.headers["retry-after"]) <= 100
     # A change of the file by another process has no effect.
     made(tokens, "more")
-    with pytest.raises(RateError) as told:
+    with pytest.raises(RateError) as result:
         client(served, first).functions()
-    assert told.value.retry_after_s is not None
+    assert result.value.retry_after_s is not None
     assert client(served, other).functions() == []
     tokens.limit("acme", Quota())
     assert client(served, first).functions() == []

@@ -126,9 +126,9 @@ def test_uploads_are_counted_for_each_caller(impatient: Served) -> None:
 
 
 def test_shares_of_the_traffic_reach_the_node(http: httpx.Client, served: Served) -> None:
-    told = {"shares": [{"version": 1, "percent": 90}, {"version": 2, "percent": 10}]}
-    answer = http.put(f"{FUNCTIONS}/add/traffic", json=told)
-    assert (answer.status_code, answer.json()) == (200, told)
+    result = {"shares": [{"version": 1, "percent": 90}, {"version": 2, "percent": 10}]}
+    answer = http.put(f"{FUNCTIONS}/add/traffic", json=result)
+    assert (answer.status_code, answer.json()) == (200, result)
     assert http.put(f"{FUNCTIONS}/add/traffic", json={"shares": []}).status_code == 200
     assert served.door.traffic_set == [("add", (Share(1, 90), Share(2, 10))), ("add", ())]
 

@@ -53,8 +53,8 @@ def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None
 def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     numbers = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes", "wakes", "requests", "refused"), 3)
     numbers |= {"members": 1, "rate": 1.0, "shared": None, "p50_ms": None, "p99_ms": None, "attainment": None}
-    told = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
-    mine = FunctionActivity(**told, **numbers, exclusive_bytes=3)
+    result = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
+    mine = FunctionActivity(**result, **numbers, exclusive_bytes=3)
     # It cannot be made into anything else: nobody looks at more of it than whose it is.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
     workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]

@@ -27,15 +27,15 @@ def test_each_is_told(count: int) -> None:
 
 
 def test_a_step_tells_a_few_and_holds_them() -> None:
-    told: list[int] = []
+    results: list[int] = []
     hold = held()
-    steps = listed(range(100), lambda each: told.append(each) or "x" * 100, hold)
+    steps = listed(range(100), lambda each: results.append(each) or "x" * 100, hold)
     before = 0
     for _ in steps:
-        assert len(told) - before <= STEP_COUNT
-        before = len(told)
-        assert hold.nbytes >= 100 * len(told)
-    assert len(told) == 100
+        assert len(results) - before <= STEP_COUNT
+        before = len(results)
+        assert hold.nbytes >= 100 * len(results)
+    assert len(results) == 100
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ def test_the_document_is_whole(document: dict[str, Any]) -> None:
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert found <= known
     assert "#/components/schemas/InferRequest" in found
-    operations = [told for methods in document["paths"].values() for told in methods.values()]
-    assert len({told["operationId"] for told in operations}) == len(operations)
-    assert all(told["summary"] and told["responses"] for told in operations)
+    operations = [results for methods in document["paths"].values() for results in methods.values()]
+    assert len({results["operationId"] for results in operations}) == len(operations)
+    assert all(results["summary"] and results["responses"] for results in operations)
 
 
 def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Client, document: dict[str, Any]) -> None:
@@ -60,13 +60,13 @@ def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
 
 def test_tokens_are_told_of(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
-    operations = [told for methods in document["paths"].values() for told in methods.values()]
-    for told in (told for told in operations if told["security"]):
-        answers = told["responses"]
+    operations = [results for methods in document["paths"].values() for results in methods.values()]
+    for results in (results for results in operations if results["security"]):
+        answers = results["responses"]
         assert {"400", "401", "403", "429", "503"} <= set(answers)
         assert "WWW-Authenticate" in answers["401"]["headers"]
         assert all("Retry-After" in answers[status]["headers"] for status in ("429", "503"))
-        assert "overwinter-tenant" in {each["name"] for each in told["parameters"]}
+        assert "overwinter-tenant" in {each["name"] for each in results["parameters"]}
     logs = document["paths"]["/overwinter/v1/functions/{name}/logs"]["get"]
     assert logs["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
 

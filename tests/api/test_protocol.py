@@ -289,11 +289,11 @@ def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch
     begun: list[str] = []
     begin = BoundedProtocol._start_asgi_task
 
-    def told(self: BoundedProtocol, cycle: Any, app: Any) -> None:
+    def recording(self: BoundedProtocol, cycle: Any, app: Any) -> None:
         begun.append(cycle.scope["path"])
         begin(self, cycle, app)
 
-    monkeypatch.setattr(BoundedProtocol, "_start_asgi_task", told)
+    monkeypatch.setattr(BoundedProtocol, "_start_asgi_task", recording)
     with ExitStack() as open_:
         for _ in range(PLACES - 1):
             open_.enter_context(connect(small))

@@ -16,7 +16,7 @@ from overwinter.api.reading import (
     RATIO_FREE_BYTES,
     RATIO_MAX,
     WASTE_FREE_BYTES,
-    Bounds,
+    BodyLimits,
     inflate,
     read_body,
 )
@@ -30,7 +30,7 @@ def held(budget_bytes: int = 1 << 30) -> Hold:
     return Hold(Budget(budget_bytes, 1.0, 0.01), "caller")
 
 
-def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[bytes, bytes] | None = None) -> bytes:
+def read(chunks: Iterable[bytes], hold: Hold, bounds: BodyLimits, headers: dict[bytes, bytes] | None = None) -> bytes:
     left = [*chunks]
 
     async def receive() -> Message:
@@ -45,26 +45,26 @@ def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[byte
 def test_a_body_is_held_before_it_is_read() -> None:
     hold = held(MIB)
     with pytest.raises(TooLargeError):
-        read([], hold, Bounds(8 * MIB), {b"content-length": b"%d" % (2 * MIB)})
-    assert read([b"abc"], hold, Bounds(MIB, 8), {b"content-length": b"3"}) == b"abc"
+        read([], hold, BodyLimits(8 * MIB), {b"content-length": b"%d" % (2 * MIB)})
+    assert read([b"abc"], hold, BodyLimits(MIB, 8), {b"content-length": b"3"}) == b"abc"
     assert hold.nbytes == 24
 
 
 def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
     hold = held(4 * MIB)
-    assert len(read([bytes(MIB)] * 3, hold, Bounds(8 * MIB))) == 3 * MIB
+    assert len(read([bytes(MIB)] * 3, hold, BodyLimits(8 * MIB))) == 3 * MIB
     assert 3 * MIB <= hold.nbytes <= 4 * MIB
     with pytest.raises((OverloadedError, TooLargeError)):
-        read([bytes(MIB)] * 6, held(4 * MIB), Bounds(8 * MIB))
+        read([bytes(MIB)] * 6, held(4 * MIB), BodyLimits(8 * MIB))
     with pytest.raises(TooLargeError, match=str(2 * MIB)):
-        read([bytes(MIB)] * 3, held(), Bounds(2 * MIB))
+        read([bytes(MIB)] * 3, held(), BodyLimits(2 * MIB))
 
 
 def test_a_body_of_empty_blocks_is_refused_before_its_end() -> None:
     stream = zlib.compressobj(0, zlib.DEFLATED, -zlib.MAX_WBITS)
     empty = stream.flush(zlib.Z_FULL_FLUSH)
     body = b"\x78\x9c" + empty * (2 * MIB // len(empty))
-    steps = inflate(body, b"deflate", held(), Bounds(64 * MIB))
+    steps = inflate(body, b"deflate", held(), BodyLimits(64 * MIB))
     with pytest.raises(CallerError, match="become 0"):
         deque(islice(steps, 2 * WASTE_FREE_BYTES // PRESSED_STEP_BYTES), 0)
 
@@ -74,7 +74,7 @@ def test_a_body_that_is_flushed_often_is_taken() -> None:
     stream = zlib.compressobj(0)
     body = b"".join(stream.compress(line) + stream.flush(zlib.Z_SYNC_FLUSH) for line in lines) + stream.flush()
     assert len(body) > sum(map(len, lines)) + WASTE_FREE_BYTES
-    assert finish(inflate(body, b"deflate", held(), Bounds(64 * MIB))) == b"".join(lines)
+    assert finish(inflate(body, b"deflate", held(), BodyLimits(64 * MIB))) == b"".join(lines)
 
 
 @pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
@@ -83,22 +83,22 @@ def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
     coding = b"gzip" if press is gzip.compress else b"deflate"
     hold = held()
     count = 0
-    for _ in inflate(press(plain), coding, hold, Bounds(4 * MIB, 2)):
+    for _ in inflate(press(plain), coding, hold, BodyLimits(4 * MIB, 2)):
         count += 1
     assert count >= len(plain) // STEP_BYTES - 1
     assert hold.nbytes >= 2 * len(plain)
-    assert finish(inflate(press(plain), coding, held(), Bounds(4 * MIB))) == plain
+    assert finish(inflate(press(plain), coding, held(), BodyLimits(4 * MIB))) == plain
 
 
 def test_a_body_that_swells_is_cut_off_early() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     hold = held()
     with pytest.raises(TooLargeError, match="send it uncompressed"):
-        finish(inflate(bomb, b"gzip", hold, Bounds(1 << 30)))
+        finish(inflate(bomb, b"gzip", hold, BodyLimits(1 << 30)))
     assert hold.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
     with pytest.raises(OverloadedError):
         # The decompressed size is not announced, so the request cannot wait for memory.
-        finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), Bounds(1 << 30)))
+        finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), BodyLimits(1 << 30)))
 
 
 def _beside(other: int) -> Hold:
@@ -113,4 +113,4 @@ def _beside(other: int) -> Hold:
 def test_a_compressed_body_that_is_not_whole(change: object) -> None:
     pressed = gzip.compress(b"".join(b"%d" % n for n in range(100_000)))
     with pytest.raises(CallerError, match="gzip"):
-        finish(inflate(change(pressed), b"gzip", held(), Bounds(64 * MIB)))
+        finish(inflate(change(pressed), b"gzip", held(), BodyLimits(64 * MIB)))

@@ -31,7 +31,7 @@ def put(door: Door, tenant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "result"),
     [
         ("no function 'acme..f@3' here", "no function 'f@3' here"),
         ('["acme..f","acme..g"]', '["f","g"]'),
@@ -40,10 +40,10 @@ def put(door: Door, tenant: str) -> None:
         ("acmexxf", "acmexxf"),
     ],
 )
-def test_a_tenant_reads_its_own_names(text: str, told: str) -> None:
+def test_a_tenant_reads_its_own_names(text: str, result: str) -> None:
     names = TenantNames("acme")
-    assert names.told(text) == told
-    assert names.told_bytes(text.encode()) == told.encode()
+    assert names.translated(text) == result
+    assert names.translated_bytes(text.encode()) == result.encode()
 
 
 def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
@@ -53,9 +53,9 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> No
     asyncio.run(door.deploy(squatted))
     acme = TenantFront(door, "acme", Quota())
     for refused in (lambda: acme.view("f", None), lambda: acme.view("f", 1), lambda: acme.owner("f")):
-        with pytest.raises(NotFoundError) as told:
+        with pytest.raises(NotFoundError) as result:
             refused()
-        assert "squatter" not in str(told.value)
+        assert "squatter" not in str(result.value)
     with pytest.raises(NotFoundError):
         asyncio.run(acme.infer(Call("f", None, [])))
     assert (list(acme.functions()), acme.versions("f")) == ([], ())

@@ -16,11 +16,11 @@ SMALL = dict(scenarios(0.2))["small"]
 
 def test_the_same_decisions_give_the_same_hash_in_another_process():
     run = [sys.executable, "-m", "benchmarks.decisions", "--longer", "0.1", "--only", "small overwinter all"]
-    told = {
+    results = {
         subprocess.run(run, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
     }
-    hashes = {line.split()[3] for output in told for line in output.splitlines() if line.startswith(b"small ")}
+    hashes = {line.split()[3] for output in results for line in output.splitlines() if line.startswith(b"small ")}
     assert len(hashes) == 1
 
 

@@ -15,7 +15,7 @@ from benchmarks.hostile.arena import Journal, Tail, tracebacks
 from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
 from benchmarks.hostile.exchange import ATTACKER, HungError, Reply, connect, exchange
-from benchmarks.hostile.neighbour import Told
+from benchmarks.hostile.neighbour import Record
 from benchmarks.hostile.verdicts import Tally, fatal_signal, unforeseen
 
 VALID = {"inputs": [{"name": "x", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}], "id": "a", "deep": {"er": [None]}}
@@ -200,14 +200,14 @@ def test_a_canary_is_found_with_its_place():
 
 def test_the_longest_stall_is_charged_to_the_try_in_which_it_was_asked():
     marks = [Mark(0.0, 1.0, "requests", "json", 0), Mark(1.0, 2.0, "uploads", "dripping", 5)]
-    told = [
-        Told("live", 0.5, 0.2, "right"),
-        Told("live", 1.5, 0.9, "right"),
-        Told("live", 1.6, 0.1, "right"),
-        Told("infer", 1.6, 5.0, "right"),
-        Told("live", 9.0, 9.0, "right"),
+    result = [
+        Record("live", 0.5, 0.2, "right"),
+        Record("live", 1.5, 0.9, "right"),
+        Record("live", 1.6, 0.1, "right"),
+        Record("infer", 1.6, 5.0, "right"),
+        Record("live", 9.0, 9.0, "right"),
     ]
-    assert longest(told, marks, "live") == {"requests": (0.2, "json (0)"), "uploads": (0.9, "dripping (5)")}
+    assert longest(result, marks, "live") == {"requests": (0.2, "json (0)"), "uploads": (0.9, "dripping (5)")}
 
 
 @pytest.fixture

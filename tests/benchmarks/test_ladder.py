@@ -34,7 +34,7 @@ def test_a_headline_figure_is_told_with_its_control():
     ours = ladder.Cell(memory=(50.0, 60.0), cores=(1.0, 1.0), violations=(0.0, 0.0))
     theirs = [ladder.Cell((mib, mib), (1.0, 1.0), (0.1, 0.3)) for mib in (1000.0, 500.0, 200.0, 120.0, 100.0)]
     row = {contender: cell for (_, contender), cell in zip(ladder.on_rungs("infless"), theirs, strict=True)}
-    told = ladder.headline({**row, ladder.OURS: ours}, "infless")
-    assert told["as_in_paper"] == pytest.approx(0.945)
-    assert told["equal"] == pytest.approx(0.45)
-    assert told["equal_spread"] == pytest.approx([0.4, 0.5])
+    results = ladder.headline({**row, ladder.OURS: ours}, "infless")
+    assert results["as_in_paper"] == pytest.approx(0.945)
+    assert results["equal"] == pytest.approx(0.45)
+    assert results["equal_spread"] == pytest.approx([0.4, 0.5])

@@ -43,7 +43,7 @@ def answered(sent, until, answer):
     return Outcome(0, sent, 0.0, until - sent, 200, "warm", False, hashlib.sha256(answer).digest(), answer)
 
 
-def told(outcome, began, row, history, weather):
+def verdict_of(outcome, began, row, history, weather):
     return verdict(outcome, began, row, history, weather)[0]
 
 
@@ -65,17 +65,17 @@ def refused(status, why="no", sent=20.0, until=21.0):
     ],
 )
 def test_an_answer_is_that_of_a_version_that_could_have_given_it(sent, until, answer, wanted):
-    assert told(answered(sent, until, answer), 0.0, 0, updated(), Weather()) == wanted
+    assert verdict_of(answered(sent, until, answer), 0.0, 0, updated(), Weather()) == wanted
 
 
 def test_an_answer_to_another_input_is_wrong():
-    assert told(answered(5, 6, 2 * OLD), 0.0, 1, updated(), Weather()) == "right"
-    assert told(answered(5, 6, OLD), 0.0, 1, updated(), Weather()) == "wrong"
+    assert verdict_of(answered(5, 6, 2 * OLD), 0.0, 1, updated(), Weather()) == "right"
+    assert verdict_of(answered(5, 6, OLD), 0.0, 1, updated(), Weather()) == "wrong"
 
 
 def test_a_request_that_was_sent_late_counts_from_when_it_was_sent():
     late = Outcome(0, 11.0, 1.5, 2.0, 200, "warm", False, hashlib.sha256(OLD).digest())
-    assert told(late, 0.0, 0, updated(), Weather()) == "wrong"
+    assert verdict_of(late, 0.0, 0, updated(), Weather()) == "wrong"
 
 
 @pytest.mark.parametrize(("off", "wanted"), [(0.0, "right"), (0.9 * NEAR, "right"), (1.1 * NEAR, "wrong")])
@@ -85,8 +85,8 @@ def test_an_answer_of_a_shared_run_is_near(off, wanted):
     history.versions = [Version((right.tobytes(), b""), exact=False)]
     history.versions[0].served.add(Span(0, 10))
     given = (right + np.array([4.0 * off, 0.0], np.float32)).astype(np.float32)
-    assert told(answered(5, 6, given.tobytes()), 0.0, 0, history, Weather()) == wanted
-    assert told(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, Weather()) == "wrong"
+    assert verdict_of(answered(5, 6, given.tobytes()), 0.0, 0, history, Weather()) == wanted
+    assert verdict_of(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, Weather()) == "wrong"
 
 
 TOLD = {
@@ -101,15 +101,15 @@ def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_el
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
         history, weather = History(), Weather()
         getattr(history if hasattr(history, reason) else weather, reason).add(Span(begin, until))
-        found = {why: told(refused(*why), 0.0, 0, history, weather) for why in TOLD.values()}
+        found = {why: verdict_of(refused(*why), 0.0, 0, history, weather) for why in TOLD.values()}
         assert {why for why, said in found.items() if said == "refused"} == ({TOLD[reason]} if there else set())
         assert set(found.values()) <= {"refused", "lost"}
 
 
 def test_who_wants_late_requests_refused_is_refused_and_nobody_else():
     late = refused(503, "function f@1 can no longer answer this request within 50 ms")
-    assert told(late, 0.0, 0, History(may_be_late=False), Weather()) == "refused"
-    assert told(late, 0.0, 0, History(), Weather()) == "lost"
+    assert verdict_of(late, 0.0, 0, History(may_be_late=False), Weather()) == "refused"
+    assert verdict_of(late, 0.0, 0, History(), Weather()) == "lost"
 
 
 @pytest.mark.parametrize("status", [0, 400, 404, 500, 503, 504, 507])
@@ -118,7 +118,7 @@ def test_no_answer_and_a_refusal_that_tells_nothing_known_are_lost_whatever_was_
     for spans in (history.unloaded, weather.kills):
         spans.add(Span(0, 100))
     for why in ("", "no"):
-        assert told(refused(status, why), 0.0, 0, history, weather) == "lost"
+        assert verdict_of(refused(status, why), 0.0, 0, history, weather) == "lost"
 
 
 class Recorded(World):

@@ -98,9 +98,9 @@ def serving(root: Path, *options: str) -> Iterator[Serving]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert told["pid"] == process.pid
-            yield Serving(told["url"], told["port"], told["data"], process)
+            results = json.loads(process.stdout.readline())
+            assert results["pid"] == process.pid
+            yield Serving(results["url"], results["port"], results["data"], process)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

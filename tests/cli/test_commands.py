@@ -47,8 +47,8 @@ def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_expl
 
 
 def test_a_size_that_cannot_be_one_is_told_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
-    told = run("deploy", "cli_scale:paired", "--name", "paired")
-    assert "batch begins at 2" in told.stderr
+    result = run("deploy", "cli_scale:paired", "--name", "paired")
+    assert "batch begins at 2" in result.stderr
     assert "batch begins at 2" in run("show", "paired").stdout
     assert "2 to 1024" in run("infer", "paired", "-i", "x=[[1, 1]]", exit_code=1).stderr
     assert "[[1, 1], [3, 1]]" in run("infer", "paired", "-i", "x=[[1, 1], [3, 1]]").stdout
@@ -70,8 +70,8 @@ def postprocess(outputs, inputs, state):
 
 def test_a_sample_that_is_not_there_is_told_before_the_work(run: Run, workshop: Path) -> None:
     """The module is not imported."""
-    told = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
-    assert "none.npy" in told.stderr
+    result = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
+    assert "none.npy" in result.stderr
 
 
 def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> 
     with zipfile.ZipFile(workshop / "plain.pt2") as plain, zipfile.ZipFile(workshop / "evil.pt2", "w") as evil:
         for name in plain.namelist():
             evil.writestr(name, pickle.dumps(Path("ran")) if "sample_inputs" in name else plain.read(name))
-    told = run("deploy", "evil.pt2", "--name", "evil", exit_code=1).stderr
-    assert "evil.pt2" in told
-    assert "--trust" in told
+    result = run("deploy", "evil.pt2", "--name", "evil", exit_code=1).stderr
+    assert "evil.pt2" in result
+    assert "--trust" in result
     refused = run("deploy", "cli_scale:model", "--name", "x", "--trust", exit_code=2).stderr
     assert "--trust is for .pt2 files only" in refused
 
@@ -145,17 +145,17 @@ def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
 def test_infer_for_programs(run: Run, scale: str, workshop: Path) -> None:
     numpy.save(workshop / "x.npy", numpy.array([[1, 2], [3, 4]], dtype="float32"))
     version = json.loads(run("show", scale, "--json").stdout)["version"]
-    told = json.loads(run("infer", f"{scale}@{version}", "-i", "x=@x.npy", "--json").stdout)
-    assert (told["name"], told["version"]) == (scale, version)
-    assert told["start"] in ("warm", "host", "disk")
-    assert told["milliseconds"] > 0
-    (output,) = told["outputs"]
+    results = json.loads(run("infer", f"{scale}@{version}", "-i", "x=@x.npy", "--json").stdout)
+    assert (results["name"], results["version"]) == (scale, version)
+    assert results["start"] in ("warm", "host", "disk")
+    assert results["milliseconds"] > 0
+    (output,) = results["outputs"]
     assert (output["datatype"], output["shape"], output["data"]) == ("FP32", [2, 2], [[2, 20], [6, 40]])
 
 
 def test_numbers_that_json_has_no_word_for_go_in_and_come_out(run: Run, scale: str) -> None:
-    told = run("infer", scale, "-i", 'x=[["Infinity", 1], ["NaN", 1], [NaN, -1], [1, -Infinity]]', "--json").stdout
-    (output,) = json.loads(told, parse_constant=pytest.fail)["outputs"]
+    result = run("infer", scale, "-i", 'x=[["Infinity", 1], ["NaN", 1], [NaN, -1], [1, -Infinity]]', "--json").stdout
+    (output,) = json.loads(result, parse_constant=pytest.fail)["outputs"]
     # Each row is multiplied by [[2, 0], [0, 10]], and infinity times 0 is NaN.
     assert output["data"] == [["Infinity", "NaN"], ["NaN", "NaN"], ["NaN", "NaN"], ["NaN", "-Infinity"]]
 
@@ -175,8 +175,8 @@ def test_infer_with_a_request_of_the_protocol(run: Run, scale: str, workshop: Pa
 
 def test_text_goes_in_and_out(run: Run, labels: str) -> None:
     assert '["long"]' in run("infer", labels, "-i", "text=a long line of words").stdout
-    told = json.loads(run("infer", labels, "-i", 'text=["a long line of words", ""]', "--json").stdout)
-    assert told["outputs"] == [{"name": "label", "datatype": "BYTES", "shape": [2], "data": ["long", "short"]}]
+    results = json.loads(run("infer", labels, "-i", 'text=["a long line of words", ""]', "--json").stdout)
+    assert results["outputs"] == [{"name": "label", "datatype": "BYTES", "shape": [2], "data": ["long", "short"]}]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from tests.cli.conftest import Run
 
 def test_each_thing_is_a_line_and_what_is_lacking_has_a_remedy(local: Run, tmp_path) -> None:
     where = ("--data", str(tmp_path / "data"), "--host-store", "/dev/shm")
-    told = json.loads(local("doctor", *where, "--json").stdout)
+    results = json.loads(local("doctor", *where, "--json").stdout)
     lines = local("doctor", *where).stdout.splitlines()
-    for check in told:
+    for check in results:
         assert any(line.startswith(check["level"]) and check["what"] in line for line in lines)
         assert not check["remedy"] or any(line.endswith(check["remedy"]) for line in lines)
 
 
 def test_where_no_node_can_run_the_command_fails(local: Run, tmp_path) -> None:
-    told = local("doctor", "--data", str(tmp_path), "--host-store", str(tmp_path / "none"), exit_code=1)
-    assert str(tmp_path / "none") in told.stdout
+    result = local("doctor", "--data", str(tmp_path), "--host-store", str(tmp_path / "none"), exit_code=1)
+    assert str(tmp_path / "none") in result.stdout
 
 
 def test_pytorch_is_looked_at_and_not_imported() -> None:

@@ -92,10 +92,10 @@ def test_nothing_is_cut(name: str, width: int) -> None:
     pieces = [cell for row in rows for cell in row if cell not in known]
     assert [piece for piece in pieces if not any(piece in each for each in names)] == []
     assert len(rows[0]) == len(titles)
-    told = 0
+    result = 0
     for cell in (cell for row in rows for cell in row):
-        told += len(cell) if NAME.startswith(cell, told) else 0
-    assert told == len(NAME)
+        result += len(cell) if NAME.startswith(cell, result) else 0
+    assert result == len(NAME)
     if name == "top":
         above = " ".join(" ".join(lines[: lines.index("")]).split())
         assert above == " ".join(" ".join(shown(name, 2000)[:2]).split())

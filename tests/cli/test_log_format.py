@@ -104,7 +104,7 @@ def test_an_error_has_its_traceback_and_what_it_is_about(caplog: pytest.LogCaptu
         logger.error("it failed: %s", "so", exc_info=error, extra={"function": "f", "request": "a\nb"})
     line = JsonFormatter().format(caplog.records[0])
     assert "\n" not in line
-    told = json.loads(line)
-    assert (told["message"], told["level"], told["logger"]) == ("it failed: so", "error", "overwinter.tests")
-    assert (told["function"], told["request"]) == ("f", "a\nb")
-    assert told["exception"].endswith("ValueError: two\nlines")
+    results = json.loads(line)
+    assert (results["message"], results["level"], results["logger"]) == ("it failed: so", "error", "overwinter.tests")
+    assert (results["function"], results["request"]) == ("f", "a\nb")
+    assert results["exception"].endswith("ValueError: two\nlines")

@@ -83,10 +83,10 @@ def mistakes(workshop: Path) -> str:
     ],
 )
 def test_a_model_that_is_given_wrongly(run: Run, mistakes: str, made: str, words: list[str]) -> None:
-    told = run("deploy", f"{mistakes}:{made}", "--name", "never", exit_code=1).stderr
-    assert told.startswith("error: ")
-    assert len(told.splitlines()) == 1
-    assert [word for word in words if word not in told] == []
+    result = run("deploy", f"{mistakes}:{made}", "--name", "never", exit_code=1).stderr
+    assert result.startswith("error: ")
+    assert len(result.splitlines()) == 1
+    assert [word for word in words if word not in result] == []
 
 
 def test_what_is_written_in_place_of_an_even_size_works(run: Run, mistakes: str) -> None:
@@ -119,10 +119,10 @@ def test_a_removal_without_a_terminal(node: Serving, workshop: Path, scale: str)
 
 def test_a_measurement_without_a_node(local: Run) -> None:
     for more in ([], ["--known"]):
-        told = local("profile", "f", *more, "--url", "http://127.0.0.1:1", exit_code=1).stderr
-        assert told.startswith("error: no node answers at http://127.0.0.1:1")
-        assert "overwinter serve" in told
-        assert len(told.splitlines()) == 1
+        result = local("profile", "f", *more, "--url", "http://127.0.0.1:1", exit_code=1).stderr
+        assert result.startswith("error: no node answers at http://127.0.0.1:1")
+        assert "overwinter serve" in result
+        assert len(result.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("kind", "file"), [("minute-counts", "a.npy"), ("timestamps", "a.csv")])
@@ -133,7 +133,7 @@ def test_a_simulation_without_its_traces(local: Run, tmp_path: Path, kind: str, 
         f"settings = {{ slo_ms = 100 }}\n{workload}\n"
     )
     for more in ([], ["--capacity", "0.9"]):
-        told = local("simulate", f"{tmp_path}/s.toml", "--no-figures", *more, exit_code=1).stderr
-        assert f"{tmp_path}/recorded/{file}" in told
-        assert "--traces" in told
-        assert len(told.splitlines()) == 1
+        result = local("simulate", f"{tmp_path}/s.toml", "--no-figures", *more, exit_code=1).stderr
+        assert f"{tmp_path}/recorded/{file}" in result
+        assert "--traces" in result
+        assert len(result.splitlines()) == 1

@@ -19,7 +19,7 @@ EXPLAINED = {
     "name": "f", "version": 2, "tenant": "t", "traffic": 10, "promoted": True, "answered": 7, "refused": 1,
     "state": "backoff", "on_trial": False, "queued": 0,
     "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
-    "run_s": None, "failures": 3, "rests_s": 1.25, "workers": [], "refusals": [], "family": "f@2", "members": ["f@2"],
+    "run_s": None, "failures": 3, "backoff_s": 1.25, "workers": [], "refusals": [], "family": "f@2", "members": ["f@2"],
     "tiers": [
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
@@ -27,7 +27,7 @@ EXPLAINED = {
     "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
     "shared": {
         "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "core_s": 0.0, "whole_core_s": 0.0, "own": 0.0,
-        "cost": None, "beside": {},
+        "cost": None, "shared_with": {},
     },
 }  # fmt: skip
 WORKER = {
@@ -98,14 +98,14 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
     assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
     shared = {
         "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "core_s": 0.5, "whole_core_s": 2.0, "own": 0.25,
-        "cost": None, "beside": {f"g{number}": 7 - number for number in range(7)},
+        "cost": None, "shared_with": {f"g{number}": 7 - number for number in range(7)},
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
     assert "4 of 10, 5 of 20 requests; charged 0.5 of their 2 core seconds; 25.0%" in shown
     assert "with g0, g1, g2, g3, g4 and 2 more" in shown
     assert "they took" not in shown
-    told = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
-    assert "they took 62.5% of the time of separate runs" in " ".join(text(*told).split())
+    result = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
+    assert "they took 62.5% of the time of separate runs" in " ".join(text(*result).split())
 
 
 def test_usage_is_told_in_units_that_people_read() -> None:

@@ -25,9 +25,9 @@ def test_a_token_is_told_once_and_only_on_standard_output(local: Run, data: Path
     assert text not in created.stderr
     listed = local("token", "list").output
     assert all(each in listed for each in (known.id, "acme", "infer, deploy", "ci"))
-    told = local("token", "list", "--json").output
-    assert text not in listed + told
-    assert known.digest not in told
+    result = local("token", "list", "--json").output
+    assert text not in listed + result
+    assert known.digest not in result
 
 
 def test_a_token_is_told_though_nothing_can_be_written_down(local: Run, data: Path) -> None:

@@ -23,8 +23,8 @@ def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
     assert "two@1" in run("promote", two, "1").output
     assert shown(run, two) == {1: (100, True), 2: (0, True)}
     assert "promote this one" in run("deploy", "cli_scale:model", "--name", two).output
-    told = json.loads(run("split", two, "1=90", "3=10", "--json").output)
-    assert told == {"name": two, "shares": [{"version": 1, "percent": 90}, {"version": 3, "percent": 10}]}
+    result = json.loads(run("split", two, "1=90", "3=10", "--json").output)
+    assert result == {"name": two, "shares": [{"version": 1, "percent": 90}, {"version": 3, "percent": 10}]}
     assert shown(run, two) == {1: (90, True), 2: (0, True), 3: (10, True)}
     rows = [line.split()[:3] for line in run("ps").output.splitlines() if line.startswith(two)]
     assert rows == [[two, str(version), percent] for version, percent in ((1, "(90%)"), (2, "(0%)"), (3, "(10%)"))]

@@ -18,7 +18,7 @@ def graphs(draw: st.DrawFn) -> Pipeline:
         inputs = {f"i{at}": source for at, source in enumerate(taken)}
         stages[f"s{number}"] = Stage(function=f"f{number}", version=draw(VERSIONS), inputs=inputs)
     # The first stage can only take the input, and every stage is an output, so that nothing is unused.
-    told = draw(st.permutations(list(stages)))
+    results = draw(st.permutations(list(stages)))
     return Pipeline(
-        name="p", inputs=("x",), stages={name: stages[name] for name in told}, outputs={s: f"{s}:y" for s in told}
+        name="p", inputs=("x",), stages={name: stages[name] for name in results}, outputs={s: f"{s}:y" for s in results}
     )

@@ -68,9 +68,9 @@ def test_a_pipeline_has_the_same_bounds(name, wrong):
 
 def test_what_was_kept_before_the_bounds_counts_as_the_nearest_and_is_told():
     kept = {"slo_ms": 5e-324, "memory_mib": 1 << 24, "concurrency": 64, "timeout_s": 5.0, "late": "serve"}
-    within, told = brought_within(kept, BOUNDS)
+    within, results = brought_within(kept, BOUNDS)
     assert within == {"slo_ms": 0.1, "memory_mib": 1 << 20, "concurrency": 32, "timeout_s": 5.0, "late": "serve"}
-    assert [line.split()[0] for line in told] == ["slo_ms", "concurrency", "memory_mib"]
+    assert [line.split()[0] for line in results] == ["slo_ms", "concurrency", "memory_mib"]
     msgspec.convert(within, Settings)
 
 

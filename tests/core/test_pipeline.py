@@ -103,9 +103,9 @@ def test_toml_and_json_say_the_same() -> None:
 )
 def test_what_is_wrong_is_named(before: str, after: str, words: str) -> None:
     assert before in TOML
-    with pytest.raises(CallerError) as told:
+    with pytest.raises(CallerError) as result:
         parse_pipeline(TOML.replace(before, after))
-    assert words in str(told.value)
+    assert words in str(result.value)
 
 
 def test_its_tensors_are_those_of_its_functions() -> None:
@@ -146,9 +146,9 @@ def test_stages_that_do_not_fit_each_other_are_named(monkeypatch, boxes) -> None
 )
 def test_what_the_functions_do_not_have_is_named(before: str, after: str, words: str) -> None:
     assert before in TOML
-    with pytest.raises(CallerError) as told:
+    with pytest.raises(CallerError) as result:
         signature(parse_pipeline(TOML.replace(before, after)), find)
-    assert words in str(told.value)
+    assert words in str(result.value)
 
 
 @pytest.mark.parametrize("names", [SOURCES_MAX // 64 + 1, SOURCES_MAX + 1])

@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
-from overwinter.core.profile import Point, Profile, Shape
-from overwinter.core.profiling import SHAPES_MAX, Limits, Wanted, steps, wanted_shapes, with_points
+from overwinter.core.profile import Configuration, Point, Profile
+from overwinter.core.profiling import (
+    CONFIGURATIONS_MAX,
+    ConfigurationLimits,
+    Wanted,
+    steps,
+    wanted_configurations,
+    with_points,
+)
 
 
 @given(st.integers(1, 10_000))
@@ -22,17 +29,19 @@ def test_steps_double_up_to_the_most_and_end_there(most):
 @given(st.integers(1, 64), st.integers(1, 300), st.integers(1, 8), st.integers(1, 64), st.integers(1, 300))
 def test_configurations_stay_within_settings_machine_and_program(threads, max_batch, concurrency, cores, batch):
     settings = Settings(threads=threads, max_batch=max_batch, concurrency=concurrency)
-    shapes = wanted_shapes(Wanted(), settings, Limits(cores, batch))
-    assert len(set(shapes)) == len(shapes)
-    assert max(shape.cores for shape in shapes) == min(threads, cores)
-    assert max(shape.batch for shape in shapes) == min(max_batch, batch)
-    assert max(shape.concurrency for shape in shapes) == concurrency
-    assert shapes[0] == Shape(1, 1, 1)
+    configurations = wanted_configurations(Wanted(), settings, ConfigurationLimits(cores, batch))
+    assert len(set(configurations)) == len(configurations)
+    assert max(configuration.cores for configuration in configurations) == min(threads, cores)
+    assert max(configuration.batch for configuration in configurations) == min(max_batch, batch)
+    assert max(configuration.concurrency for configuration in configurations) == concurrency
+    assert configurations[0] == Configuration(1, 1, 1)
 
 
 def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
-    shapes = wanted_shapes(Wanted(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), Limits(2, 8))
-    assert [tuple(getattr(s, name) for name in ("cores", "concurrency", "batch")) for s in shapes] == [
+    configurations = wanted_configurations(
+        Wanted(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), ConfigurationLimits(2, 8)
+    )
+    assert [tuple(getattr(s, name) for name in ("cores", "concurrency", "batch")) for s in configurations] == [
         *((1, 1, 1), (1, 1, 4), (1, 2, 1), (1, 2, 4)),
         *((2, 1, 1), (2, 1, 4), (2, 2, 1), (2, 2, 4)),
     ]
@@ -49,12 +58,14 @@ def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
 )
 def test_what_cannot_be_measured_here_is_refused(wanted, said):
     with pytest.raises(CallerError, match=said):
-        wanted_shapes(wanted, Settings(), Limits(2, 8))
+        wanted_configurations(wanted, Settings(), ConfigurationLimits(2, 8))
 
 
 def test_too_many_configurations_are_refused():
     with pytest.raises(CallerError, match="ask for fewer"):
-        wanted_shapes(Wanted(batches=tuple(range(1, SHAPES_MAX + 2))), Settings(), Limits(1, 1 << 20))
+        wanted_configurations(
+            Wanted(batches=tuple(range(1, CONFIGURATIONS_MAX + 2))), Settings(), ConfigurationLimits(1, 1 << 20)
+        )
 
 
 def test_new_points_take_the_place_of_old_ones_and_leave_the_others():

@@ -149,8 +149,8 @@ def test_the_first_failure_gives_the_others_up_and_is_the_requests() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     for event in (Started(), Answered("first")):
         step(request, event, Seconds(0.0))
-    told = step(request, Failed("right", "OverloadedError", "full", 7.0), Seconds(1.0))
-    assert told == [Cancel("left"), Fail("right", "OverloadedError", "full", 7.0)]
+    result = step(request, Failed("right", "OverloadedError", "full", 7.0), Seconds(1.0))
+    assert result == [Cancel("left"), Fail("right", "OverloadedError", "full", 7.0)]
     assert step(request, Failed("left", "WorkerError"), Seconds(1.0)) == []
 
 
@@ -172,5 +172,5 @@ def test_nothing_is_asked_when_the_time_is_up() -> None:
 
 
 def test_orders_and_events_are_data() -> None:
-    told = [Ask("left", FORK["left"], DEADLINE), Cancel("left"), Succeed(), Fail("left", "WorkerError", "gone", 1.0)]
-    assert msgspec.json.decode(msgspec.json.encode(told), type=list[Order]) == told
+    result = [Ask("left", FORK["left"], DEADLINE), Cancel("left"), Succeed(), Fail("left", "WorkerError", "gone", 1.0)]
+    assert msgspec.json.decode(msgspec.json.encode(result), type=list[Order]) == result

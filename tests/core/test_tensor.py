@@ -82,9 +82,9 @@ def test_a_spec_that_is_sent_is_bounded(spec):
         msgspec.convert(spec, TensorSpec)
 
 
-@pytest.mark.parametrize("told", ["y\x1b[31m", "a\nb", "bell\x07", "\x9b2J"])
-def test_names_have_nothing_that_a_terminal_obeys(told):
-    for spec in ({"name": told, "shape": [1]}, {"name": "y", "shape": [told]}):
+@pytest.mark.parametrize("result", ["y\x1b[31m", "a\nb", "bell\x07", "\x9b2J"])
+def test_names_have_nothing_that_a_terminal_obeys(result):
+    for spec in ({"name": result, "shape": [1]}, {"name": "y", "shape": [result]}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({"datatype": "FP32", **spec}, TensorSpec)
     assert msgspec.convert({"name": "größe 1", "datatype": "FP32", "shape": ["n"]}, TensorSpec).name == "größe 1"

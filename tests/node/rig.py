@@ -20,7 +20,7 @@ from overwinter.node.effects import NodeEffects
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
-from overwinter.node.watching import Bounds
+from overwinter.node.watching import ZygoteLimits
 from overwinter.node.workers import WorkerProcess
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
@@ -74,7 +74,7 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: ZygoteLimits | None = None) -> None:
         self._bounds = bounds
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
@@ -150,19 +150,19 @@ class Rig:
 
     def begin_bind(self, process: WorkerProcess, function: Function) -> list[Failure | None]:
         """Tell the worker to bind a function; the returned object gets the result when it is known."""
-        deployed, told = function.deployed, []
+        deployed, result = function.deployed, []
         bind = deployed.bind()
         blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind)]
         fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
-        self.processes.bind(process, deployed, fds, told.append)
+        self.processes.bind(process, deployed, fds, result.append)
         close_all(fds)
-        return told
+        return result
 
     async def bind(self, process: WorkerProcess, function: Function) -> Failure | None:
         """Return why the worker cannot bind the function; None if it has bound it."""
-        told = self.begin_bind(process, function)
-        await until(lambda: told)
-        return told[0]
+        results = self.begin_bind(process, function)
+        await until(lambda: results)
+        return results[0]
 
     def unbind(self, process: WorkerProcess, function: Function) -> None:
         self.processes.unbind(process, function.deployed.id)

@@ -56,7 +56,7 @@ def parts(tmp_path):
     return Parts(tmp_path)
 
 
-def test_what_is_on_its_way_is_no_difference(parts):
+def test_blocks_being_loaded_are_no_mismatch(parts):
     parts.compare(3)
     parts.load()
     parts.compare(3)
@@ -64,7 +64,7 @@ def test_what_is_on_its_way_is_no_difference(parts):
     assert (parts.said, parts.accounting.accounts.passes) == ([], 6)
 
 
-def test_a_block_that_lost_its_file_is_told_once(parts):
+def test_a_block_without_its_file_is_reported_once(parts):
     parts.load()
     parts.compare()
     (parts.store.root / min(CONTENTS)).unlink()
@@ -77,7 +77,7 @@ def test_a_block_that_lost_its_file_is_told_once(parts):
 
 
 @pytest.mark.parametrize("harm", ["cut", "hole", "stranger"])
-def test_every_harm_to_a_file_is_seen(parts, harm):
+def test_every_change_of_a_file_is_detected(parts, harm):
     parts.load()
     path = parts.store.root / max(CONTENTS, key=lambda address: len(CONTENTS[address]))
     path.chmod(0o600)
@@ -93,7 +93,7 @@ def test_every_harm_to_a_file_is_seen(parts, harm):
     assert parts.accounting.accounts.mismatches["files"] == 1
 
 
-def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(parts):
+def test_blocks_that_only_the_store_still_has_are_reported_together(parts):
     parts.load()
     parts.world.state.functions.clear()
     parts.world.state.stores.clear()
@@ -102,7 +102,7 @@ def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(p
     assert parts.said[0].endswith("is held for no function, and 1 more")
 
 
-def test_what_comes_and_goes_between_two_passes_is_not_told(parts):
+def test_a_mismatch_in_only_one_pass_is_not_reported(parts):
     parts.load()
     stranger = parts.store.root / ("e" * 64)
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_what_comes_and_goes_between_two_passes_is_not_told(parts):
     assert parts.accounting.accounts.mismatches.total() == 0
 
 
-def test_a_difference_that_comes_back_counts_again(parts):
+def test_a_mismatch_that_returns_is_counted_again(parts):
     one = Mismatch("files", "e" * 64, "is wrong")
     for found in ({one}, {one}, {one}, set(), {one}, {one}):
         parts.accounting._judge(found)
@@ -121,15 +121,15 @@ def test_a_difference_that_comes_back_counts_again(parts):
 
 
 @pytest.mark.parametrize(
-    ("expected", "private", "told"), [(100, 200, 0), (100, 200 + SLACK_BYTES, 1), (None, 1 << 40, 0)]
+    ("expected", "private", "result"), [(100, 200, 0), (100, 200 + SLACK_BYTES, 1), (None, 1 << 40, 0)]
 )
-def test_a_worker_may_have_a_little_more_than_its_profile_says(parts, expected, private, told):
+def test_a_worker_may_use_slightly_more_memory_than_its_profile(parts, expected, private, result):
     parts.load()
     assert list(parts.world.state.workers) == [1]
     parts.accounting.accounts.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
     parts.compare(3)
-    assert parts.accounting.accounts.mismatches["workers"] == told
-    assert len(parts.said) == told
+    assert parts.accounting.accounts.mismatches["workers"] == result
+    assert len(parts.said) == result
     parts.world.state.workers.clear()
     parts.compare()
     assert parts.accounting.accounts.workers == {}

@@ -72,7 +72,7 @@ def data_most(pid: int) -> int:
 
 
 @pytest.mark.parametrize("handler", [None, HANDLER])
-def test_a_worker_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_more_than_others(rig, handler):
+def test_a_worker_starts_in_a_process_forked_ahead_with_the_same_limits_as_others(rig, handler):
     asked = function("f", handler)
 
     async def scene():
@@ -102,7 +102,7 @@ def test_a_worker_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_m
     rig.said.clear()
 
 
-def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_another(rig):
+def test_a_killed_process_forked_ahead_is_reported_and_a_start_forks_another(rig):
     asked = function("f")
 
     async def scene():
@@ -123,7 +123,7 @@ def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_anothe
 
 
 @pytest.mark.parametrize("beyond", ["memory", "time"])
-def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond):
+def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypatch, beyond):
     asked = function("f", tenant=beyond)
     footprints = Footprints(dict, rig.processes, 1 << 40, [].append)
     background = Background(Statistics(), rig.processes, [].append, [].append)
@@ -152,7 +152,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
     rig.said.clear()
 
 
-def test_what_one_computes_is_its_tenants(rig):
+def test_the_cpu_time_of_a_process_forked_ahead_counts_for_its_tenant(rig):
     asked, shares = function("f"), CoreShares(rig.processes, 2)
 
     async def scene():
@@ -165,7 +165,7 @@ def test_what_one_computes_is_its_tenants(rig):
 
 
 @pytest.mark.parametrize("more", [{"concurrency": 2}, {"memory_mib": 6 << 10}])
-def test_one_that_is_too_small_for_a_worker_ends_and_the_worker_is_forked(rig, more):
+def test_a_process_forked_ahead_with_too_low_limits_ends_and_the_worker_is_forked(rig, more):
     small = function("f")
     large = function("g", memory_mib=more.get("memory_mib", 512))
 
@@ -181,7 +181,7 @@ def test_one_that_is_too_small_for_a_worker_ends_and_the_worker_is_forked(rig, m
     rig.run(scene())
 
 
-def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
+def test_a_process_forked_ahead_is_stopped_and_ends_with_its_zygote(rig):
     asked = function("f", tenant="eve")
 
     async def scene():
@@ -203,7 +203,7 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
     rig.run(scene())
 
 
-def test_one_is_forked_once_its_zygote_listens_again_and_is_not_held_for_one_that_cannot_fork(rig):
+def test_a_process_is_forked_ahead_once_its_zygote_answers_again_and_never_by_one_that_cannot_fork(rig):
     asked = function("f")
 
     async def scene():
@@ -223,7 +223,7 @@ def test_one_is_forked_once_its_zygote_listens_again_and_is_not_held_for_one_tha
     rig.run(scene())
 
 
-def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(tmp_path):
+def test_a_node_wakes_a_function_in_a_process_forked_ahead_and_explains_it(tmp_path):
     one = torch.ones(1, 4)
     made = export(Same(), {"x": one}, {})
     packed = package("f", made.program, made.weights, settings=Settings(keep_alive_s=0.01))

@@ -32,13 +32,13 @@ def answer(*metas: TensorMeta, buffer_bytes: int = FIRST_BYTES) -> Answer:
     return Answer(1, (Outputs(metas),), buffer_bytes)
 
 
-def test_what_is_declared_is_taken(buffer: SharedBuffer) -> None:
+def test_declared_outputs_are_accepted(buffer: SharedBuffer) -> None:
     [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
     assert (y.meta, said.meta) == RIGHT
     assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
 
 
-def test_elements_of_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) -> None:
+def test_elements_of_type_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) -> None:
     two = AnswerCheck([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
     half = ELEMENTS_MAX // 2 + 1
     metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
@@ -46,7 +46,7 @@ def test_elements_of_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) ->
         two.outputs_of(answer(*metas, buffer_bytes=1 << 20), buffer)
 
 
-def test_what_is_taken_does_not_change_any_more(buffer: SharedBuffer) -> None:
+def test_accepted_outputs_do_not_change(buffer: SharedBuffer) -> None:
     [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
     buffer.view[0] = 99
     assert bytes(y.data) == bytes(range(24))
@@ -76,7 +76,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused(buffer: SharedBuffer, lie: str) -> None:
+def test_a_false_answer_is_refused(buffer: SharedBuffer, lie: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), buffer)
 
@@ -84,13 +84,13 @@ def test_a_lie_is_refused(buffer: SharedBuffer, lie: str) -> None:
 @pytest.mark.parametrize(
     "buffer_bytes", [-1, 0, 64, 1 << 40, (1 << 63) - 1, 2 * ANSWER_BYTES_MAX, 8 * ANSWER_BYTES_MAX]
 )
-def test_a_buffer_that_is_not_so_large_is_refused(buffer: SharedBuffer, buffer_bytes: int) -> None:
+def test_an_answer_beyond_its_buffer_is_refused(buffer: SharedBuffer, buffer_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"."):
         AnswerCheck(SPECS).outputs_of(answer(*RIGHT, buffer_bytes=buffer_bytes), buffer)
     assert buffer.nbytes == FIRST_BYTES
 
 
-def test_a_buffer_that_was_made_huge_is_not_followed() -> None:
+def test_a_buffer_that_the_worker_made_huge_is_not_mapped() -> None:
     huge = SharedBuffer.make("test")
     os.ftruncate(huge.fd, 1 << 44)
     wide = TensorMeta("y", "FP32", ((1 << 40) // 8, 2), 1 << 40)
@@ -99,10 +99,10 @@ def test_a_buffer_that_was_made_huge_is_not_followed() -> None:
     huge.close()
 
 
-def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(buffer: SharedBuffer) -> None:
+def test_a_worker_can_only_report_errors_of_its_caller_its_author_and_itself(buffer: SharedBuffer) -> None:
     kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
-    told = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
-    failures = AnswerCheck(SPECS).outputs_of(told, buffer)
+    result = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
+    failures = AnswerCheck(SPECS).outputs_of(result, buffer)
     assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
     assert all(len(failure.message) == MESSAGE_MAX for failure in failures)
 
@@ -120,13 +120,13 @@ OUTCOMES = st.one_of(st.builds(Failure, st.text(), st.text()), st.builds(Outputs
 
 @settings(max_examples=300)
 @given(st.lists(OUTCOMES).map(tuple), SIZES, st.lists(st.one_of(METAS, st.sampled_from(RIGHT))).map(tuple))
-def test_an_answer_of_any_kind_is_taken_whole_or_refused(outcomes: tuple, buffer_bytes: int, metas: tuple) -> None:
+def test_an_answer_is_accepted_as_a_whole_or_refused(outcomes: tuple, buffer_bytes: int, metas: tuple) -> None:
     buffer = SharedBuffer.make("test")
     try:
-        told = Answer(1, (*outcomes, Outputs(metas)), buffer_bytes)
-        packet = msgspec.msgpack.encode(told)
-        assert msgspec.msgpack.decode(packet, type=FromWorker) == told
-        for outcome in AnswerCheck(SPECS).outputs_of(told, buffer):
+        result = Answer(1, (*outcomes, Outputs(metas)), buffer_bytes)
+        packet = msgspec.msgpack.encode(result)
+        assert msgspec.msgpack.decode(packet, type=FromWorker) == result
+        for outcome in AnswerCheck(SPECS).outputs_of(result, buffer):
             if not isinstance(outcome, Failure):
                 assert [tensor.name for tensor in outcome] == ["y", "said"]
     except ValueError:

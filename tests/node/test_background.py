@@ -45,7 +45,7 @@ BOUND_S = 0.1
 BEHIND_S = 240.0
 
 
-def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(rig, tmp_path):
+def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(rig, tmp_path):
     statistics, said = Statistics(), []
     background = Background(statistics, rig.processes, [].append, said.append, BOUND_S)
 
@@ -70,7 +70,7 @@ def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(ri
     assert "beyond its runs" in rig.exits(spins.worker)[0].reason
     assert not rig.exits(rests.worker)
     assert any("spins@1 is stopped" in line for line in said)
-    assert [told.what for told in statistics.tallies["spins"].decisions] == ["stop"]
+    assert [result.what for result in statistics.tallies["spins"].decisions] == ["stop"]
     ledger = Ledger(tmp_path / "usage.sqlite")
     rested, spun = Meter(statistics, ledger, said.append).usage(None, 2.0, 2.0)
     ledger.close()
@@ -125,10 +125,10 @@ class Scene:
         return all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads)
 
     def decisions(self):
-        return [told.what for told in self.statistics.tallies["f"].decisions]
+        return [result.what for result in self.statistics.tallies["f"].decisions]
 
 
-def test_a_worker_that_goes_on_alone_is_put_behind_and_gets_no_more_work(machine):
+def test_a_worker_that_computes_outside_runs_is_demoted_and_gets_no_more_runs(machine):
     scene = Scene(machine)
 
     async def act():
@@ -147,7 +147,7 @@ def test_a_worker_that_goes_on_alone_is_put_behind_and_gets_no_more_work(machine
 
 
 @pytest.mark.timeout(2 * BEHIND_S)
-def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answer(machine):
+def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
     scene = Scene(machine)
 
     async def act():
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answe
     machine.run(act())
 
 
-def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
+def test_computation_outside_runs_is_found_after_an_idle_time(rig):
     scene = Scene(rig)
 
     async def act():
@@ -188,7 +188,7 @@ def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
     rig.run(act())
 
 
-def test_a_run_that_waits_for_long_is_left_alone(rig):
+def test_a_run_that_only_waits_is_not_demoted(rig):
     scene = Scene(rig)
 
     async def act():
@@ -200,7 +200,7 @@ def test_a_run_that_waits_for_long_is_left_alone(rig):
     rig.run(act())
 
 
-def test_a_worker_that_is_usually_slow_has_the_time_that_it_needs(rig):
+def test_a_usually_slow_worker_is_not_demoted(rig):
     scene = Scene(rig)
 
     async def act():
@@ -221,7 +221,7 @@ def test_a_worker_that_is_usually_slow_has_the_time_that_it_needs(rig):
     rig.run(act())
 
 
-def test_what_loads_for_long_is_put_behind_and_known_once_it_is_ready(rig):
+def test_a_worker_that_loads_for_long_is_demoted_and_still_becomes_ready(rig):
     scene = Scene(rig)
 
     async def act():
@@ -240,7 +240,7 @@ def test_what_loads_for_long_is_put_behind_and_known_once_it_is_ready(rig):
     rig.run(act())
 
 
-def test_what_loads_until_between_two_looks_is_not_put_behind_for_it(rig):
+def test_a_worker_that_loads_until_between_two_checks_is_not_demoted(rig):
     scene = Scene(rig)
 
     async def act():

@@ -56,22 +56,22 @@ def bind(node: Bindings, family: Family, function: Function) -> bool:
     asked = function.deployed.bind()
     handed = node.lacking(asked)
     addresses = [asked.blocks[number][0] for number in handed] + function.deployed.assets()
-    told = []
-    node.begin(function.deployed, asked, told.append)
+    results = []
+    node.begin(function.deployed, asked, results.append)
     finish = family.take(
         msgspec.structs.replace(asked, handed=tuple(handed)), [function.open_blob(address) for address in addresses]
     )
     try:
         finish()
     except OverwinterError:
-        told.append(True)
+        results.append(True)
     node.answered(asked.function)
-    return bool(told)
+    return bool(results)
 
 
 @settings(max_examples=40, deadline=None)
 @given(orders=st.lists(st.tuples(st.sampled_from(("bind", "unbind", "run")), st.integers(0, len(SEEDS) - 1))))
-def test_any_order_of_messages_keeps_the_node_and_the_worker_agreed(functions, orders):
+def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, orders):
     before = len(os.listdir("/proc/self/fd"))
     first = functions[0]
     load = first.deployed.load()

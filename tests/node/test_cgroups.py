@@ -41,7 +41,7 @@ def places(parents, name: str) -> list[Path]:
     return [place for parent in parents for place in parent.glob(f"{name}*")]
 
 
-def test_what_the_zygote_forks_is_in_a_group_that_goes_with_the_node(parents):
+def test_forked_processes_are_in_a_group_that_is_removed_with_the_node(parents):
     left = [parent / f"{NAME}killed" for parent in parents]
     for place in left:
         (place / "1").mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def test_what_the_zygote_forks_is_in_a_group_that_goes_with_the_node(parents):
     assert not any(place.exists() for place in [*groups, *left])
 
 
-def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(parents):
+def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(parents):
     ada, bob = (Function(Same(), X, name=name, tenant=name) for name in ("ada", "bob"))
 
     async def scene(rig):
@@ -92,7 +92,7 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
     assert not places(parents, node)
 
 
-def test_whoever_is_put_behind_is_in_a_group_beside_the_nodes_that_computes_last(parents):
+def test_a_demoted_process_is_in_a_separate_group_with_idle_priority(parents):
     groups = Groups()
     groups.make()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -119,7 +119,7 @@ with groups.entry("ada"):
 """
 
 
-def test_the_groups_of_a_killed_node_are_removed_at_the_next_start_and_those_of_a_living_one_stay(parents):
+def test_the_next_start_removes_groups_of_a_killed_node_but_not_of_a_running_one(parents):
     nodes = [
         subprocess.Popen([sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
     ]
@@ -140,7 +140,7 @@ def test_the_groups_of_a_killed_node_are_removed_at_the_next_start_and_those_of_
     assert not places(parents, f"{NAME}{lives.pid}-")
 
 
-def test_a_group_that_another_node_removes_before_it_is_locked_is_made_again(tmp_path):
+def test_a_group_that_another_node_removes_before_it_is_locked_is_created_again(tmp_path):
     groups, place = Groups(), tmp_path / NAME
     place.mkdir()
     other = os.open(place, os.O_RDONLY)
@@ -160,7 +160,7 @@ def test_a_group_that_another_node_removes_before_it_is_locked_is_made_again(tmp
     assert not place.exists()
 
 
-def test_groups_that_nodes_make_while_others_remove_what_was_left_stay(tmp_path):
+def test_new_groups_stay_while_other_nodes_remove_old_ones(tmp_path):
     groups, places = Groups(), [tmp_path / f"{NAME}{number}" for number in range(300)]
     made = threading.Event()
 
@@ -180,7 +180,7 @@ def test_groups_that_nodes_make_while_others_remove_what_was_left_stay(tmp_path)
 
 
 @pytest.mark.parametrize("membership", ["4:pids:/outer/node\n", "no table\n4:pids:\n::\n4:pids:/outer/node\n"])
-def test_lines_of_the_kernels_tables_that_say_nothing_are_passed_over(tmp_path, membership):
+def test_invalid_lines_of_the_kernels_tables_are_skipped(tmp_path, membership):
     (tmp_path / "cgroup").write_text(membership)
     (tmp_path / "mountinfo").write_text(
         "1 0 0:1 / /no-source rw - tmpfs  rw\n\ngarbage\n2 1 - cgroup cgroup rw,pids\n"
@@ -190,14 +190,14 @@ def test_lines_of_the_kernels_tables_that_say_nothing_are_passed_over(tmp_path, 
     assert group_of("pids", tmp_path / "nowhere") is None
 
 
-def test_what_cannot_be_bounded_is_told_once():
+def test_a_limit_that_cannot_be_set_is_reported_once():
     with closing(Rig()) as rig:
         pass
-    told = [line for line in rig.said if "control group" in line]
-    assert len(told) == len(set(told)) == len(Groups().missing)
+    result = [line for line in rig.said if "control group" in line]
+    assert len(result) == len(set(result)) == len(Groups().missing)
 
 
-def test_without_groups_workers_are_forked_all_the_same(monkeypatch):
+def test_workers_are_forked_without_control_groups(monkeypatch):
     monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
 
     async def scene(rig):

@@ -18,7 +18,7 @@ def found(tmp_path, **changes) -> dict[str, Check]:
     return {check.what: check for check in checks(config)}
 
 
-def test_everything_is_looked_at_and_what_is_lacking_has_a_remedy(tmp_path) -> None:
+def test_everything_is_checked_and_each_failed_check_has_a_remedy(tmp_path) -> None:
     seen = found(tmp_path)
     expected = {"Python", "PyTorch", "sandbox", "control groups", "huge pages", "descriptors", "processes", "tmpfs"}
     assert set(seen) == expected | {"memory", "disk"}
@@ -52,7 +52,7 @@ def test_the_versions_that_are_tested_are_those_that_are_installed() -> None:
     assert (oldest, newest) == (f"torch>={low[0]}.{low[1]}", f"<{high[0]}.{high[1] + 1}")
 
 
-def test_places_that_do_not_do(tmp_path) -> None:
+def test_unsuitable_directories(tmp_path) -> None:
     (tmp_path / "file").touch()
     seen = found(tmp_path, host_store=str(tmp_path / "none"), data=str(tmp_path / "file" / "data"))
     assert worst([*seen.values()]) == seen["tmpfs"].level == seen["disk"].level == "fatal"
@@ -61,7 +61,7 @@ def test_places_that_do_not_do(tmp_path) -> None:
     assert found(tmp_path, host_store="/sys/kernel")["tmpfs"].level != "ok"
 
 
-def test_too_few_descriptors_are_told_with_the_limit_to_raise(tmp_path) -> None:
+def test_too_few_descriptors_are_reported_with_the_limit_to_raise(tmp_path) -> None:
     code = (
         "from overwinter.core.config import NodeConfig\n"
         "from overwinter.node.checkup import checks\n"
@@ -73,19 +73,19 @@ def test_too_few_descriptors_are_told_with_the_limit_to_raise(tmp_path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=limited)
-    [told] = [line for line in done.stdout.splitlines() if line.startswith("descriptors")]
-    assert "lacking" in told
-    assert "ulimit -Hn" in told
+    [result] = [line for line in done.stdout.splitlines() if line.startswith("descriptors")]
+    assert "lacking" in result
+    assert "ulimit -Hn" in result
 
 
-def test_containment_is_tried_in_a_child() -> None:
+def test_the_sandbox_is_tested_in_a_child_process() -> None:
     """The checking process itself does not change, and reports what the node would report at its start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert contained() == contained()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
-def test_a_limit_that_the_system_does_not_tell_is_said_with_a_remedy(tmp_path, monkeypatch) -> None:
+def test_an_unknown_limit_of_the_system_is_reported_with_a_remedy(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(limits, "PID_MAX", tmp_path / "absent")
     said = [each for each in checks(NodeConfig(data=str(tmp_path))) if str(tmp_path / "absent") in each.found]
     assert [(each.level, bool(each.remedy)) for each in said] == [("lacking", True)]

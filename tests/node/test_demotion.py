@@ -17,7 +17,7 @@ def child():
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["groups", "no groups"])
-def test_a_process_is_put_behind_and_not_the_one_that_got_its_number(grouped):
+def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
     groups = Groups()
     if grouped:
         if groups.missing:

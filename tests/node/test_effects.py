@@ -27,7 +27,7 @@ def effects_over(tasks, functions, host=None, post=None, processes=None, log=Non
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, tasks, post, log)
 
 
-def test_a_wake_does_not_wait_for_threads_that_others_hold():
+def test_a_wake_does_not_wait_for_busy_threads():
     host = SimpleNamespace(holds=lambda address: False, load=lambda blobs: 7, join_pages=lambda blobs: 0)
     function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")])
     held = threading.Event()
@@ -49,7 +49,7 @@ def test_a_wake_does_not_wait_for_threads_that_others_hold():
     asyncio.run(scene())
 
 
-def test_workers_of_a_tenant_that_are_stopped_again_and_again_take_a_line_of_the_log_and_not_thousands():
+def test_repeated_stops_of_a_tenants_workers_are_logged_once():
     heard: list[str] = []
 
     async def scene():
@@ -66,7 +66,7 @@ def test_workers_of_a_tenant_that_are_stopped_again_and_again_take_a_line_of_the
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])
-def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_stopped):
+def test_a_failed_start_ends_the_process_forked_ahead_for_it(is_stopped):
     go_on = threading.Event()
 
     def gone(addresses):

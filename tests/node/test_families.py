@@ -129,9 +129,9 @@ def test_runs_of_several_members_at_once_get_their_own_answers(rig, variants, co
 
     async def scene():
         worker = await rig.start_worker(members[0], 2, concurrency, members)
-        for told in [rig.begin_bind(worker, member) for member in members[1:]]:
-            await until(lambda told=told: told)
-            assert told == [None]
+        for result in [rig.begin_bind(worker, member) for member in members[1:]]:
+            await until(lambda result=result: result)
+            assert result == [None]
         flying, done = {}, 0
         while done < 80:
             while len(flying) < concurrency:
@@ -169,7 +169,7 @@ def test_a_member_is_bound_and_answers_while_another_runs(rig):
     rig.run(scene())
 
 
-def test_a_member_is_unbound_while_others_and_itself_run(rig):
+def test_a_member_is_unbound_while_it_and_others_run(rig):
     first, second = (Member(number, handler=GATED) for number in (1, 2))
 
     async def scene():
@@ -221,7 +221,7 @@ def test_an_unbound_member_leaves_no_memory_and_can_be_bound_again(rig):
     rig.run(scene())
 
 
-def test_what_a_member_gave_out_of_its_weights_outlives_it(rig):
+def test_outputs_that_are_views_of_weights_outlive_an_unbind(rig):
     class Tells(torch.nn.Module):
         def __init__(self, value: float):
             super().__init__()
@@ -274,7 +274,7 @@ def postprocess(outputs, inputs, state):
 """
 
 
-def test_state_assets_and_globals_of_a_handler_are_each_members_own(rig):
+def test_each_member_has_its_own_state_assets_and_globals_of_the_handler(rig):
     members = [Member(number, handler=COUNTING, assets={"word": str(number).encode()}) for number in range(3)]
 
     async def scene():
@@ -313,7 +313,7 @@ def postprocess(outputs, inputs, state):
 """
 
 
-def test_what_is_read_of_an_asset_is_shared_by_those_that_have_the_same_and_state_is_not(rig):
+def test_members_with_equal_assets_share_what_is_read_of_them_but_no_state(rig):
     commons = (b"7", b"7", b"8")
     members = [
         Member(number, handler=READING, assets={"common": common, "own": str(number).encode()})
@@ -338,7 +338,7 @@ def test_what_is_read_of_an_asset_is_shared_by_those_that_have_the_same_and_stat
     assert [calls for _, _, calls in (first, second, third)] == [1.0, 1.0, 1.0]
 
 
-def test_a_bind_that_fails_fails_alone_and_says_why(rig):
+def test_a_failed_bind_affects_only_its_function_and_has_a_reason(rig):
     good, bad, third = (
         Member(number, handler=COUNTING, assets={"word": word})
         for number, word in ((1, b"1"), (2, b"no number"), (3, b"3"))
@@ -350,12 +350,12 @@ def test_a_bind_that_fails_fails_alone_and_says_why(rig):
         worker = await rig.start_worker(good, concurrency=2, members=[bad, third])
         blocks = mapped_by(worker)
         # The third has its blocks in common with the second, which receives them first and fails.
-        failed, told = rig.begin_bind(worker, bad), rig.begin_bind(worker, third)
-        await until(lambda: failed and told)
+        failed, result = rig.begin_bind(worker, bad), rig.begin_bind(worker, third)
+        await until(lambda: failed and result)
         [failure] = failed
         assert failure.error == "HandlerError"
         assert "no number" in failure.message
-        assert told == [None]
+        assert result == [None]
         for member, word in ((good, 1.0), (third, 3.0)):
             run = rig.begin(worker, member, x=torch.zeros(1, WIDTH))
             await rig.ended(run)
@@ -373,7 +373,7 @@ def test_a_bind_that_fails_fails_alone_and_says_why(rig):
     rig.run(scene())
 
 
-def test_a_block_that_is_cut_or_not_there_fails_its_member_alone(rig, variants):
+def test_a_truncated_or_missing_block_affects_only_its_member(rig, variants):
     first, second = variants[:2]
 
     class Cut(Member):
@@ -398,7 +398,7 @@ def test_a_block_that_is_cut_or_not_there_fails_its_member_alone(rig, variants):
     rig.run(scene())
 
 
-def test_the_node_binds_what_is_of_the_family_and_unbinds_what_is_bound(rig, variants):
+def test_only_members_can_be_bound_and_only_bound_ones_unbound(rig, variants):
     first, second = variants[:2]
     stranger = Member(3, tenant="other")
     larger = Member(4, Net(4, width=WIDTH + 1), width=WIDTH + 1)
@@ -412,10 +412,10 @@ def test_the_node_binds_what_is_of_the_family_and_unbinds_what_is_bound(rig, var
             rig.begin_bind(worker, first)
         with pytest.raises(ValueError, match="not bound"):
             rig.unbind(worker, second)
-        told = rig.begin_bind(worker, second)
+        result = rig.begin_bind(worker, second)
         with pytest.raises(ValueError, match="not bound"):
             rig.unbind(worker, second)
-        await until(lambda: told)
+        await until(lambda: result)
         rig.unbind(worker, first)
         x = torch.randn(1, WIDTH)
         run = rig.begin(worker, second, x=x)
@@ -426,7 +426,7 @@ def test_the_node_binds_what_is_of_the_family_and_unbinds_what_is_bound(rig, var
     rig.run(scene())
 
 
-def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
+def test_a_bind_beyond_the_workers_address_space_affects_only_its_function(rig, variants):
     first, second = Member(1, memory_mib=256), Member(2, memory_mib=256)
 
     async def scene():
@@ -435,14 +435,14 @@ def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
         blocks = [msgspec.structs.replace(block, nbytes=8 << 30) for block in deployment.manifest.blocks]
         manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
         large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
-        told = []
+        results = []
         fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind())]
         for fd in fds:
             os.ftruncate(fd, 8 << 30)
-        rig.processes.bind(worker, large, fds, told.append)
+        rig.processes.bind(worker, large, fds, results.append)
         close_all(fds)
-        await until(lambda: told)
-        assert "could not be mapped" in told[0].message
+        await until(lambda: results)
+        assert "could not be mapped" in results[0].message
         assert await rig.bind(worker, second) is None
         for member in (first, second):
             x = torch.randn(1, WIDTH)
@@ -454,7 +454,7 @@ def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
     rig.run(scene())
 
 
-def test_requests_of_several_members_run_together_and_each_gets_what_its_own_weights_answer(rig):
+def test_in_a_shared_run_each_request_is_answered_with_its_own_weights(rig):
     members = [Member(variant) for variant in range(4)]
     *bound, unbound = members
 
@@ -467,8 +467,8 @@ def test_requests_of_several_members_run_together_and_each_gets_what_its_own_wei
             asked = [(member, torch.randn(1, WIDTH)) for member in (*bound, bound[1], unbound)]
             run, requests = rig.begin_together(worker, *asked)
             await rig.ended(run)
-            *_, told = rig.failures(run)
-            assert unbound.deployed.id in told
+            *_, result = rig.failures(run)
+            assert unbound.deployed.id in result
             for request, (member, x) in zip(requests[:-1], asked, strict=False):
                 [outcome] = rig.calls.payloads[request].outputs
                 given = torch.frombuffer(bytearray(outcome.data), dtype=torch.float32).view(outcome.shape)

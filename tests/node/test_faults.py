@@ -34,7 +34,7 @@ FAILURES = [OSError(errno.EIO, "the disk fails"), MemoryError(), StoreError("a b
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_what_the_machine_lets_fail_is_counted_and_told_once(failure):
+def test_a_failure_of_the_machine_is_counted_and_logged_once(failure):
     said = []
     faults = Faults(said.append)
     for _ in range(3):
@@ -45,7 +45,7 @@ def test_what_the_machine_lets_fail_is_counted_and_told_once(failure):
 
 
 @pytest.mark.parametrize("mistake", [TypeError("no"), RuntimeError("dictionary changed size during iteration")])
-def test_a_mistake_is_not_contained(mistake):
+def test_a_programming_error_is_raised(mistake):
     faults = Faults([].append)
     with pytest.raises(type(mistake)), faults.contained("disk"):
         raise mistake
@@ -57,7 +57,7 @@ def node_in(tmp_path, said):
     return running(config, ZYGOTE_ENVIRONMENT, said)
 
 
-def test_a_node_lives_on_whatever_fails_of_what_it_looks_after(tmp_path, monkeypatch):
+def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.05)
     monkeypatch.setattr(verifying, "EVERY_S", 0.05)
     tried = dict.fromkeys(LOOKS, 0)
@@ -78,14 +78,14 @@ def test_a_node_lives_on_whatever_fails_of_what_it_looks_after(tmp_path, monkeyp
             await until(lambda: all(count > 1 for count in tried.values()))
             assert node.live()
             metrics = (await node.telemetry.metrics()).decode()
-        told = [line for line in said if "the disk fails" in line]
-        assert len(told) == len(set(told)) == len(LOOKS)
+        result = [line for line in said if "the disk fails" in line]
+        assert len(result) == len(set(result)) == len(LOOKS)
         assert metrics.count("overwinter_looks_failed_total{what=") == len(LOOKS)
 
     asyncio.run(scene())
 
 
-def test_a_mistake_of_ours_ends_the_node(tmp_path, monkeypatch):
+def test_a_programming_error_ends_the_node(tmp_path, monkeypatch):
     def mistaken(*arguments):
         raise TypeError("a mistake")
 

@@ -30,7 +30,7 @@ class Scene:
     """A node's measurement of its workers, with a scheduler that accepts the results."""
 
     def __init__(self, rig, most_bytes=BOUND) -> None:
-        self.rig, self.state, self.told = rig, State(), []
+        self.rig, self.state, self.events = rig, State(), []
         self.bound(most_bytes)
         self.now = 0.0
 
@@ -49,7 +49,7 @@ class Scene:
         return worker
 
     def hear(self, event) -> None:
-        self.told.append(event)
+        self.events.append(event)
         for worker, nbytes in event.taken:
             self.state.workers[worker].taken, self.state.workers[worker].coming = nbytes, 0
 
@@ -66,33 +66,33 @@ def scene(rig):
     return Scene(rig)
 
 
-def test_a_heap_counts_and_what_a_fork_shares_with_its_zygote_does_not(scene):
+def test_the_heap_counts_and_pages_shared_with_the_zygote_do_not(scene):
     greedy, plain = scene.start(GREEDY), scene.start()
     scene.look()
     assert HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
     assert scene.taken(plain) < 48 * MIB
 
 
-def test_only_news_is_told(scene):
+def test_only_changes_are_posted(scene):
     worker = scene.start(GREEDY)
     scene.look()
     first = scene.taken(worker)
     assert first
     scene.look()
-    assert len(scene.told) == 1
+    assert len(scene.events) == 1
 
 
-def test_binds_that_took_less_than_was_expected_are_news(scene):
+def test_binds_that_took_less_memory_than_expected_are_posted(scene):
     worker = scene.start()
     scene.look()
-    first, told = scene.taken(worker), len(scene.told)
+    first, result = scene.taken(worker), len(scene.events)
     scene.state.workers[worker.worker].coming = HEAP
     scene.look()
-    assert len(scene.told) == told + 1
+    assert len(scene.events) == result + 1
     assert scene.state.workers[worker.worker].expected < first + HEAP
 
 
-def test_what_lies_in_buffers_counts_until_it_is_given_back(scene):
+def test_buffers_count_until_they_are_released(scene):
     worker = scene.start()
     scene.look()
     before = scene.taken(worker)
@@ -108,7 +108,7 @@ def test_what_lies_in_buffers_counts_until_it_is_given_back(scene):
     assert scene.taken(worker) < before + 2 * 32 * MIB
 
 
-def test_it_is_looked_at_more_often_while_the_sum_grows(scene):
+def test_memory_is_measured_more_often_while_the_sum_grows(scene):
     scene.start(GREEDY)
     scene.bound(2 * HEAP)
     scene.look()
@@ -118,7 +118,7 @@ def test_it_is_looked_at_more_often_while_the_sum_grows(scene):
     assert scene.look() < CALM_S
 
 
-def test_a_worker_that_is_only_measured_makes_room(scene):
+def test_a_worker_that_only_measures_is_ended_when_memory_is_scarce(scene):
     serving, measured = scene.start(GREEDY), scene.start(GREEDY, known=False)
     scene.bound(HEAP + HEAP // 2)
     scene.look()

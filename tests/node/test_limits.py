@@ -17,14 +17,14 @@ def test_workers_take_no_more_than_half_of_the_machine():
     assert 0 < memory_bytes([].append) <= total_bytes() // 2
 
 
-def test_a_machine_that_says_it_has_no_memory_left_lets_workers_have_some(monkeypatch):
+def test_workers_get_a_minimum_of_memory_if_none_is_available(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(limits, "available_bytes", lambda: 0)
     assert memory_bytes(said.append) == limits.BYTES_LEAST
     assert len(said) == 1
 
 
-def test_what_is_scarcest_bounds_the_workers():
+def test_the_scarcest_resource_limits_the_workers():
     plenty, said = 1 << 30, list[str]()
     assert workers_most(said.append, descriptors=1 << 16, tasks=plenty) == 1 << 12
     assert workers_most(said.append, descriptors=plenty, tasks=32768) == 8192
@@ -34,20 +34,20 @@ def test_what_is_scarcest_bounds_the_workers():
     assert said == []
 
 
-def test_what_is_forked_ahead_takes_a_small_part_of_the_memory():
+def test_processes_forked_ahead_use_a_small_part_of_the_memory():
     assert [workers_ahead(mib << 20) for mib in (32, 128, 1024, 65536)] == [0, 2, 8, 8]
 
 
-def test_this_system_allows_some():
+def test_this_system_allows_workers():
     assert 1 < workers_most([].append) <= WORKERS_MOST
 
 
-@pytest.mark.parametrize("told", [None, "", "many", "0", "-1", b"\xff\xfe"])
-def test_a_file_of_the_system_s_that_says_nothing_is_told_of_and_bounds_no_less_than_usual(tmp_path, monkeypatch, told):
+@pytest.mark.parametrize("result", [None, "", "many", "0", "-1", b"\xff\xfe"])
+def test_an_invalid_file_of_the_system_is_logged_and_defaults_apply(tmp_path, monkeypatch, result):
     for name in SYSTEM:
         monkeypatch.setattr(limits, name, tmp_path / name)
-        if told is not None:
-            (tmp_path / name).write_bytes(told if isinstance(told, bytes) else told.encode())
+        if result is not None:
+            (tmp_path / name).write_bytes(result if isinstance(result, bytes) else result.encode())
     monkeypatch.setattr(limits, "group_of", lambda controller: None)
     said: list[str] = []
     most = workers_most(said.append, descriptors=1 << 30)
@@ -55,7 +55,7 @@ def test_a_file_of_the_system_s_that_says_nothing_is_told_of_and_bounds_no_less_
     assert [name in line for name, line in zip(SYSTEM, said, strict=True)] == [True, True]
 
 
-def test_every_control_group_above_counts(tmp_path):
+def test_the_limits_of_all_parent_control_groups_count(tmp_path):
     inner = tmp_path / "outer" / "middle" / "inner"
     inner.mkdir(parents=True)
     said: list[str] = []

@@ -77,7 +77,7 @@ async def read_by(read):
     return before, loop.broken.exception() if loop.broken.done() else None
 
 
-def test_readers_see_each_step_in_order_once_it_is_carried_out():
+def test_readers_get_each_step_in_order_after_it_was_carried_out():
     seen = []
     before, failure = asyncio.run(read_by(lambda now, event, actions: seen.append((event, len(actions)))))
     assert (before, failure) == (2, None)
@@ -111,11 +111,11 @@ async def answered_and_read():
     return order
 
 
-def test_a_step_is_read_after_the_caller_that_it_answers_went_on():
+def test_a_step_is_read_after_the_caller_that_it_answers_continued():
     assert asyncio.run(answered_and_read()) == ["answered", "read"]
 
 
-def test_a_reader_that_fails_ends_the_node():
+def test_a_failing_reader_ends_the_node():
     def fail(now, event, actions):
         raise KeyError(event.request)
 

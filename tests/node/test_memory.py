@@ -21,7 +21,7 @@ held()
 """
 
 
-def test_private_memory_grows_by_what_is_private():
+def test_private_memory_grows_by_private_pages_only():
     with subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         seen = []
         for _ in range(3):
@@ -39,14 +39,14 @@ def test_private_memory_grows_by_what_is_private():
     assert sharing.pss >= sharing.private + sharing.shared
 
 
-def test_the_sum_is_the_kernels_own():
+def test_the_sum_equals_the_kernels():
     fields = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     with open("/proc/self/smaps", "rb", buffering=0) as smaps:
         seen = process_memory(smaps)
     assert abs(seen.pss - int(fields["Pss:"]) * 1024) < 4 * MIB
 
 
-def test_what_is_gone_takes_nothing():
+def test_an_ended_process_has_no_memory():
     process = subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
         with process:
@@ -54,7 +54,7 @@ def test_what_is_gone_takes_nothing():
         assert process_memory(smaps) is None
 
 
-def test_files_of_a_store_are_seen_with_the_memory_behind_them(tmp_path):
+def test_files_of_a_store_are_measured_with_their_allocated_memory(tmp_path):
     (tmp_path / "whole").write_bytes(b"x" * 5000)
     (tmp_path / "draft.1").write_bytes(b"x")
     (tmp_path / "tenant.t").mkdir()

@@ -26,7 +26,7 @@ def preprocess(inputs, state):
 """
 
 
-def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):
+def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
     async def scene():
         flooding = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, FLOOD))
         talking = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, TALK))
@@ -37,9 +37,9 @@ def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):
         await until(lambda: any("worker f@1:" in line and "were dropped" in line for line in rig.said))
 
     rig.run(scene())
-    told = [line for line in rig.said if "me!" in line]
-    assert 0 < len(told) < 20 * output.LINES_MAX
-    assert max(len(line) for line in told) < output.LINE_BYTES_MAX + 100
+    results = [line for line in rig.said if "me!" in line]
+    assert 0 < len(results) < 20 * output.LINES_MAX
+    assert max(len(line) for line in results) < output.LINE_BYTES_MAX + 100
 
 
 async def spoken(*parts: bytes) -> list[str]:
@@ -53,18 +53,18 @@ async def spoken(*parts: bytes) -> list[str]:
     return said
 
 
-def test_lines_are_whole_and_change_nothing_where_they_are_shown():
+def test_lines_are_complete_and_have_no_control_characters():
     said = asyncio.run(spoken(b"one\ntw", b"o\n\x1b[2Jthree\r\nlast"))
     assert said == [f"worker f@1: {line}" for line in ("one", "two", "\ufffd[2Jthree", "last")]
 
 
-def test_how_many_lines_were_dropped_is_told():
+def test_the_number_of_dropped_lines_is_logged():
     said = asyncio.run(spoken(b"x\n" * (output.LINES_MAX + 7)))
     assert len(said) == output.LINES_MAX + 1
     assert "7 more lines" in said[-1]
 
 
-def test_nothing_stays_open():
+def test_no_descriptor_stays_open():
     async def many():
         for _ in range(20):
             await spoken(b"x\n")

@@ -122,7 +122,7 @@ def run(
     return asyncio.run(deployed())
 
 
-def test_outputs_are_those_of_the_stages_under_the_pipelines_names(town, pipelines):
+def test_outputs_of_stages_get_the_pipelines_names(town, pipelines):
     town.starts = {"double": "host", "negate": "disk"}
     reply = run(pipelines, priority=3)
     assert {tensor.name: values(tensor) for tensor in reply.outputs} == {
@@ -134,7 +134,7 @@ def test_outputs_are_those_of_the_stages_under_the_pipelines_names(town, pipelin
     assert town.asked == [("double", None, 10.0, 3), ("triple", None, 10.0, 3), ("negate", 1, 10.0, 3)]
 
 
-def test_stages_that_can_run_side_by_side_do(town, pipelines):
+def test_independent_stages_run_concurrently(town, pipelines):
     both = asyncio.Barrier(2)
 
     async def meet(inputs):
@@ -147,7 +147,7 @@ def test_stages_that_can_run_side_by_side_do(town, pipelines):
     assert [values(tensor) for tensor in run(pipelines).outputs[:2]] == [[7.0], [7.0]]
 
 
-def test_each_stage_gets_what_is_left_of_the_whole(town, pipelines):
+def test_each_stage_gets_the_remaining_time_of_the_pipeline(town, pipelines):
     async def slow(inputs):
         town.time += 1.5
         return [floats("y", 1.0)]
@@ -159,7 +159,7 @@ def test_each_stage_gets_what_is_left_of_the_whole(town, pipelines):
 
 
 @pytest.mark.parametrize("timeout_s", [2.0, None])
-def test_a_deadline_that_passes_between_stages_ends_all(town, pipelines, timeout_s):
+def test_a_deadline_between_stages_ends_the_request(town, pipelines, timeout_s):
     async def slow(inputs):
         town.time += 12.0
         return [floats("y", 1.0)]
@@ -190,21 +190,21 @@ def fail_beside_another(town: Town, fault: Exception) -> None:
 
 def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
     fail_beside_another(town, OverloadedError("512 requests waiting", 7.0))
-    with pytest.raises(OverloadedError, match="^stage 'left' of pipeline 'fork': 512 requests waiting$") as told:
+    with pytest.raises(OverloadedError, match="^stage 'left' of pipeline 'fork': 512 requests waiting$") as result:
         run(pipelines)
-    assert told.value.retry_after_s == 7.0
+    assert result.value.retry_after_s == 7.0
     assert town.cancelled == ["negate"]
 
 
-def test_a_fault_of_our_own_in_a_stage_ends_the_others_and_is_not_hidden(town, pipelines):
+def test_a_programming_error_in_a_stage_ends_the_others_and_is_raised(town, pipelines):
     fail_beside_another(town, ZeroDivisionError())
-    with pytest.raises(ExceptionGroup) as told:
+    with pytest.raises(ExceptionGroup) as result:
         run(pipelines)
-    assert told.group_contains(ZeroDivisionError)
+    assert result.group_contains(ZeroDivisionError)
     assert town.cancelled == ["negate"]
 
 
-def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
+def test_a_disconnected_caller_ends_all_stages(town, pipelines):
     both = asyncio.Barrier(3)
 
     async def hang(inputs):
@@ -226,7 +226,7 @@ def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
 
 
 @pytest.mark.parametrize("failing", ["triple", "negate"])
-def test_a_failure_and_an_answer_in_one_turn_of_the_loop_ask_nothing_more(town, pipelines, failing):
+def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(town, pipelines, failing):
     both = asyncio.Barrier(2)
 
     def end(name: str) -> Work:
@@ -258,7 +258,7 @@ def test_a_failure_and_an_answer_in_one_turn_of_the_loop_ask_nothing_more(town, 
     assert "add" not in town.names()
 
 
-def test_a_caller_that_goes_away_as_the_last_answer_comes_leaves_nothing_running(town, pipelines):
+def test_a_caller_that_disconnects_at_the_last_answer_leaves_nothing_running(town, pipelines):
     last = asyncio.Barrier(3)
 
     async def wait(inputs):
@@ -281,7 +281,7 @@ def test_a_caller_that_goes_away_as_the_last_answer_comes_leaves_nothing_running
     assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
 
 
-def test_sizes_that_vary_are_checked_between_stages(town, pipelines):
+def test_dynamic_sizes_are_checked_between_stages(town, pipelines):
     async def pair(inputs):
         return [floats("y", 1.0, 2.0)]
 
@@ -292,7 +292,7 @@ def test_sizes_that_vary_are_checked_between_stages(town, pipelines):
     assert town.names().count("triple") == 0
 
 
-def test_a_stage_that_does_not_give_what_it_said_is_told(town, pipelines):
+def test_a_stage_without_a_declared_output_is_reported(town, pipelines):
     async def other(inputs):
         return [floats("z", 1.0)]
 
@@ -310,7 +310,7 @@ def test_errors_keep_their_class(town, pipelines):
         run(pipelines)
 
 
-def test_a_slo_is_counted(town, pipelines):
+def test_attainment_of_the_slo_is_counted(town, pipelines):
     async def slow(inputs):
         town.time += 0.2
         return [floats("y", 1.0)]
@@ -323,7 +323,7 @@ def test_a_slo_is_counted(town, pipelines):
     assert (tally.answered, tally.in_slo) == (2, 1)
 
 
-def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
+def test_a_pipeline_is_replaced_and_restored(town, pipelines, tmp_path):
     changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
     for pipeline in (FORK, changed):
         asyncio.run(pipelines.deploy(pipeline, "tests"))
@@ -341,7 +341,7 @@ def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
     again._kept.close()
 
 
-def test_what_cannot_be_deployed_leaves_nothing(town, pipelines):
+def test_a_refused_pipeline_leaves_nothing(town, pipelines):
     del town.views["triple", 1]
     with pytest.raises(NotFoundError, match="stage 'left' of pipeline 'fork': no function 'triple' here"):
         asyncio.run(pipelines.deploy(FORK, "tests"))
@@ -350,7 +350,7 @@ def test_what_cannot_be_deployed_leaves_nothing(town, pipelines):
     assert "fork" not in pipelines
 
 
-def test_a_pipeline_calls_its_own_tenants_functions_alone(town, pipelines):
+def test_a_pipeline_calls_only_functions_of_its_tenant(town, pipelines):
     town.views["negate", 1].tenant = "other"
     with pytest.raises(ForbiddenError, match="'negate' belongs to another tenant"):
         asyncio.run(pipelines.deploy(FORK, "tests"))
@@ -366,7 +366,7 @@ def test_a_pipeline_calls_its_own_tenants_functions_alone(town, pipelines):
         _ = pipelines.view("fork", None).inputs
 
 
-def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipelines):
+def test_a_function_of_a_pipeline_cannot_be_removed_or_change_its_tensors(town, pipelines):
     asyncio.run(pipelines.deploy(FORK, "tests"))
     other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
     with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
@@ -382,7 +382,7 @@ def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipe
     pipelines.protect("unrelated", None, {1})
 
 
-def test_a_pipeline_that_lost_a_function_says_so_and_stands_in_nobodys_way(town, pipelines):
+def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_deploy(town, pipelines):
     asyncio.run(pipelines.deploy(FORK, "tests"))
     town.views["negate", 1].state, town.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
     view = pipelines.view("fork", None)

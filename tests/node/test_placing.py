@@ -85,7 +85,7 @@ class Left:
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that(rig, tmp_path, is_ahead):
+def test_a_worker_is_forked_while_its_blocks_are_verified_and_gets_them_afterwards(rig, tmp_path, is_ahead):
     left = Left(rig, tmp_path / "store")
 
     async def scene():
@@ -103,7 +103,7 @@ def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that
     left.run(scene, is_ahead)
 
 
-def test_a_worker_never_gets_a_block_that_changed_and_says_that_it_is_lost(rig, tmp_path):
+def test_a_worker_never_gets_a_changed_block_and_the_block_is_reported_lost(rig, tmp_path):
     left = Left(rig, tmp_path / "store")
     victim = max(left.host.root.iterdir(), key=lambda path: path.stat().st_size)
     victim.chmod(0o600)
@@ -121,7 +121,7 @@ def test_a_worker_never_gets_a_block_that_changed_and_says_that_it_is_lost(rig, 
     left.run(scene)
 
 
-def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
+def test_a_worker_is_stopped_while_its_blocks_are_verified(rig, tmp_path):
     left = Left(rig, tmp_path / "store")
 
     async def scene():
@@ -132,7 +132,7 @@ def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
     left.run(scene)
 
 
-def test_a_node_that_stops_hashes_no_block_of_a_start_to_its_end(rig, tmp_path):
+def test_a_stopping_node_does_not_finish_the_verification_of_blocks(rig, tmp_path):
     left = Left(rig, tmp_path / "store")
 
     async def scene():

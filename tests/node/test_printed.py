@@ -21,7 +21,7 @@ def texts(function: Function) -> list[str]:
     return [] if kept is None else [line.text for line in kept.lines()]
 
 
-def test_what_is_printed_is_of_the_workers_family(rig):
+def test_output_is_kept_for_the_workers_family(rig):
     async def scene():
         one, sibling = Function(Same(), X, TALK, name="one"), Function(Same(), X, TALK, name="sibling")
         stranger = Function(Same(), X, TALK, name="stranger", tenant="other")
@@ -40,7 +40,7 @@ def test_what_is_printed_is_of_the_workers_family(rig):
     rig.run(scene())
 
 
-def test_the_oldest_lines_go_first():
+def test_the_oldest_lines_are_dropped_first():
     many, long = Printed(), Printed()
     for number in range(LINES_MAX + 5):
         many.add(Line(0.0, WorkerId(1), f"{number}"))
@@ -49,7 +49,7 @@ def test_the_oldest_lines_go_first():
     assert len(long.lines()) == 4
 
 
-def test_a_record_goes_with_the_last_who_has_it():
+def test_a_record_is_removed_with_its_last_user():
     records = Records()
     mine = records.of(FamilyId("f"))
     mine.add(Line(0.0, WorkerId(1), "hello"))
@@ -58,7 +58,7 @@ def test_a_record_goes_with_the_last_who_has_it():
     assert records.of(FamilyId("f")).lines() == []
 
 
-def test_many_records_take_no_more_memory_than_a_bound_and_each_keeps_its_last_lines(monkeypatch):
+def test_all_records_together_are_bounded_and_each_keeps_its_last_lines(monkeypatch):
     monkeypatch.setattr(printed, "RECORDS_BYTES_MAX", 64 << 10)
     monkeypatch.setattr(printed, "LOOK_BYTES", 4 << 10)
     records = Records()

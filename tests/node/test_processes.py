@@ -24,7 +24,7 @@ def memory_of(rig, worker) -> ProcessMemory | None:
         return process_memory(smaps)
 
 
-def test_the_node_sees_what_a_worker_takes_and_lets_go_of_the_file_when_it_is_killed(rig):
+def test_the_node_measures_a_workers_memory_and_closes_the_file_when_it_is_killed(rig):
     async def scene():
         small = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}))
         large = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, HOLDS))
@@ -42,7 +42,7 @@ def test_the_node_sees_what_a_worker_takes_and_lets_go_of_the_file_when_it_is_ki
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_the_node_sees_what_its_zygotes_take(rig):
+def test_the_node_measures_the_memory_of_its_zygotes(rig):
     for smaps in rig.processes.zygote_smaps():
         with open(os.dup(smaps), "rb", buffering=0) as file:
             assert process_memory(file).pss > 1 << 20

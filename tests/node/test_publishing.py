@@ -85,7 +85,7 @@ def run(tmp_path, scene) -> None:
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
 @pytest.mark.parametrize("what", ["a pipeline", "a promotion"])
-def test_what_changes_during_a_trial_counts_when_it_is_over(tmp_path, monkeypatch, what, is_stored):
+def test_changes_during_a_trial_are_considered_at_its_end(tmp_path, monkeypatch, what, is_stored):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
         takes_back = what == "a promotion"

@@ -78,7 +78,7 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
     assert Quarantine(tmp_path / "data" / "quarantine.json").reason("bad@1") == ""
 
 
-def test_a_record_that_cannot_be_read_holds_nobody(tmp_path):
+def test_an_unreadable_record_quarantines_no_function(tmp_path):
     path = tmp_path / "quarantine.json"
     path.write_bytes(b'{"f@1": 3}')
     quarantine = Quarantine(path)

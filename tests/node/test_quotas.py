@@ -28,7 +28,7 @@ def deploy_pipeline(made: Quotas, known: dict[str, str], name: str, tenant: str)
         pass
 
 
-def test_a_tenant_that_has_all_it_may_have_is_told_and_others_are_not():
+def test_a_tenant_at_its_limit_is_refused_and_others_are_not():
     made = quotas("aab", tenant_functions_max=2)
     with pytest.raises(NoSpaceError, match=r"tenant 'a' has 2 .* may have 2"), made.deploying("a", 10):
         pass
@@ -36,13 +36,13 @@ def test_a_tenant_that_has_all_it_may_have_is_told_and_others_are_not():
         pass
 
 
-def test_a_node_that_has_all_it_may_have_says_so_to_everybody():
-    with pytest.raises(NoSpaceError, match="this node") as told, quotas("aab", functions_max=3).deploying("c", 10):
+def test_a_node_at_its_limit_refuses_every_tenant():
+    with pytest.raises(NoSpaceError, match="this node") as result, quotas("aab", functions_max=3).deploying("c", 10):
         pass
-    check_totals(told.value, "3")
+    check_totals(result.value, "3")
 
 
-def test_deploys_of_one_tenant_at_once_are_bounded_also_when_they_fail():
+def test_concurrent_deploys_of_a_tenant_are_limited_including_failed_ones():
     made = quotas("", tenant_deploys_max=2)
     with made.deploying("a", 10):
         with pytest.raises(ValueError, match="failed"), made.deploying("a", 10):
@@ -62,24 +62,24 @@ def test_manifests_are_bounded_by_their_bytes_and_a_tenant_has_half():
         pass
     with pytest.raises(NoSpaceError, match="tenant 'a'"), made.deploying("a", (512 << 10) + 1):
         pass
-    with pytest.raises(NoSpaceError, match="this node") as told, made.deploying("c", (512 << 10) + 1):
+    with pytest.raises(NoSpaceError, match="this node") as result, made.deploying("c", (512 << 10) + 1):
         pass
-    check_totals(told.value, f"{(3 << 20) + 1}", f"{3 << 20}")
+    check_totals(result.value, f"{(3 << 20) + 1}", f"{3 << 20}")
 
 
-def test_pipelines_are_bounded_a_tenant_has_half_and_one_may_be_replaced():
+def test_pipelines_are_limited_a_tenant_has_half_and_one_may_be_replaced():
     made = quotas("", pipelines_max=4)
     deploy_pipeline(made, {}, "p", "a")
     deploy_pipeline(made, {"p": "a", "q": "a"}, "q", "a")
     with pytest.raises(NoSpaceError, match="tenant 'a' has 2 .* may have 2"):
         deploy_pipeline(made, {"p": "a", "q": "a"}, "r", "a")
     deploy_pipeline(made, {"p": "a", "q": "a"}, "r", "b")
-    with pytest.raises(NoSpaceError, match="this node") as told:
+    with pytest.raises(NoSpaceError, match="this node") as result:
         deploy_pipeline(made, {"p": "a", "q": "a", "r": "b", "s": "b"}, "t", "c")
-    check_totals(told.value, "4")
+    check_totals(result.value, "4")
 
 
-def test_what_is_under_way_at_once_counts_until_it_is_among_the_others():
+def test_concurrent_deploys_count_until_they_are_registered():
     made = quotas("aa", functions_max=4, tenant_functions_max=3)
     with made.deploying("a", 10):
         with pytest.raises(NoSpaceError, match="tenant 'a' has 3"), made.deploying("a", 10):
@@ -95,13 +95,13 @@ def test_what_is_under_way_at_once_counts_until_it_is_among_the_others():
         pass
 
 
-def test_manifests_that_come_at_once_are_bounded_by_their_bytes():
+def test_concurrent_manifests_are_limited_by_their_bytes():
     made = quotas("", manifests_bytes_max=4 << 20)
     with made.deploying("a", 2 << 20), pytest.raises(NoSpaceError, match="tenant 'a'"), made.deploying("a", 1):
         pass
 
 
-def test_pipelines_that_come_at_once_are_bounded():
+def test_concurrent_pipelines_are_limited():
     made = quotas("", pipelines_max=4)
     with made.deploying_pipeline({"p": "a"}, "q", "a"):
         with pytest.raises(NoSpaceError, match="tenant 'a' has 2"):

@@ -35,7 +35,7 @@ async def asking(shared: Shared[int], count: int) -> list[asyncio.Task[int]]:
     return tasks
 
 
-def test_all_who_ask_while_one_is_made_share_the_next():
+def test_callers_during_a_computation_share_the_next_one():
     async def scene() -> None:
         maker = Maker()
         shared = Shared(maker.make)
@@ -51,7 +51,7 @@ def test_all_who_ask_while_one_is_made_share_the_next():
     asyncio.run(scene())
 
 
-def test_who_goes_away_leaves_it_to_the_others():
+def test_a_cancelled_caller_does_not_cancel_the_others():
     async def scene() -> None:
         maker = Maker()
         shared = Shared(maker.make)
@@ -65,7 +65,7 @@ def test_who_goes_away_leaves_it_to_the_others():
     asyncio.run(scene())
 
 
-def test_a_failure_is_told_and_the_next_is_made():
+def test_a_failure_is_raised_and_the_next_computation_starts():
     async def scene() -> None:
         maker = Maker()
         maker.begun = 12

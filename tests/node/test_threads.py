@@ -69,7 +69,7 @@ def no_more_threads():
         threading.stack_size(before)
 
 
-def test_what_is_handed_over_is_done_by_threads_that_were_there_before():
+def test_work_runs_on_threads_that_already_exist():
     begun = []
     with Threads(NUMBER, "some", lambda: begun.append(threading.get_ident())) as threads:
         together = threading.Barrier(NUMBER)
@@ -81,14 +81,14 @@ def test_what_is_handed_over_is_done_by_threads_that_were_there_before():
     assert len(begun) == NUMBER
 
 
-def test_a_node_that_may_have_no_threads_at_all_says_so_at_its_start(tmp_path):
+def test_a_node_that_may_start_no_thread_fails_at_its_start_with_the_reason(tmp_path):
     before = threading.active_count()
     with no_more_threads(), pytest.raises(MachineError, match=r"pids\.max"):
         Threads(NUMBER, "none")
     assert threading.active_count() == before
 
 
-def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
+def test_a_node_keeps_serving_when_the_system_refuses_threads(tmp_path):
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
     made = export(Same(), {"x": torch.ones(1)}, {})
     packed = package("f", made.program, made.weights)
@@ -120,13 +120,13 @@ def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
     asyncio.run(scene())
 
 
-def test_what_else_fails_at_the_end_of_the_loop_is_seen(tmp_path):
+def test_other_failures_at_the_end_of_the_loop_are_raised(tmp_path):
     command = [sys.executable, "-c", ENDS_BADLY, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, "work was left" in ended.stderr) == (1, True), ended.stderr
 
 
-def test_a_node_stops_cleanly_when_the_system_gives_no_more_threads(tmp_path):
+def test_a_node_stops_cleanly_when_the_system_refuses_threads(tmp_path):
     command = [sys.executable, "-c", ENDS_WITHOUT, str(tmp_path), str(STACK_BYTES)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr

@@ -54,7 +54,7 @@ def left(tmp_path):
     return Left(tmp_path / "store")
 
 
-def test_what_an_earlier_node_left_is_hashed_at_once_while_cores_are_idle(left):
+def test_blocks_of_an_earlier_node_are_verified_at_once_while_cores_are_idle(left):
     async def scene():
         assert len(left.host.unverified()) == len(BLOBS)
         await until(lambda: not left.host.unverified(), SECONDS)
@@ -63,7 +63,7 @@ def test_what_an_earlier_node_left_is_hashed_at_once_while_cores_are_idle(left):
     assert left.lost == []
 
 
-def test_it_goes_on_with_its_share_while_cores_are_busy_and_at_once_when_they_are_idle_again(left):
+def test_verification_uses_its_share_while_cores_are_busy_and_full_speed_when_idle(left):
     left.calm = False
 
     async def scene():
@@ -76,7 +76,7 @@ def test_it_goes_on_with_its_share_while_cores_are_busy_and_at_once_when_they_ar
     left.verify(scene)
 
 
-def test_what_was_hashed_before_is_hashed_again_for_no_more_than_the_share(left):
+def test_verified_blocks_are_verified_again_with_the_share_only(left):
     async def scene():
         await until(lambda: left.host.health.verified_bytes > NBYTES)
         await asyncio.sleep(0.05)
@@ -85,7 +85,7 @@ def test_what_was_hashed_before_is_hashed_again_for_no_more_than_the_share(left)
     left.verify(scene)
 
 
-def test_what_somebody_has_hashed_meanwhile_is_not_hashed_first(left):
+def test_blocks_verified_meanwhile_have_no_priority(left):
     left.calm = False
 
     async def scene():
@@ -101,7 +101,7 @@ def test_what_somebody_has_hashed_meanwhile_is_not_hashed_first(left):
     left.verify(scene)
 
 
-def test_a_node_that_stops_waits_for_no_block_to_be_hashed_to_its_end(left):
+def test_a_stopping_node_does_not_wait_for_a_verification(left):
     left.calm = False
     left.verify(lambda: until(lambda: left.host.health.verified_bytes))
     for thread in [each for each in threading.enumerate() if each.name.startswith("verifier")]:
@@ -110,7 +110,7 @@ def test_a_node_that_stops_waits_for_no_block_to_be_hashed_to_its_end(left):
     assert sorted(left.host.unverified()) == sorted(left.host.resident()) == sorted(CONTENTS)
 
 
-def test_a_block_that_changed_while_no_node_ran_leaves_and_is_told_of(left):
+def test_a_block_that_changed_while_no_node_ran_is_removed_and_reported(left):
     victim = BLOBS[2].address
     path = left.host.root / victim
     path.chmod(0o600)

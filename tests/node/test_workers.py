@@ -119,7 +119,7 @@ def open_gates(process, value: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 4])
-def test_runs_at_once_give_the_bits_of_a_run_alone(rig, wide, concurrency):
+def test_concurrent_runs_give_the_bits_of_a_single_run(rig, wide, concurrency):
     chance = random.Random(concurrency)
     requests = [torch.randn(chance.choice((1, 3, 8, 40)), 256) for _ in range(40)]
     expected = []
@@ -166,7 +166,7 @@ def test_a_short_run_overtakes_a_long_one(rig, wide):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_programs_run_side_by_side_and_a_handler_is_called_by_one_at_a_time(rig, concurrency):
+def test_programs_run_concurrently_and_a_handler_serially(rig, concurrency):
     function = Function(Wide(), {"x": torch.zeros(2, 256)}, CENSUS)
 
     async def scene():
@@ -182,7 +182,7 @@ def test_programs_run_side_by_side_and_a_handler_is_called_by_one_at_a_time(rig,
     assert most == 1 if concurrency == 1 else most >= 2
 
 
-def test_all_runs_are_taken_before_the_first_is_answered_and_each_is_answered_after_a_stop(rig, gated):
+def test_all_runs_start_before_the_first_answer_and_each_is_answered_after_a_stop(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=3)
         runs = [rig.begin(process, x=torch.zeros(1, 4)) for _ in range(3)]
@@ -198,7 +198,7 @@ def test_all_runs_are_taken_before_the_first_is_answered_and_each_is_answered_af
     assert all(rig.output(run)[0, 1:].tolist() == [1.0] * 3 for run in runs)
 
 
-def test_a_killed_worker_loses_no_run_silently(rig, gated):
+def test_each_run_of_a_killed_worker_is_reported(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=4)
         done = rig.begin(process, x=torch.ones(1, 4))
@@ -216,7 +216,7 @@ def test_a_killed_worker_loses_no_run_silently(rig, gated):
     assert rig.processes.process(process.worker) is None
 
 
-def test_a_thread_that_dies_takes_its_worker_with_it(rig, gated):
+def test_a_thread_that_dies_ends_its_worker(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=2)
         # Both threads wait, one at the gate and one for the handler: whichever fails, neither run may hang.
@@ -230,7 +230,7 @@ def test_a_thread_that_dies_takes_its_worker_with_it(rig, gated):
     assert [end.reason for end in rig.exits(process.worker)] == ["its process exited with status 1"]
 
 
-def test_threads_leave_a_small_limit_of_memory_its_room(rig):
+def test_threads_use_little_of_a_small_memory_limit(rig):
     function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=192)
 
     async def scene():
@@ -257,7 +257,7 @@ class Fat(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("module", "handler"), [(Same(), FAT), (Fat(), None)], ids=["handler", "program"])
-def test_a_worker_that_finds_too_little_memory_to_load_names_it_and_the_way_out(rig, module, handler):
+def test_a_worker_without_memory_to_load_reports_it_with_a_remedy(rig, module, handler):
     function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=192)
 
     async def scene():
@@ -303,7 +303,7 @@ def preprocess(inputs, state):
 
 
 @pytest.mark.parametrize("kind", range(9))
-def test_a_forged_answer_costs_the_worker_its_life_and_each_run_ends_at_most_once(rig, kind):
+def test_a_forged_answer_ends_the_worker_and_each_run_ends_at_most_once(rig, kind):
     function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
 
     async def scene():
@@ -320,7 +320,7 @@ def test_a_forged_answer_costs_the_worker_its_life_and_each_run_ends_at_most_onc
     assert all(rig.ends().count(run) <= 1 for run in runs)
 
 
-def test_a_worker_says_once_that_it_tries_its_function(rig):
+def test_a_worker_reports_its_trial_once(rig):
     talking = (
         FORGER
         + """
@@ -339,7 +339,7 @@ def setup(assets):
     rig.run(scene())
 
 
-def test_a_worker_that_grew_its_buffer_behind_the_nodes_back_is_given_up_alone(rig):
+def test_a_worker_that_grows_its_buffer_itself_is_ended_alone(rig):
     grow = (
         "import os\n"
         "def preprocess(inputs, state):\n"
@@ -376,7 +376,7 @@ def no_memory():
 
 
 @pytest.mark.parametrize("when", ["laid", "taken"])
-def test_a_node_without_memory_for_tensors_says_so_and_its_worker_serves_on(rig, when):
+def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(rig, when):
     function = Function(Same(), {"x": torch.zeros(2, 16 << 10)})
     large = torch.ones(1 << 10, 16 << 10)
 
@@ -418,7 +418,7 @@ def no_copies(rig):
         gate.set()
 
 
-def test_small_runs_go_on_while_large_tensors_are_copied(rig):
+def test_small_runs_continue_while_large_tensors_are_copied(rig):
     function = Function(Same(), {"x": torch.zeros(2, 1024)})
     large = torch.ones(LARGE_BYTES // 1024, 1024)
 
@@ -470,7 +470,7 @@ def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
     assert rig.run(scene()) not in rig.ends()
 
 
-def test_large_buffers_give_their_memory_back_when_nothing_runs_and_serve_on(rig):
+def test_idle_large_buffers_are_released_and_the_worker_keeps_serving(rig):
     function = Function(Same(), {"x": torch.zeros(2, 4096)})
 
     async def scene():
@@ -505,12 +505,12 @@ def test_workers_leave_no_descriptor(rig, wide):
 
 
 @pytest.mark.parametrize(("cores", "concurrency", "threads"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (3, 2, 1), (1, 4, 1)])
-def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
+def test_concurrent_runs_share_the_cores(wide, cores, concurrency, threads):
     load = wide.deployed.load(cores=cores, concurrency=concurrency)
     assert (load.threads, load.concurrency) == (threads, concurrency)
 
 
-def test_no_descriptor_stays_of_a_worker_for_which_there_are_too_few(wide):
+def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
     async def scene():
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
@@ -546,7 +546,7 @@ def preprocess(inputs, state):
 """
 
 
-def test_what_a_worker_computes_for_a_run_is_not_computed_alone(rig):
+def test_computation_for_a_run_does_not_count_as_outside_runs(rig):
     function = Function(Same(), {"x": torch.zeros(2, 4)}, COMPUTES)
 
     async def scene():

@@ -16,7 +16,7 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.watching import UNUSED_CHECKS, Bounds
+from overwinter.node.watching import UNUSED_CHECKS, ZygoteLimits
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
@@ -49,7 +49,7 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 
 @pytest.fixture(scope="module")
 def one_rig():
-    bounds = Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
+    bounds = ZygoteLimits(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
     with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
         yield made
 
@@ -59,7 +59,7 @@ def calm():
     """Yield a rig without injected faults, with a well-behaved worker of another tenant. Its doubles answer no
     pings.
     """
-    with closing(Rig(Bounds(zygote_timeout_s=60.0))) as made:
+    with closing(Rig(ZygoteLimits(zygote_timeout_s=60.0))) as made:
         made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
 
@@ -111,7 +111,7 @@ def test_workers_are_forked_from_their_tenants_zygote_and_others_from_the_base(r
     rig.run(scene())
 
 
-def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
+def test_libraries_that_handlers_use_are_imported_before_the_first_wake(rig):
     checks = function("checks", "ada", LOOKS)
 
     async def scene():
@@ -128,7 +128,7 @@ def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
     rig.run(scene())
 
 
-def test_a_warm_up_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again(rig):
+def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
     quick, bob = function("quick", "ada"), function("b", "bob")
     slow, sibling = (Function(Same(), {"x": torch.zeros(2, 5)}, name=name, tenant="ada") for name in ("slow", "same"))
 
@@ -158,7 +158,7 @@ def test_a_warm_up_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again
     rig.run(scene())
 
 
-def test_a_warm_up_whose_zygote_dies_is_tried_again_a_few_times(rig):
+def test_a_warm_up_whose_zygote_dies_is_repeated_a_few_times(rig):
     quick, slow = function("quick", "ada"), Function(Same(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
 
     async def scene():
@@ -181,7 +181,7 @@ def test_a_warm_up_whose_zygote_dies_is_tried_again_a_few_times(rig):
 
 
 @pytest.mark.parametrize("whose", ["base", "tenant"])
-def test_a_hung_zygote_is_replaced_and_its_workers_are_told_dead(rig, whose):
+def test_a_hung_zygote_is_replaced_and_its_workers_are_reported_as_ended(rig, whose):
     ada = function("a", "ada")
 
     async def scene():
@@ -199,7 +199,7 @@ def test_a_hung_zygote_is_replaced_and_its_workers_are_told_dead(rig, whose):
     rig.run(scene())
 
 
-def test_there_are_no_more_zygotes_than_there_may_be_and_the_one_that_nobody_needs_makes_room(rig):
+def test_the_number_of_zygotes_is_limited_and_an_unused_one_is_replaced(rig):
     ada, bob, eve = (function(name, name) for name in ("ada", "bob", "eve"))
 
     async def scene():
@@ -240,7 +240,7 @@ def test_a_zygote_that_is_too_small_for_a_worker_is_replaced_once_it_is_idle(rig
     rig.run(scene())
 
 
-def test_a_base_that_hears_nothing_goes_with_zygotes_that_are_being_ended(rig):
+def test_an_unresponsive_base_zygote_ends_together_with_stopping_zygotes(rig):
     async def scene():
         zygotes = rig.processes.zygotes
         base = zygotes.base
@@ -333,7 +333,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED.keys())
-def test_a_zygote_that_says_what_nobody_asked_for_ends_alone(calm, code):
+def test_a_zygote_that_sends_an_unexpected_message_is_ended_alone(calm, code):
     async def scene():
         held = len(os.listdir("/proc/self/fd"))
         double = Double(calm, code, calm.victim.worker)
@@ -356,7 +356,7 @@ while True:
 """
 
 
-def test_a_zygote_whose_socket_is_full_is_told_later_what_it_need_not_hold(calm):
+def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
     eve = function("eves", "eve")
 
     async def scene():
@@ -403,11 +403,11 @@ LIES = {
 
 
 @pytest.mark.parametrize(("code", "ends_it"), LIES.values(), ids=LIES.keys())
-def test_of_its_workers_a_zygote_is_believed_what_the_kernel_says_too(calm, code, ends_it):
+def test_reports_of_a_zygote_on_its_workers_are_checked_with_the_kernel(calm, code, ends_it):
     calm.run(asked_for_a_worker(calm, code, calm.victim, ends_it))
 
 
-def test_a_zygote_that_never_tells_of_a_worker_ends_alone(rig):
+def test_a_zygote_that_never_reports_a_worker_is_ended_alone(rig):
     async def scene():
         await asked_for_a_worker(rig, "", await rig.start_worker(function("victim", "ada")), ends_it=True)
 
@@ -440,7 +440,7 @@ async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None
     await answers(rig, victim)
 
 
-def test_a_worker_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
+def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
     ada = function("late", "ada")
 
     async def scene(rig):
@@ -455,11 +455,11 @@ def test_a_worker_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
         assert rig.processes.zygotes.tenants.get("ada") is zygote
         await answers(rig, other)
 
-    with closing(Rig(Bounds(zygote_timeout_s=20.0))) as rig:
+    with closing(Rig(ZygoteLimits(zygote_timeout_s=20.0))) as rig:
         rig.run(scene(rig))
 
 
-def test_a_worker_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
+def test_a_worker_that_is_not_forked_yet_ends_if_a_block_changed(rig):
     ada = function("bereft", "ada")
 
     async def scene():
@@ -476,7 +476,7 @@ def test_a_worker_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
     rig.run(scene())
 
 
-def test_a_worker_of_a_removed_function_goes_with_a_block_that_changed(rig):
+def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
     ada, handled = function("removed", "ada"), function("h", "ada", HANDLER)
 
     async def scene():
@@ -492,7 +492,7 @@ def test_a_worker_of_a_removed_function_goes_with_a_block_that_changed(rig):
     rig.run(scene())
 
 
-def test_a_base_that_the_system_has_no_process_for_is_started_later(rig, monkeypatch):
+def test_a_base_zygote_that_the_system_cannot_start_is_started_later(rig, monkeypatch):
     start, refused = subprocess.Popen, []
 
     def popen(*args, **kwargs):
@@ -518,7 +518,7 @@ async def killed(rig: Rig) -> None:
     await until(lambda: rig.processes.zygotes.base is not base)
 
 
-def test_workers_wait_for_a_base_that_dies_before_it_is_up(rig):
+def test_workers_wait_while_a_base_zygote_dies_before_it_is_up(rig):
     early, late, stopped = (function(name, "ada") for name in ("early", "late", "stopped"))
 
     async def scene():

@@ -9,7 +9,7 @@ import torch
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import WorkerId
-from overwinter.core.profile import Shape
+from overwinter.core.profile import Configuration
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.program import decode_program
 from overwinter.node import clock
@@ -46,10 +46,10 @@ class Long(torch.nn.Module):
         return {"y": wide}
 
 
-def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredWorker:
+def measured(rig: Rig, function: Function, configuration: Configuration) -> MeasuredWorker:
     program = decode_program(function.files[function.deployed.manifest.program.address])
     worker = WorkerId(-rig.number())
-    return MeasuredWorker(rig.processes, worker, function.deployed, program, shape, clock.now)
+    return MeasuredWorker(rig.processes, worker, function.deployed, program, configuration, clock.now)
 
 
 def never() -> bool:
@@ -59,8 +59,8 @@ def never() -> bool:
 def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
     function = Function(Grows(1), {"x": torch.zeros(2, 4)})
 
-    async def measure(shape):
-        worker = measured(rig, function, shape)
+    async def measure(configuration):
+        worker = measured(rig, function, configuration)
         ready_s = await worker.start(function.open())
         pid = worker.pid
         allowed = len(os.sched_getaffinity(pid))
@@ -72,13 +72,13 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
 
     cores = len(os.sched_getaffinity(0))
     descriptors = len(os.listdir("/proc/self/fd"))
-    shapes = [Shape(1, 1, 1), Shape(1, 4, 1), Shape(cores, 2, 3)]
-    found = [rig.run(measure(shape)) for shape in shapes]
+    configurations = [Configuration(1, 1, 1), Configuration(1, 4, 1), Configuration(cores, 2, 3)]
+    found = [rig.run(measure(each)) for each in configurations]
     assert len({pid for pid, *_ in found}) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid, *_ in found)
     assert [allowed for _, allowed, *_ in found] == [1, 1, cores]
     assert [len(took) for _, _, took, *_ in found] == [1, 1, 3]
-    assert all(len(more) % shape.concurrency == 0 for (*_, more, _), shape in zip(found, shapes, strict=True))
+    assert all(len(more) % each.concurrency == 0 for (*_, more, _), each in zip(found, configurations, strict=True))
     assert all(seconds > 0 for *_, took, more, ready_s in found for seconds in [*took, *more, ready_s])
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert rig.events == []
@@ -87,7 +87,7 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
 def test_private_memory_is_the_peak_without_the_weights(rig):
     async def measure(copies, batch):
         function = Function(Grows(copies), {"x": torch.zeros(2, 4)})
-        worker = measured(rig, function, Shape(1, batch, 1))
+        worker = measured(rig, function, Configuration(1, batch, 1))
         await worker.start(function.open())
         await worker.waves(0.0, never)
         nbytes = await worker.private_bytes()
@@ -108,7 +108,7 @@ def test_layers_are_told_one_by_one(rig):
     function = Function(model, {"input": torch.zeros(2, 4)})
 
     async def measure():
-        worker = measured(rig, function, Shape(1, 2, 1))
+        worker = measured(rig, function, Configuration(1, 2, 1))
         await worker.start(function.open())
         layers = await worker.layers(2, never)
         await worker.end()
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_says_why_and_leaves_nothing(rig):
     function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=32)
 
     async def measure():
-        worker = measured(rig, function, Shape(1, 4, 1))
+        worker = measured(rig, function, Configuration(1, 4, 1))
         try:
             await worker.start(function.open())
             await worker.waves(0.0, never)
@@ -139,7 +139,7 @@ def test_a_long_run_is_given_up_when_a_request_comes(rig):
     function = Function(Long(), {"x": torch.zeros(2, 1)})
 
     async def measure():
-        worker = measured(rig, function, Shape(1, 1024, 1))
+        worker = measured(rig, function, Configuration(1, 1024, 1))
         await worker.start(function.open())
         with pytest.raises(DisturbedError):
             await worker.waves(0.0, lambda: True)

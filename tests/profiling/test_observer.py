@@ -25,9 +25,9 @@ class Service:
     """The steps of a node, as a test defines them."""
 
     def __init__(self, profile: Profile | None = KNOWN) -> None:
-        self.told: list = []
+        self.corrections: list = []
         self.profile = profile
-        self.observer = Observer(lambda _: self.profile, lambda *what: self.told.append(what))
+        self.observer = Observer(lambda _: self.profile, lambda *what: self.corrections.append(what))
         self.statistics = Statistics(self.observer)
         self.now = 0.0
         self._runs = self._requests = 0
@@ -67,19 +67,19 @@ def test_what_lasts_and_differs_is_told_once_a_minute():
     service = Service()
     service.worker()
     service.runs(RUNS_MIN, 0.2)
-    assert service.told == []  # The first run of a worker does not count.
+    assert service.corrections == []  # The first run of a worker does not count.
     service.runs(1, 0.2)
-    [(function, correction)] = service.told
+    [(function, correction)] = service.corrections
     assert function == FUNCTION
     [point] = correction.points
-    assert (point.shape, point.memory_bytes) == (KNOWN.points[0].shape, 9)
+    assert (point.configuration, point.memory_bytes) == (KNOWN.points[0].configuration, 9)
     assert point.latency_s == pytest.approx(0.2)
     assert correction.wake_s is None
     service.runs(2 * RUNS_MIN, 0.2)
-    assert len(service.told) == 1
+    assert len(service.corrections) == 1
     service.now += EVERY_S
     service.runs(RUNS_MIN, 0.2)
-    assert len(service.told) == 2
+    assert len(service.corrections) == 2
 
 
 @pytest.mark.parametrize("seconds", [0.085, 0.1, 0.115])
@@ -87,14 +87,14 @@ def test_what_goes_as_measured_is_not_told(seconds):
     service = Service()
     service.worker()
     service.runs(10 * RUNS_MIN, seconds)
-    assert service.told == []
+    assert service.corrections == []
 
 
 def test_what_was_never_measured_is_not_told():
     for service in (Service(None), Service(Profile(weight_bytes=1, macs=1))):
         service.worker()
         service.runs(3 * RUNS_MIN, 5.0)
-        assert service.told == []
+        assert service.corrections == []
 
 
 def test_only_runs_that_have_all_others_beside_them_count():
@@ -102,14 +102,14 @@ def test_only_runs_that_have_all_others_beside_them_count():
     service.worker(cores=2, concurrency=2)
     for _ in range(3 * RUNS_MIN):
         service.run(0.5, batch=4)
-    assert service.told == []
+    assert service.corrections == []
     for _ in range(3 * RUNS_MIN):
         first, second = service.begin(4), service.begin(4)
         service.now += 0.5
         service.end(second)
         service.end(first)
-    [(_, correction)] = service.told
-    assert [point.shape for point in correction.points] == [KNOWN.points[1].shape]
+    [(_, correction)] = service.corrections
+    assert [point.configuration for point in correction.points] == [KNOWN.points[1].configuration]
 
 
 def test_runs_that_failed_do_not_count():
@@ -117,17 +117,17 @@ def test_runs_that_failed_do_not_count():
     service.worker()
     for _ in range(3 * RUNS_MIN):
         service.run(5.0, failures=(RunFailure(RequestId(0), "CallerError", "no"),))
-    assert service.told == []
+    assert service.corrections == []
 
 
 def test_wakes_are_seen_and_trials_are_not():
     service = Service()
     for worker in range(10):
         service.worker(worker, wakes_in=3.0, on_trial=True)
-    assert service.told == []
+    assert service.corrections == []
     for worker in range(10, 10 + WAKES_MIN):
         service.worker(worker, wakes_in=3.0)
-    [(_, correction)] = service.told
+    [(_, correction)] = service.corrections
     assert correction.points == ()
     assert correction.wake_s == pytest.approx(3.0)
 

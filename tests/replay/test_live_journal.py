@@ -32,14 +32,14 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
     steps, later = map(replayed, journals)
     for seed in ("0", "1", "2"):
         # In a separate process: within one, sets and dicts of strings keep their order.
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "tests.replay.replayed", *map(str, journals)],
             env=os.environ | {"PYTHONHASHSEED": seed},
             cwd=Path(__file__).parents[2],
             capture_output=True,
             check=True,
         )
-        assert told.stdout.split() == [b"%d" % len(each) for each in (steps, later)]
+        assert result.stdout.split() == [b"%d" % len(each) for each in (steps, later)]
     with node.journal.open("rb") as file:
         config, _ = read_journal(file)
     assert config.cores

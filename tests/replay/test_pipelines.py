@@ -171,7 +171,7 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
     stages = {stage.function: name for name, stage in pipeline.stages.items()}
     functions = {name: function for function, name in stages.items()}
 
-    def told(event: Event, now: float) -> None:
+    def send(event: Event, now: float) -> None:
         for order in step(request, event, Seconds(now)):
             match order:
                 case Ask(_, stage, deadline, at):
@@ -182,15 +182,15 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
                     log.append(("end", order.error if isinstance(order, Fail) else ""))
 
     now = BEGIN_S
-    told(Started(), now)
+    send(Started(), now)
     for after_s, which, error in happenings:
         if request.over:
             break
         now += after_s
         stage = stages[sorted(map(functions.__getitem__, request.asked))[which % len(request.asked)]]
-        told(Failed(stage, error) if error else Answered(stage), now)
+        send(Failed(stage, error) if error else Answered(stage), now)
     if drops:
-        told(Dropped(), now)
+        send(Dropped(), now)
     return log
 
 

@@ -142,8 +142,8 @@ def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
     world = World(cores=2)
     world.deploy(spec("ill", profile=ILL, slo_ms=500), on_trial=True)
     world.settle()
-    told = [each for each in world.log if isinstance(each, LoadFinished)]
-    assert [each.error for each in told] == ["QuarantineError"]
+    results = [each for each in world.log if isinstance(each, LoadFinished)]
+    assert [each.error for each in results] == ["QuarantineError"]
     assert world.state.functions == {}
 
 

@@ -48,7 +48,7 @@ def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
 
 
 def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
-    def told(block: str) -> list[Evict]:
+    def evicted_for(block: str) -> list[Evict]:
         world = World(host_bytes=40, policy="lru")
         world.deploy(own("f", tenant="mine"))
         world.deploy(spec("g", tenant="theirs", blobs=((block, 10), ("g-head", 10)), keep_alive_s=0.0))
@@ -60,7 +60,7 @@ def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
         use(world, "i")
         return [each for each in world.log if isinstance(each, Evict)]
 
-    shared, apart = told("base"), told("else")
+    shared, apart = evicted_for("base"), evicted_for("else")
     assert [each.function for each in shared] == ["f@1"]
     assert shared == apart
 

@@ -31,7 +31,7 @@ PROFILES = st.builds(
     Profile,
     weight_bytes=st.sampled_from([0, 1, 1 << 53]),
     macs=st.sampled_from([0, 1, 1 << 62]),
-    points=st.lists(POINTS, max_size=6, unique_by=lambda point: point.shape).map(tuple),
+    points=st.lists(POINTS, max_size=6, unique_by=lambda point: point.configuration).map(tuple),
     wake_s=st.none() | at_an_end(LATENCY),
 )
 SETTINGS = st.fixed_dictionaries(

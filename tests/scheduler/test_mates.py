@@ -237,9 +237,9 @@ def asked_again(world, names, count, cost):
 @pytest.mark.parametrize("cost", [0.5, 1.2])
 def test_runs_are_shared_where_that_pays_and_else_only_to_see_whether_it_does_now(cost, profile):
     """This follows from observed times: a profile does not know the cost of sharing."""
-    told = {} if profile is None else {"profile": measured(batches=(1, 2, 4), base=0.08, each=0.02)}
+    result = {} if profile is None else {"profile": measured(batches=(1, 2, 4), base=0.08, each=0.02)}
     names = "abcdfghk"
-    world = family(*(member(name, **told) for name in names), workers_max=1)
+    world = family(*(member(name, **result) for name in names), workers_max=1)
     joined = asked_again(world, names, 400, cost)
     assert joined[-200:].count(cost < 1) >= 195
     assert len(set(joined[-LOOK_LAST - 8 :])) == 2

@@ -208,8 +208,8 @@ def test_a_version_that_takes_too_much_at_its_trial_is_refused():
     world.deploy(spec("greedy", profile=PROFILE), on_trial=True)
     world.load_blocks()
     measured(world, greedy=1001)
-    [told] = [action for action in world.log if isinstance(action, LoadFinished)]
-    assert (told.function, told.error) == ("greedy@1", "NoSpaceError")
+    [result] = [action for action in world.log if isinstance(action, LoadFinished)]
+    assert (result.function, result.error) == ("greedy@1", "NoSpaceError")
     world.calm()
     assert not world.alive
     assert world.resources.memory.taken == 0

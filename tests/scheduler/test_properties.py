@@ -285,7 +285,7 @@ def test_whatever_happens_under_each_bound_nobody_is_forgotten(policy):
     assert ("Bind" in seen, "Unbind" in seen, "shared Run" in seen) == (rules.binds, rules.binds, rules.joins)
 
 
-def told(seed: str, steps: int, *policies: str) -> bytes:
+def journal_of(seed: str, steps: int, *policies: str) -> bytes:
     """Return the actions of a scheduler under each of these policies, in a separate process: within one, sets and dicts
     of strings keep their order.
     """
@@ -300,7 +300,7 @@ def told(seed: str, steps: int, *policies: str) -> bytes:
 
 @pytest.mark.parametrize(("policy", "binds"), [("overwinter", True), ("infless", False)])
 def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, binds):
-    [logs] = {told(seed, replayed.STEPS, policy) for seed in ("0", "1", "2", "3")}
+    [logs] = {journal_of(seed, replayed.STEPS, policy) for seed in ("0", "1", "2", "3")}
     [actions] = msgspec.json.decode(logs)
     wanted = {"Run", "Drop", "Prepare", "LoadFinished", "Refuse", "Explanation"} | (
         {"Bind", "Unbind"} if binds else set()
@@ -310,6 +310,6 @@ def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, bi
 
 
 def test_under_every_policy_the_same_events_give_the_same_actions_whatever_the_hash_seed():
-    [logs] = {told(seed, FEW_STEPS, *POLICIES) for seed in ("0", "1", "2")}
+    [logs] = {journal_of(seed, FEW_STEPS, *POLICIES) for seed in ("0", "1", "2")}
     for actions in msgspec.json.decode(logs):
         assert {"Run", "StopWorker", "Drop", "Refuse"} <= {action["type"] for action in actions}

@@ -33,10 +33,10 @@ def test_what_is_told_stays_as_it_was(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     published = Published(world.scheduler.cycle)
     play(world, Random(seed), steps)
-    told = everything(published, world)
-    before = repr(told)
+    result = everything(published, world)
+    before = repr(result)
     play(world, Random(seed + 1), 50, first=steps)
-    assert repr(told) == before
+    assert repr(result) == before
 
 
 @settings(max_examples=10, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 from overwinter.core.actions import Explanation, StartWorker
 from overwinter.core.events import Alarm, MemoryPressure, Profiled, RateForecast, RunEnded
 from overwinter.core.policies import POLICIES
-from overwinter.core.profile import Point, Profile, Shape
+from overwinter.core.profile import Configuration, Point, Profile
 from overwinter.scheduler.latency import LatencyModel
 from tests.scheduler.world import World, spec
 
@@ -118,12 +118,12 @@ def test_the_usual_worker_keeps_the_slo_where_one_can():
 
     def usual(slo_ms):
         given = spec(profile=profile, slo_ms=slo_ms, max_batch=4, threads=4)
-        return LatencyModel(given, POLICIES["overwinter"]).usual.shape
+        return LatencyModel(given, POLICIES["overwinter"]).usual.configuration
 
-    assert usual(600.0) == Shape(2, 1, 1)
-    assert usual(1000.0) == Shape(1, 1, 1)
-    assert usual(4000.0) == Shape(1, 2, 1)
-    assert usual(None) == usual(100.0) == Shape(1, 4, 1)
+    assert usual(600.0) == Configuration(2, 1, 1)
+    assert usual(1000.0) == Configuration(1, 1, 1)
+    assert usual(4000.0) == Configuration(1, 2, 1)
+    assert usual(None) == usual(100.0) == Configuration(1, 4, 1)
 
 
 def test_what_waits_gets_as_many_workers_at_once_as_it_takes():

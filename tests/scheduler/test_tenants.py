@@ -88,8 +88,8 @@ def test_who_comes_late_gets_what_another_has_beyond_its_share():
         world.now += 2.0
     assert isinstance(world.answers[request], Reply)
     assert [each.worker for each in world.log if isinstance(each, StopWorker)] == killed
-    told = [each for each in world.answers.values() if not isinstance(each, Reply)]
-    assert [(each.error, "another tenant" in each.message) for each in told] == [("OverloadedError", True)]
+    results = [each for each in world.answers.values() if not isinstance(each, Reply)]
+    assert [(each.error, "another tenant" in each.message) for each in results] == [("OverloadedError", True)]
 
 
 def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():

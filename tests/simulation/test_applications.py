@@ -156,8 +156,8 @@ def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
     whole = report.applications["app"]
     assert whole.lost == report.total.lost == 0
     assert whole.answered + sum(whole.refused.values()) == whole.requests
-    told = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
-    assert len(told) == len(set(told))
+    result = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
+    assert len(result) == len(set(result))
 
 
 @pytest.mark.parametrize(

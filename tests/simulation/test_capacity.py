@@ -12,11 +12,11 @@ BUSY = function(rate=3.0, settings={"slo_ms": 200, "max_batch": 1})
 
 def test_the_most_that_fit_fit_and_one_more_does_not():
     scenario = scene(BUSY, node={"cores": 2}, duration_s=20)
-    told = []
-    found = capacity(scenario, 0.9, told=told.append)
+    tries = []
+    found = capacity(scenario, 0.9, observe=tries.append)
     assert found.copies > 1
     assert found.functions == found.copies
-    assert tuple(told) == found.tried
+    assert tuple(tries) == found.tried
     assert World(scenario.times(found.copies)).run().total.attainment >= 0.9
     assert World(scenario.times(found.copies + 1)).run().total.attainment < 0.9
     assert found.report.total.attainment >= 0.9

@@ -18,8 +18,8 @@ BURSTY = {"kind": "bursty", "rate": 2.0, "factor": 8.0, "every_s": 20.0, "length
 
 @given(st.lists(st.floats(0, 100), max_size=60).map(sorted), st.sampled_from([0.5, 10.0, 30.0]))
 def test_each_rate_is_the_count_of_the_period_that_follows(times, period_s):
-    told = list(islice(rates_ahead(iter(times), period_s), 40))
-    for number, (at, rate) in enumerate(told):
+    result = list(islice(rates_ahead(iter(times), period_s), 40))
+    for number, (at, rate) in enumerate(result):
         assert at == number * period_s / TELLINGS
         assert rate == sum(at <= time < at + period_s for time in times) / period_s
 
@@ -47,11 +47,11 @@ def steps_of(policy: str, **changes):
 def test_the_world_foretells_what_then_comes():
     report, steps = steps_of("oracle")
     came = [step.now for step in steps if isinstance(step.event, Arrived)]
-    told = [step for step in steps if isinstance(step.event, RateForecast)]
-    assert [step.now for step in told] == [pytest.approx(number) for number in range(60)]
-    for step in told:
+    results = [step for step in steps if isinstance(step.event, RateForecast)]
+    assert [step.now for step in results] == [pytest.approx(number) for number in range(60)]
+    for step in results:
         assert step.event.rate == sum(step.now <= at < step.now + 10 for at in came) / 10
-    assert len({step.event.rate for step in told}) > 5
+    assert len({step.event.rate for step in results}) > 5
     assert report.total.lost == 0
 
 

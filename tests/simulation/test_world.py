@@ -161,8 +161,8 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
     deaths = {event.reason for event in events if isinstance(event, WorkerExited)}
     assert deaths >= {"crashed by a fault", "killed by a fault", "its zygote died", "stopped"}
     asked = [event.request for event in events if isinstance(event, Arrived)]
-    told = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
-    assert sorted(told) == sorted(asked)
+    result = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
+    assert sorted(result) == sorted(asked)
     assert len(asked) > 1000
     assert report.total.lost == 0
     assert report.total.answered > 0.6 * report.total.requests
@@ -206,8 +206,8 @@ def test_one_function_more_changes_no_other_functions_arrivals():
 
 
 def test_progress_is_told():
-    told: list[float] = []
-    World(scene(function(rate=40.0))).run(told.append)
-    assert told == sorted(told)
-    assert len(told) > 2
-    assert told[-1] == 60
+    result: list[float] = []
+    World(scene(function(rate=40.0))).run(result.append)
+    assert result == sorted(result)
+    assert len(result) > 2
+    assert result[-1] == 60

@@ -34,9 +34,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
     blobs = stored(repository, 5, nbytes=400_000)
     host = HostStore(small_disk / "host", repository)
-    with pytest.raises(NoSpaceError, match=r"host store .* 5 blocks of \d+ bytes") as told:
+    with pytest.raises(NoSpaceError, match=r"host store .* 5 blocks of \d+ bytes") as result:
         host.load(blobs)
-    assert "on the tmpfs are free" in told.value.totals
+    assert "on the tmpfs are free" in result.value.totals
     assert names(host) == set()
     assert host.load(blobs[:2]) == 800_000
 

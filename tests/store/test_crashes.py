@@ -165,10 +165,10 @@ def test_a_process_killed_while_it_registers_leaves_a_whole_catalog(repository, 
     assert child.stdout.readline() == b"ready\n"
     child.stdin.write(b"go\n")
     child.stdin.flush()
-    told = [int(child.stdout.readline()) for _ in range(5)]
+    result = [int(child.stdout.readline()) for _ in range(5)]
     kill(child)
-    told += [int(line) for line in child.stdout.read().splitlines()]
+    result += [int(line) for line in child.stdout.read().splitlines()]
     kept = [found.version for found in repository.deployments()]
     assert kept == list(range(1, len(kept) + 1))
-    assert set(told) <= set(kept)
+    assert set(result) <= set(kept)
     assert repository.register(model.manifest, now=1.0).version == len(kept) + 1

@@ -130,9 +130,9 @@ def test_a_tenant_holds_no_more_than_it_may(tmp_path):
 
 def test_the_disk_keeps_the_room_that_is_to_stay_free(tmp_path):
     repository = Repository(tmp_path, DiskBounds(free_min_bytes=1 << 60))
-    with pytest.raises(NoSpaceError, match=str(tmp_path)) as told:
+    with pytest.raises(NoSpaceError, match=str(tmp_path)) as result:
         put(repository, ADDRESS, DATA)
-    assert f"{1 << 60} bytes stay free" in told.value.totals
+    assert f"{1 << 60} bytes stay free" in result.value.totals
     with pytest.raises(NoSpaceError):
         repository.register(base().manifest, NOW)
     assert blocks_and_drafts(repository) == set()

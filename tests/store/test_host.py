@@ -242,15 +242,15 @@ def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository
     blobs = stored(repository, 4, nbytes=PAGE_BYTES + 1)
     host = HostStore(memory / "host", repository)
     monkeypatch.setattr(host_module, "free_bytes", lambda root: 6 * PAGE_BYTES - host.occupied_bytes)
-    with pytest.raises(NoSpaceError, match=rf"4 blocks of {8 * PAGE_BYTES} bytes") as told:
+    with pytest.raises(NoSpaceError, match=rf"4 blocks of {8 * PAGE_BYTES} bytes") as result:
         host.load(blobs)
-    assert told.value.totals == f"{6 * PAGE_BYTES} bytes on the tmpfs are free"
+    assert result.value.totals == f"{6 * PAGE_BYTES} bytes on the tmpfs are free"
     assert names(host) == set()
     host.load(blobs[:3])
     assert host.occupied_bytes == 6 * PAGE_BYTES
-    with pytest.raises(NoSpaceError) as told:
+    with pytest.raises(NoSpaceError) as result:
         host.load(blobs)
-    assert told.value.totals.startswith("0 bytes on the tmpfs")
+    assert result.value.totals.startswith("0 bytes on the tmpfs")
     assert names(host) == {blob.address for blob in blobs[:3]}
     host.drop([blobs[0].address])
     assert host.load(blobs[1:]) == blobs[3].nbytes
@@ -281,9 +281,9 @@ def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypat
     thread.start()
     with open(writer, "wb", buffering=0) as file:
         file.write(DATA[:200_000])
-        with pytest.raises(NoSpaceError) as told:
+        with pytest.raises(NoSpaceError) as result:
             host.load([Blob(address_of(b"x"), 1)])
-        assert told.value.totals.startswith("0 bytes on the tmpfs")
+        assert result.value.totals.startswith("0 bytes on the tmpfs")
         file.write(DATA[200_000:])
     thread.join()
     assert host.resident() == {BLOB.address: len(DATA)}

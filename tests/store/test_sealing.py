@@ -56,9 +56,9 @@ def test_a_directory_that_went_away_is_named(tmp_path):
 
 
 def test_a_full_disk_is_named_even_for_a_directory_that_is_yet_to_be_made(tmp_path):
-    with pytest.raises(NoSpaceError) as told, disk_errors("make a room", tmp_path / "a" / "b"):
+    with pytest.raises(NoSpaceError) as result, disk_errors("make a room", tmp_path / "a" / "b"):
         raise OSError(28, "No space left on device")
-    assert "bytes free" in told.value.totals
+    assert "bytes free" in result.value.totals
 
 
 def test_reading_in_chunks_gives_the_digest(tmp_path):

@@ -59,7 +59,7 @@ def _deploys(node: NodeProcess) -> str:
     return ""
 
 
-def test_a_node_that_started_on_a_full_tmpfs_serves_when_it_has_room(small_disk, tmp_path):
+def test_a_node_that_started_on_a_full_tmpfs_serves_once_there_is_space(small_disk, tmp_path):
     filler = fill_disk(small_disk)
     node = NodeProcess(tmp_path / "data", "--host-store", str(small_disk))
     try:

@@ -157,11 +157,11 @@ def wait_gone(pids: list[int]) -> None:
     wait_until(lambda: not parents_of_all().keys() & set(pids))
 
 
-def wait_until(holds: Callable[[], T], told: Callable[[], object] = lambda: "it never came true") -> T:
+def wait_until(holds: Callable[[], T], report: Callable[[], object] = lambda: "it never came true") -> T:
     """Wait until the condition is true, and return its value; a busy machine may take long."""
     pause, end = threading.Event(), time.monotonic() + START_S
     while not (found := holds()):
-        assert time.monotonic() < end, told()
+        assert time.monotonic() < end, report()
         pause.wait(0.005)
     return found
 

@@ -98,15 +98,15 @@ def found(node: NodeProcess, lacking):
         "other": node.worker_pids()[0],
         "memory": 2 << 30,
     }
-    [told] = node.client.infer("spy", {"what": [json.dumps(asked)]})["found"]
-    return json.loads(told)
+    [result] = node.client.infer("spy", {"what": [json.dumps(asked)]})["found"]
+    return json.loads(result)
 
 
 FILES = ["list store", "read block", "list data", "read catalog", "write file", "write home", "read passwd"]
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_no_files_but_pythons_own(found, lacking, what):
+def test_no_files_except_pythons(found, lacking, what):
     need(lacking, "Landlock")
     assert found[what].startswith("could not: ")
 
@@ -117,7 +117,7 @@ def test_no_network(found, lacking):
 
 
 @pytest.mark.parametrize("what", ["see data", "see passwd"])
-def test_nothing_outside_can_even_be_seen(found, lacking, what):
+def test_nothing_outside_is_visible(found, lacking, what):
     need(lacking, "files")
     assert found[what].startswith("could not: FileNotFoundError")
 
@@ -130,22 +130,22 @@ def test_no_other_process(found, lacking, what):
     assert found[what].startswith("could not")
 
 
-def test_a_user_of_its_own(found, lacking):
+def test_a_separate_user(found, lacking):
     need(lacking, "user")
     assert found["uid"] >= 0x70000000
 
 
-def test_no_more_memory_than_it_may_have(found):
+def test_no_more_memory_than_its_limit(found):
     assert found["memory"].startswith("could not: MemoryError")
 
 
-def test_no_descriptors_but_its_own(found):
+def test_no_inherited_descriptors(found):
     own = ("/memfd:overwinter-in-", "/memfd:overwinter-out-", "socket:", sys.base_prefix, sys.prefix)
     assert [link for link in found["descriptors"] if not link.startswith(own)] == []
     assert sum(link.startswith("socket:") for link in found["descriptors"]) == 1
 
 
-def test_it_can_still_import_what_python_has(found):
+def test_pythons_modules_can_be_imported(found):
     assert found["import"] == "did: 'wave'"
 
 

@@ -68,7 +68,7 @@ def assert_ends(node: NodeProcess) -> None:
     node.client.close()
 
 
-def test_what_is_under_way_is_answered_and_what_comes_is_refused(make_node):
+def test_open_requests_are_answered_and_new_ones_refused(make_node):
     node = make_node("--drain-s", "60")
     asked = Asked(node, 2.0)
     with stop_begun(node) as http:
@@ -82,7 +82,7 @@ def test_what_is_under_way_is_answered_and_what_comes_is_refused(make_node):
 
 
 @pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])
-def test_what_takes_longer_than_the_bound_or_than_anybody_wants_to_wait_is_told_so(make_node, bound, again):
+def test_requests_beyond_the_drain_limit_or_at_a_second_signal_are_refused(make_node, bound, again):
     node = make_node("--drain-s", bound)
     asked = Asked(node, LONG_S)
     with stop_begun(node):

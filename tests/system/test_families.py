@@ -65,7 +65,7 @@ def actions(node: NodeProcess, kind: str) -> list[dict]:
     return [action for step in node.steps() for action in step[2] if action["type"] == kind]
 
 
-def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_beside_the_others(make_node):
+def test_variants_share_a_worker_while_one_is_removed_and_one_updated(make_node):
     node = make_node()
     for number in (1, 2, 3):
         put(node, number, keep_alive_s=30.0)
@@ -86,7 +86,7 @@ def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_besi
     assert process in node.worker_pids()
 
 
-def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
+def test_a_killed_worker_loses_no_request(make_node):
     node = make_node()
     for number in (1, 2):
         put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_workers=1)
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
         assert all(answer.result() for answer in answers)
 
 
-def test_a_variant_of_which_runs_hang_twice_goes_on_in_a_worker_of_its_own(make_node):
+def test_a_variant_whose_runs_hang_twice_gets_a_dedicated_worker(make_node):
     node = make_node()
     for number in (1, 2):
         put(node, number, handler=SLOW, timeout_s=3.0)
@@ -122,7 +122,7 @@ def test_a_variant_of_which_runs_hang_twice_goes_on_in_a_worker_of_its_own(make_
 
 
 @pytest.mark.parametrize("apart", ["isolation", "tenant"])
-def test_who_asks_for_it_and_who_is_another_tenant_never_shares(make_node, apart):
+def test_dedicated_functions_and_other_tenants_never_share(make_node, apart):
     node = make_node()
     for number in (1, 2):
         own = {"isolation": "function"} if apart == "isolation" else {"tenant": f"t{number}"}
@@ -134,7 +134,7 @@ def test_who_asks_for_it_and_who_is_another_tenant_never_shares(make_node, apart
     assert actions(node, "Bind") == []
 
 
-def test_people_see_who_shares_workers_what_each_has_bound_and_why(make_node):
+def test_the_cli_shows_shared_workers_their_bindings_and_the_reasons(make_node):
     node = make_node()
     for number in (1, 2):
         put(node, number, keep_alive_s=30.0)

@@ -63,7 +63,7 @@ def test_a_request_survives_the_death_of_either_zygote(make_node, which):
     assert zygotes[which] not in node.zygotes()
 
 
-def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
+def test_a_killed_daemon_loses_no_function_and_leaks_no_memory(make_node):
     node = make_node()
     deploy(node, "plain", Scale(2.0), keep_alive_s=0.0)
     deploy(node, "plain", Scale(4.0), keep_alive_s=0.0)
@@ -87,7 +87,7 @@ def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
     assert starts[-3:] == ["host"] * 3
 
 
-def test_blocks_lost_from_memory_are_brought_back(make_node):
+def test_blocks_lost_from_memory_are_loaded_again(make_node):
     node = make_node()
     deploy(node, "f", keep_alive_s=0.0)
     wait_until(lambda: not node.client.function("f")["workers"])
@@ -97,7 +97,7 @@ def test_blocks_lost_from_memory_are_brought_back(make_node):
     assert node.stored_bytes() > 65536
 
 
-def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
+def test_a_damaged_block_on_disk_is_found_and_repaired_by_a_deploy(make_node):
     node = make_node()
     deploy(node, "f", Scale(3.0), keep_alive_s=0.0)
     node.stop()
@@ -152,7 +152,7 @@ def test_a_bit_that_flipped_while_no_node_ran_is_found_before_the_block_is_used(
     wait_until(lambda: any(block.name in line for line in node.said))
 
 
-def test_a_deploy_whose_blocks_vanished_from_memory_brings_them_back(make_node):
+def test_a_deploy_loads_blocks_that_were_lost_from_memory(make_node):
     node = make_node()
     deploy(node, "f", Scale(3.0))
     large_block(node).unlink()
@@ -160,7 +160,7 @@ def test_a_deploy_whose_blocks_vanished_from_memory_brings_them_back(make_node):
     assert ask(node, "f") == [4.0] * 4
 
 
-def test_blocks_that_no_function_needs_leave_the_disk_unasked(make_node):
+def test_blocks_that_no_function_needs_are_removed_from_disk(make_node):
     node = make_node("--unneeded-keep-s", "0.5")
     block = b"needed by none"
     node.client.put_block(address_of(block), block)
@@ -170,7 +170,7 @@ def test_blocks_that_no_function_needs_leave_the_disk_unasked(make_node):
     assert node.client.missing([address_of(block)]) == [address_of(block)]
 
 
-def test_what_a_crash_left_of_an_upload_is_removed(make_node):
+def test_an_upload_left_by_a_crash_is_removed(make_node):
     node = make_node()
     node.stop()
     draft = node.data / "incoming" / f"{'0' * 64}.half"
@@ -179,7 +179,7 @@ def test_what_a_crash_left_of_an_upload_is_removed(make_node):
     assert not draft.exists()
 
 
-def test_a_full_host_store_refuses_clearly_and_disturbs_nobody(make_node):
+def test_a_full_host_store_refuses_a_load_and_affects_no_other_function(make_node):
     node = make_node("--host-bytes", "200KiB")
     deploy(node, "small", Scale(2.0))
     with pytest.raises(MachineError, match="needs? .*bytes"):
@@ -188,7 +188,7 @@ def test_a_full_host_store_refuses_clearly_and_disturbs_nobody(make_node):
     assert [function["name"] for function in node.client.functions()] == ["small"]
 
 
-def test_a_crash_in_native_code_is_told_by_its_signal_and_hurts_nobody_else(node: NodeProcess):
+def test_a_crash_in_native_code_is_reported_by_its_signal_and_affects_no_other_function(node: NodeProcess):
     # A deploy tries it on zeros.
     handler = (
         "import ctypes\n"

@@ -72,7 +72,7 @@ def test_descriptors_sent_to_the_node_are_not_kept(make_node):
     assert len(os.listdir(f"/proc/{node.process.pid}/fd")) <= before + 3
 
 
-def test_no_process_can_be_started_and_no_memory_taken_beside_the_limits(node: NodeProcess):
+def test_no_process_can_be_started_and_memory_is_limited(node: NodeProcess):
     handler = (
         "import mmap, os, subprocess, torch\n"
         "OUTPUTS = [{'name': 'did', 'datatype': 'BYTES', 'shape': [4]}]\n"
@@ -92,7 +92,7 @@ def test_no_process_can_be_started_and_no_memory_taken_beside_the_limits(node: N
     assert [bytes(item).split(b":")[0] for item in did] == [b"could not"] * 4
 
 
-def test_what_a_handler_prints_is_in_the_nodes_log_with_its_source(node: NodeProcess):
+def test_output_of_a_handler_is_in_the_nodes_log_with_its_source(node: NodeProcess):
     deploy(
         node, "talker", handler="def preprocess(inputs, state):\n    print('hello', flush=True)\n    return inputs\n"
     )
@@ -100,7 +100,7 @@ def test_what_a_handler_prints_is_in_the_nodes_log_with_its_source(node: NodePro
     wait_until(lambda: any("worker talker@1: hello" in line for line in node.said))
 
 
-def test_settings_beyond_reason_are_refused_and_leave_nothing(node: NodeProcess):
+def test_settings_out_of_range_are_refused_and_leave_nothing(node: NodeProcess):
     with pytest.raises(CallerError, match="memory_mib must be from 1 to"):
         deploy(node, "greedy", memory_mib=1 << 60)
     deploy(node, "greedy")
@@ -122,7 +122,7 @@ def test_sizes_outside_the_programs_range_are_refused_not_answered_wrong(node: N
         node.client.infer("turning", {"x": torch.ones(1, 4)})
 
 
-def test_a_handler_is_held_to_the_outputs_it_declared(node: NodeProcess):
+def test_outputs_that_a_handler_did_not_declare_are_refused(node: NodeProcess):
     handler = (
         "import torch\n"
         "OUTPUTS = [{'name': 'y', 'datatype': 'FP32', 'shape': ['batch', 4]}]\n"
@@ -139,7 +139,7 @@ def register_in_vain(url, manifest) -> None:
         client.register(manifest)
 
 
-def test_a_version_on_trial_when_the_daemon_dies_is_not_taken_for_proven(make_node):
+def test_a_version_on_trial_is_not_proven_when_the_daemon_dies(make_node):
     node = make_node()
     deploy(node, "f", Scale(2.0))
     made = export(Scale(5.0), {"x": torch.zeros(2, 4)})
@@ -156,7 +156,7 @@ def test_a_version_on_trial_when_the_daemon_dies_is_not_taken_for_proven(make_no
     assert ask(node, "f") == [3.0] * 4
 
 
-def test_a_restarted_node_gives_back_all_memory_of_what_is_removed(make_node):
+def test_a_restarted_node_releases_all_memory_of_removed_functions(make_node):
     node = make_node()
     deploy(node, "f", Scale(2.0))
     node.kill()
@@ -174,7 +174,7 @@ def test_a_block_too_large_for_a_program_is_not_read_as_one(node: NodeProcess):
         node.client.register(manifest)
 
 
-def test_more_than_a_worker_can_be_told_is_refused(node: NodeProcess):
+def test_a_function_beyond_the_message_limit_is_refused(node: NodeProcess):
     assets = {f"{number:06}{'a' * 120}": b"same" for number in range(PACKET_BYTES_MAX // 120)}
     with pytest.raises(TooLargeError, match="'many'"):
         deploy(node, "many", handler="def preprocess(inputs, state):\n    return inputs\n", assets=assets)

@@ -76,7 +76,7 @@ def attempt(node: NodeProcess, name: str, what: str) -> Exception | None:
 
 
 @pytest.mark.parametrize("way", ["heap", "buffers"])
-def test_a_greedy_worker_is_stopped_and_honest_ones_never_feel_it(make_node, way):
+def test_a_worker_that_takes_all_memory_is_stopped_without_effect_on_others(make_node, way):
     node = make_node("--memory-bytes", str(BOUND))
     honest = {f"honest-{factor}": [2.0 * factor + 1.0] * 4 for factor in range(3)}
     for factor, name in enumerate(honest):

@@ -48,7 +48,7 @@ def options_of(command: list[str]) -> dict[str, object]:
         return serve.make_context("serve", command[1:], parent=whole).params
 
 
-def test_the_unit_starts_a_node_as_it_can_be_started(unit):
+def test_the_unit_starts_a_node_with_valid_options(unit):
     command = shlex.split(unit["ExecStart"])
     options = options_of(command[1:])
     assert options["data"] == f"/var/lib/{unit['StateDirectory']}"
@@ -59,17 +59,17 @@ def test_the_unit_starts_a_node_as_it_can_be_started(unit):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+def test_systemd_verifies_the_unit(tmp_path):
     installed = UNIT.read_text().replace("/opt/overwinter/bin/overwinter", sys.executable)
     for text, found in ((installed, False), (installed.replace("KillMode=", "KilMode="), True)):
         place = tmp_path / UNIT.name
         place.write_text(text)
-        told = subprocess.run(["systemd-analyze", "verify", place], capture_output=True, text=True)
-        assert (UNIT.name in told.stdout + told.stderr) == found, told.stderr
+        result = subprocess.run(["systemd-analyze", "verify", place], capture_output=True, text=True)
+        assert (UNIT.name in result.stdout + result.stderr) == found, result.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and util-linux")
-def test_the_rights_that_the_unit_leaves_contain_workers_and_end_them(unit, make_node, monkeypatch):
+def test_the_units_permissions_suffice_to_sandbox_and_end_workers(unit, make_node, monkeypatch):
     rights = [f"+{name.removeprefix('CAP_').lower()}" for name in unit["CapabilityBoundingSet"].split()]
     limited = ["setpriv", f"--bounding-set={','.join(['-all', *rights])}", "--inh-caps=-all", "--no-new-privs"]
     run = subprocess.Popen
@@ -95,7 +95,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(words[0], words[2]) for line in lines if line.strip() and (words := line.partition(" "))]
 
 
-def test_the_dockerfile_copies_what_is_there_and_runs_as_an_ordinary_user():
+def test_the_dockerfile_copies_existing_files_and_runs_as_an_ordinary_user():
     found = instructions()
     known = "FROM ARG WORKDIR RUN COPY ENV VOLUME EXPOSE USER HEALTHCHECK STOPSIGNAL ENTRYPOINT CMD"
     assert {name for name, _ in found} <= set(known.split())
@@ -109,7 +109,7 @@ def test_the_dockerfile_copies_what_is_there_and_runs_as_an_ordinary_user():
     assert user not in ("root", "0")
 
 
-def test_the_container_has_the_cpu_build_that_is_pinned():
+def test_the_container_has_the_pinned_cpu_build():
     installs = [rest for name, rest in instructions() if name == "RUN" and "pip install" in rest]
     assert all("-c constraints.txt" in rest for rest in installs)
     assert installs[0].endswith(" torch")
@@ -118,7 +118,7 @@ def test_the_container_has_the_cpu_build_that_is_pinned():
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
-def test_the_container_starts_a_node_as_it_can_be_started(monkeypatch):
+def test_the_container_starts_a_node_with_valid_options(monkeypatch):
     found = dict(instructions())
     assert json.loads(found["ENTRYPOINT"]) == ["overwinter"]
     own = [pair.split("=", 1) for pair in found["ENV"].split() if pair.startswith("OVERWINTER_")]
@@ -141,10 +141,10 @@ def can_build() -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not can_build(), reason="needs a Docker daemon")
-def test_the_container_is_built_and_says_what_it_is(tmp_path):
+def test_the_container_is_built_and_prints_its_version(tmp_path):
     image = tmp_path / "image"
     build = ["docker", "build", "--iidfile", str(image), "-f", str(DOCKERFILE), str(ROOT)]
     subprocess.run(build, check=True)
     run = ["docker", "run", "--rm", image.read_text(), "doctor", "--json"]
-    told = json.loads(subprocess.run(run, capture_output=True, text=True).stdout)
-    assert [each["level"] for each in told if each["what"] == "PyTorch"] == ["ok"]
+    results = json.loads(subprocess.run(run, capture_output=True, text=True).stdout)
+    assert [each["level"] for each in results if each["what"] == "PyTorch"] == ["ok"]

@@ -92,7 +92,7 @@ def arrived(node: NodeProcess, name: str) -> int:
     return sum(step[1]["type"] == "Arrived" and step[1]["name"] == name for step in node.steps())
 
 
-def test_the_reference_client_takes_it_for_a_function(triton):
+def test_the_reference_client_uses_a_pipeline_as_a_function(triton):
     assert triton.is_model_ready("street")
     metadata = triton.get_model_metadata("street")
     version = metadata["versions"][0]
@@ -124,23 +124,23 @@ def test_load_wakes_all_its_functions(street, triton):
         triton.unload_model("street")
 
 
-def test_who_asks_why_is_sent_to_its_functions(street):
+def test_explain_refers_to_the_functions_of_the_pipeline(street):
     with pytest.raises(NotFoundError, match="'street' is a pipeline .* its functions: p-cars, p-detect, p-people"):
         street.client.explain("street")
 
 
-def test_it_is_told_in_the_metrics(street):
+def test_a_pipeline_is_in_the_metrics(street):
     street.client.infer("street", {"picture": PICTURE})
     assert 'pipeline_requests_total{outcome="answered",pipeline="street"}' in street.client.metrics()
 
 
-def test_both_classifiers_are_asked_before_either_answers(street):
+def test_both_classifiers_are_called_before_either_answers(street):
     before = len(street.steps())
     street.client.infer("street", {"picture": PICTURE})
-    told = [step[1] for step in street.steps()[before:]]
+    results = [step[1] for step in street.steps()[before:]]
     kinds = [
         event["name"] if event["type"] == "Arrived" else event["type"]
-        for event in told
+        for event in results
         if event["type"] in ("Arrived", "RunEnded")
     ]
     assert kinds == ["p-detect", "RunEnded", "p-cars", "p-people", "RunEnded", "RunEnded"]
@@ -156,7 +156,7 @@ def test_many_calls_get_their_own_answers(street):
     assert answers == [[b"%d" % (2 * number + 1)] * 2 for number in range(1, 33)]
 
 
-def test_one_deadline_holds_for_all_stages(street):
+def test_one_deadline_applies_to_all_stages(street):
     def call(wait_s: float, timeout_s: float):
         return street.client.infer("chain", {"x": [[1.0, wait_s, 1.0, 1.0]]}, timeout_s=timeout_s)["y"].tolist()
 
@@ -174,16 +174,16 @@ def test_one_deadline_holds_for_all_stages(street):
     assert event["deadline"] < now + 20.0
 
 
-def test_a_stages_error_is_the_pipelines(street):
+def test_an_error_of_a_stage_is_an_error_of_the_pipeline(street):
     with pytest.raises(
         OverwinterError, match="stage 'first' of pipeline 'chain': .*sleep length must be non-neg"
-    ) as told:
+    ) as result:
         street.client.infer("chain", {"x": [[1.0, -1.0, 1.0, 1.0]]})
-    with pytest.raises(type(told.value), match="sleep length"):
+    with pytest.raises(type(result.value), match="sleep length"):
         street.client.infer("p-slow", {"x": [[1.0, -1.0, 1.0, 1.0]]})
 
 
-def test_what_does_not_fit_is_refused_by_name(street):
+def test_mismatched_tensors_are_refused_by_name(street):
     def changed(**changes):
         return msgspec.structs.replace(CHAIN, name="never", **changes)
 
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_by_name(street):
         street.client.function("never")
 
 
-def test_functions_that_are_needed_stay_as_they_are(street):
+def test_functions_of_a_pipeline_cannot_be_removed_or_changed(street):
     with pytest.raises(ConflictError, match="stage 'detect' of pipeline 'street': .*remove pipeline 'street' first"):
         street.client.remove("p-detect")
     with pytest.raises(ConflictError, match="'detect:rows'.*remove pipeline 'street' first"):
@@ -220,7 +220,7 @@ def test_functions_that_are_needed_stay_as_they_are(street):
     assert street.client.ready("street")
 
 
-def test_pipelines_outlive_the_node_until_they_are_removed(make_node):
+def test_pipelines_survive_a_restart_until_they_are_removed(make_node):
     node = make_node()
     deploy(node, "p-slow", Scale(3.0), handler=SLOW)
     deploy(node, "p-double", Scale(2.0))

@@ -44,20 +44,20 @@ def shapes(profile):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_configuration_is_measured_in_a_process_of_its_own_and_told(make_node, name):
+def test_each_configuration_is_measured_in_a_separate_process_and_reported(make_node, name):
     node = make_node()
     upload(node, name, max_batch=4, concurrency=2)
-    told = []
-    profile = node.client.profile(name, progress=told.append)
+    results = []
+    profile = node.client.profile(name, progress=results.append)
     wanted = [(1, b, p) for p in (1, 2) for b in (1, 2, 4)]
     assert shapes(profile) == wanted
-    assert [(p.point.cores, p.point.batch, p.point.concurrency) for p in told if p.point] == wanted
+    assert [(p.point.cores, p.point.batch, p.point.concurrency) for p in results if p.point] == wanted
     assert all(point.latency_s > 0 and point.memory_bytes > 1 << 20 for point in profile.points)
-    pids = [each.pid for each in told if each.pid]
+    pids = [each.pid for each in results if each.pid]
     assert len(pids) == len(set(pids)) == len(wanted) + 3
     assert node.process.pid not in pids
-    assert [each.done for each in told] == sorted(each.done for each in told)
-    assert told[-1].done == told[-1].total == len(pids)
+    assert [each.done for each in results] == sorted(each.done for each in results)
+    assert results[-1].done == results[-1].total == len(pids)
     exported = exported_model(name)
     layers = exported.program.layers
     assert [layer.path for layer in profile.layers] == [layer.path for layer in layers]
@@ -75,7 +75,7 @@ def test_each_configuration_is_measured_in_a_process_of_its_own_and_told(make_no
     assert not set(pids) & set(node.children())
 
 
-def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
+def test_a_profile_is_used_for_every_variant_also_after_a_restart(make_node):
     node = make_node()
     program = upload(node, "mlp-a", max_batch=2)
     with pytest.raises(NotFoundError, match="overwinter profile mlp-a"):
@@ -93,9 +93,9 @@ def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
     assert [event["function"]["profile"]["points"] for event in restored[-2:]] == 2 * [
         [[p.cores, p.memory_bytes, p.batch, p.concurrency, p.latency_s] for p in measured.points]
     ]
-    told = []
-    assert node.client.profile("mlp-b", wanted=wanted, progress=told.append) == measured
-    assert [each.pid for each in told] == [None] * len(told)
+    results = []
+    assert node.client.profile("mlp-b", wanted=wanted, progress=results.append) == measured
+    assert [each.pid for each in results] == [None] * len(results)
     # A variant with a handler uses the program's profile until its own is measured; further measurements count for all.
     upload(node, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
     assert node.client.known_profile("mlp-c") == measured
@@ -103,13 +103,13 @@ def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
     assert shapes(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
     assert more.points[:2] == measured.points
     assert node.client.known_profile("mlp-a").points == more.points
-    told.clear()
-    again = node.client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=told.append)
-    assert len([each for each in told if each.pid]) == 1
+    results.clear()
+    again = node.client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=results.append)
+    assert len([each for each in results if each.pid]) == 1
     assert shapes(again) == shapes(more)
 
 
-def test_requests_that_come_meanwhile_are_all_answered(make_node):
+def test_requests_during_a_measurement_are_all_answered(make_node):
     node = make_node("--profile-share", "0.5")
     deploy(node, "served", max_batch=4, max_workers=1)
     upload(node, "vgg16")
@@ -134,7 +134,7 @@ def test_requests_that_come_meanwhile_are_all_answered(make_node):
     assert all(sorted(layer.latency_s) == [1] for layer in profile.layers)
 
 
-def test_a_client_that_leaves_ends_the_measurement_and_what_was_measured_stays(make_node):
+def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept(make_node):
     node = make_node()
     upload(node, "mlp", max_batch=64, concurrency=8)
 
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_ends_the_measurement_and_what_was_measured_stays(m
     assert shapes(node.client.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
 
 
-def test_who_measures_is_told_that_the_node_stops(make_node):
+def test_a_client_that_measures_is_told_that_the_node_stops(make_node):
     node = make_node("--drain-s", "0.2")
     upload(node, "mlp", max_batch=64, concurrency=8)
 
@@ -173,7 +173,7 @@ def answer(node: NodeProcess) -> tuple[int, ...]:
     return output.shape
 
 
-def test_a_measurement_on_deploy_goes_on_in_the_background(make_node):
+def test_a_measurement_on_deploy_runs_in_the_background(make_node):
     node = make_node("--profile-on-deploy")
     upload(node, "mlp", max_batch=2)
     node.wait_for("Profiled")
@@ -191,7 +191,7 @@ def test_a_node_that_stops_ends_its_measurements(make_node):
     assert not any("was not measured" in line for line in node.said)
 
 
-def test_service_corrects_what_was_measured(make_node):
+def test_service_times_correct_the_profile(make_node):
     node = make_node()
     program = upload(node, "mlp")
     measured = node.client.profile("mlp", wanted=Wanted(layers=False))
@@ -215,7 +215,7 @@ def test_service_corrects_what_was_measured(make_node):
     node.start()
 
 
-def test_what_cannot_be_measured_is_refused_with_the_reason(make_node):
+def test_an_impossible_measurement_is_refused_with_the_reason(make_node):
     node = make_node()
     upload(node, "mlp")
     with pytest.raises(NotFoundError, match="nothing"):

@@ -51,7 +51,7 @@ def after_passes(node: NodeProcess, count: int) -> Samples:
     return wait_until(lambda: (seen := Samples(node)).of("accounting_passes_total") >= goal and seen)
 
 
-def test_metrics_count_what_was_asked(node):
+def test_metrics_count_requests(node):
     seen = Samples(node)
     assert seen.of("requests_total", function="one", outcome="answered", error="") == 3
     assert seen.of("slo_requests_total", function="one") == seen.of("slo_met_total", function="one") == 3
@@ -66,11 +66,11 @@ def test_metrics_count_what_was_asked(node):
     assert seen.sum("requests_total", function="") == 0
 
 
-def test_every_name_is_documented_and_every_documented_name_is_there(node):
-    told = {line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")}
+def test_every_metric_is_documented_and_every_documented_metric_exists(node):
+    result = {line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")}
     lines = node.client.metrics().splitlines()
     named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {name for name in named if name.startswith("overwinter_")} == told
+    assert {name for name in named if name.startswith("overwinter_")} == result
 
 
 def test_bytes_agree_with_the_kernel(node):
@@ -84,7 +84,7 @@ def test_bytes_agree_with_the_kernel(node):
     assert 0 < private < pss
 
 
-def test_top_shows_the_active_first(node):
+def test_top_shows_active_functions_first(node):
     activity = node.client.activity()
     first = activity["functions"][0]
     assert (first["name"], first["state"], first["requests"], first["attainment"]) == ("one", "awake", 3, 1.0)
@@ -97,7 +97,7 @@ def test_top_shows_the_active_first(node):
     assert json.loads(shown.stdout)["functions"][0]["name"] == "one"
 
 
-def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
+def test_explain_shows_where_the_blocks_are_and_which_functions_share_them(node):
     explained = wait_until(lambda: (it := node.client.explain("one"))["workers"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
@@ -119,7 +119,7 @@ def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
         node.client.explain("none")
 
 
-def test_explain_tells_what_was_refused(node):
+def test_explain_shows_refusals(node):
     deploy(node, "slow")
     with pytest.raises(DeadlineError) as refused:
         ask(node, "slow", timeout_s=1e-6)
@@ -131,7 +131,7 @@ def test_explain_tells_what_was_refused(node):
     wait_until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
 
 
-def test_usage_is_of_each_tenant_and_outlives_the_node(tmp_path):
+def test_usage_is_recorded_by_tenant_and_survives_a_restart(tmp_path):
     node = NodeProcess(tmp_path / "used")
     try:
         deploy(node, "one", Scale(2.0))
@@ -156,7 +156,7 @@ def test_usage_is_of_each_tenant_and_outlives_the_node(tmp_path):
         node.clean()
 
 
-def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
+def test_a_truncated_block_is_reported_once_and_counted(tmp_path):
     # A verified block would be replaced before two checks have seen that it was truncated.
     node = NodeProcess(tmp_path / "cut", "--accounting-s", "0.05", "--verify-share", "0")
     try:
@@ -176,7 +176,7 @@ def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
         node.clean()
 
 
-def test_nothing_tells_that_another_tenant_keeps_the_same_blocks_in_memory(node):
+def test_nothing_reveals_that_another_tenant_has_the_same_blocks_in_memory(node):
     deploy(node, "copied", Scale(2.0), tenant="copier")
     with Client(node.url, tenant="copier") as copier:
         copier.unload("copied")

@@ -38,15 +38,15 @@ def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeP
         assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
 
 
-def test_idle_workers_stay_until_others_need_their_room(make_node):
+def test_idle_workers_stay_until_others_need_their_memory(make_node):
     node = make_node("--workers-max", "2")
     for factor in range(3):
         deploy(node, f"f{factor}", Scale(float(factor)), isolation="function")
     for factor in (0, 1, 2, 0, 2):
         assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
-    [told] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "reclaim"]
-    assert "place" in told["why"]
+    [results] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "reclaim"]
+    assert "place" in results["why"]
     # A full cache is normal, and is not logged.
     assert not any("others need" in line for line in node.said)
 
@@ -71,7 +71,7 @@ def test_concurrent_requests_share_runs_and_get_their_own_answers(node: NodeProc
     assert answers == [[2.0 * n + 1.0] * 4 for n in range(64)]
 
 
-def test_a_deploy_from_python_warns_of_a_size_that_it_narrowed(node: NodeProcess):
+def test_a_deploy_from_python_warns_of_a_narrowed_size(node: NodeProcess):
     class Paired(torch.nn.Module):
         def forward(self, x):
             return x if x.shape[0] > 1 else -x
@@ -86,7 +86,7 @@ def test_a_deploy_from_python_warns_of_a_size_that_it_narrowed(node: NodeProcess
         node.client.infer("paired", {"x": x[:1]})
 
 
-def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
+def test_a_second_deploy_sends_only_new_blocks(node: NodeProcess):
     first = deploy(node, "variant-a", Scale(13.0))
     again = deploy(node, "variant-b", Scale(13.0))
     sibling = deploy(node, "variant-c", Scale(14.0))
@@ -152,7 +152,7 @@ def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess
         wait_for_answer(node, "slow", 0.8, timeout_s=0.1)
 
 
-def test_unload_gives_memory_back_and_load_makes_it_ready(node: NodeProcess):
+def test_unload_releases_memory_and_load_makes_it_ready(node: NodeProcess):
     deploy(node, "loaded", Scale(77.0))
     before = node.stored_bytes()
     node.client.unload("loaded")
@@ -164,7 +164,7 @@ def test_unload_gives_memory_back_and_load_makes_it_ready(node: NodeProcess):
     assert ask(node, "loaded") == [78.0] * 4
 
 
-def test_a_load_under_way_hears_of_an_unload(node: NodeProcess):
+def test_an_unload_ends_a_load_in_progress(node: NodeProcess):
     deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(1.0)\n{SLOW}")
     node.client.unload("slow-to-wake")
     with Client(node.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -177,7 +177,7 @@ def test_a_load_under_way_hears_of_an_unload(node: NodeProcess):
     assert ask(node, "slow-to-wake", 0.0) == [1.0] * 4
 
 
-def test_removal_leaves_nothing_and_names_are_not_found_any_more(node: NodeProcess):
+def test_removal_leaves_nothing_and_names_are_not_found_afterwards(node: NodeProcess):
     deploy(node, "gone", Scale(99.0))
     node.client.remove("gone")
     with pytest.raises(NotFoundError, match="'gone'"):
@@ -186,7 +186,7 @@ def test_removal_leaves_nothing_and_names_are_not_found_any_more(node: NodeProce
     assert node.client.function("gone")["version"] == 2
 
 
-def test_what_a_program_cannot_run_is_the_callers_error_and_hurts_nobody(node: NodeProcess):
+def test_an_input_that_a_program_cannot_run_is_the_callers_error_and_affects_no_other_request(node: NodeProcess):
     table = torch.nn.Embedding(10, 4).requires_grad_(False).eval()
     exported = export(table, {"input": torch.zeros(2, 3, dtype=torch.int64)})
     package("embedding", exported.program, exported.weights).upload(node.client)

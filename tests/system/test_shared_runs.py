@@ -77,7 +77,7 @@ def shared(node: NodeProcess) -> list[dict]:
     return [run for run in actions(node, "Run") if len(set(run.get("functions", ()))) > 1]
 
 
-def test_people_see_who_shares_runs_and_what_each_paid(node):
+def test_the_cli_shows_shared_runs_and_their_costs(node):
     with together(node, {1: 0.0, 2: 0.6, 3: 0.0}) as answers:
         wait_until(lambda: state(node, "running") == 3)
         [worker] = [each for each in node.client.explain("v3")["workers"] if each["runs"]]
@@ -85,13 +85,13 @@ def test_people_see_who_shares_runs_and_what_each_paid(node):
         assert doing == {f"v{number}@1": ("running", 1, 1) for number in (1, 2, 3)}
         assert (worker["runs"], worker["requests"]) == (1, 3)
     assert all(answer.result() for answer in answers.values())
-    told = {number: node.client.explain(f"v{number}")["shared"] for number in (1, 2, 3)}
-    assert [(each["runs"], each["requests"]) for each in told.values()] == [(1, 1)] * 3
-    assert [each["all_runs"] for each in told.values()] == [3, 2, 2]
-    assert told[2]["beside"] == {"v1": 1, "v3": 1}
-    assert told[1]["whole_core_s"] > 0.6
-    assert sum(each["core_s"] for each in told.values()) == pytest.approx(told[1]["whole_core_s"])
-    assert told[1]["core_s"] == pytest.approx(told[2]["core_s"])
+    results = {number: node.client.explain(f"v{number}")["shared"] for number in (1, 2, 3)}
+    assert [(each["runs"], each["requests"]) for each in results.values()] == [(1, 1)] * 3
+    assert [each["all_runs"] for each in results.values()] == [3, 2, 2]
+    assert results[2]["shared_with"] == {"v1": 1, "v3": 1}
+    assert results[1]["whole_core_s"] > 0.6
+    assert sum(each["core_s"] for each in results.values()) == pytest.approx(results[1]["whole_core_s"])
+    assert results[1]["core_s"] == pytest.approx(results[2]["core_s"])
     busy = {each["name"]: each["shared"] for each in node.client.activity()["functions"]}
     assert busy == {"v1": pytest.approx(1 / 3), "v2": 0.5, "v3": 0.5}
     assert 'overwinter_shared_runs_total{function="v2"} 1.0' in node.client.metrics()
@@ -99,11 +99,11 @@ def test_people_see_who_shares_runs_and_what_each_paid(node):
     assert "1 of 2, 1 of 2 requests" in shown.stdout
     # The billed times add up to the time of the runs, whichever function led them.
     used = {each["function"]: each["core_ms"] for each in node.client.usage()}
-    assert used["v2"] >= told[2]["core_s"] * 1000 * 0.99
+    assert used["v2"] >= results[2]["core_s"] * 1000 * 0.99
 
 
 @pytest.mark.parametrize("moods", [(FAILS, KILLS), (HANGS,)])
-def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_retry(node, moods):
+def test_a_failure_death_or_hang_in_a_shared_run_costs_others_at_most_one_retry(node, moods):
     for number, mood in enumerate(moods, 1):
         with together(node, {2: mood, 1: 0.0, 3: 0.0}) as answers:
             pass
@@ -117,7 +117,7 @@ def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_
     assert near(node, 3)
 
 
-def test_who_goes_while_a_shared_run_is_under_way_takes_nobody_with_it(node):
+def test_a_function_or_caller_that_leaves_during_a_shared_run_affects_no_other(node):
     """One function is removed, one updated, and the caller of one disconnects: the others get their answers."""
     with together(node, {1: 0.8, 3: 0.0, 2: 0.0}) as answers:
         caller = http.client.HTTPConnection(node.url.removeprefix("http://"))

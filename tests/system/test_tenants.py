@@ -23,7 +23,7 @@ def never(node: NodeProcess, name: str) -> None:
         ask(node, name)
 
 
-def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_removed(make_node):
+def test_sleeping_handlers_delay_no_other_tenant_and_end_when_they_are_removed(make_node):
     node = make_node("--workers-max", "16", "--drain-timeout-s", "1")
     deploy(node, "well", tenant="well")
     names = [f"sleeper{number}" for number in range(SLEEPERS)]

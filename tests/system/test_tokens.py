@@ -103,7 +103,7 @@ def tried(tenants: Tenants, calls: list[tuple[str, str, object]]) -> list[tuple[
     return [(answer.status_code, answer.text) for answer in answers]
 
 
-def test_another_tenant_s_things_are_as_if_they_did_not_exist(tenants: Tenants) -> None:
+def test_functions_of_another_tenant_appear_not_to_exist(tenants: Tenants) -> None:
     theirs = tried(tenants, attempts(("vault", "chain", "alice..vault")))
     nobodys = tried(tenants, attempts(("empty", "other", "alice..empty")))
     assert len(theirs) == 60
@@ -115,7 +115,7 @@ def test_another_tenant_s_things_are_as_if_they_did_not_exist(tenants: Tenants) 
 
 
 @pytest.mark.parametrize("header", ["alice", "ops", "nobody"])
-def test_no_header_makes_a_token_another_tenant_s(tenants: Tenants, header: str) -> None:
+def test_no_header_changes_the_tenant_of_a_token(tenants: Tenants, header: str) -> None:
     with httpx.Client(base_url=tenants.node.url, trust_env=False) as http:
         headers = {"authorization": f"Bearer {tenants.tokens['bob']}", "overwinter-tenant": header}
         answers = [
@@ -124,8 +124,8 @@ def test_no_header_makes_a_token_another_tenant_s(tenants: Tenants, header: str)
     assert {answer.status_code for answer in answers} == {403}
 
 
-def test_nothing_that_is_told_to_one_names_what_the_other_has(tenants: Tenants) -> None:
-    told = {
+def test_no_answer_names_functions_of_another_tenant(tenants: Tenants) -> None:
+    results = {
         "functions": tenants.bob.functions(),
         "pipelines": tenants.bob.pipelines(),
         "activity": tenants.bob.activity(),
@@ -136,17 +136,17 @@ def test_nothing_that_is_told_to_one_names_what_the_other_has(tenants: Tenants) 
     }
     for path in ("/v2/models", "/v2/repository/index"):
         method = "POST" if path.endswith("index") else "GET"
-        told[path] = tried(tenants, [(method, path, None)])
+        results[path] = tried(tenants, [(method, path, None)])
     named = {
-        what: [word for word in ("alice", "vault", "chain", "ops") if word in str(it)] for what, it in told.items()
+        what: [word for word in ("alice", "vault", "chain", "ops") if word in str(it)] for what, it in results.items()
     }
-    assert named == {what: [] for what in told}
-    assert told["usage of the other"] == told["usage of nobody"] == []
-    assert all("bobs" in str(told[what]) for what in ("functions", "activity", "usage", "metrics", "/v2/models"))
-    assert "bob.." not in str(told)
+    assert named == {what: [] for what in results}
+    assert results["usage of the other"] == results["usage of nobody"] == []
+    assert all("bobs" in str(results[what]) for what in ("functions", "activity", "usage", "metrics", "/v2/models"))
+    assert "bob.." not in str(results)
 
 
-def test_what_is_told_does_not_depend_on_what_others_have(tenants: Tenants) -> None:
+def test_answers_do_not_depend_on_functions_of_other_tenants(tenants: Tenants) -> None:
     """Bytes that are reported as shared, or billed in part, would reveal which tenants have the same weights."""
     [used] = tenants.bob.usage()
     assert (used["disk_byte_s"], used["host_byte_s"]) == (None, None)
@@ -157,7 +157,7 @@ def test_what_is_told_does_not_depend_on_what_others_have(tenants: Tenants) -> N
     assert "overwinter_workers" not in tenants.bob.metrics()
 
 
-def test_blocks_of_the_other_are_missing_and_cannot_be_named(tenants: Tenants) -> None:
+def test_blocks_of_another_tenant_are_missing_and_cannot_be_used(tenants: Tenants) -> None:
     assert tenants.secret
     nobodys = ["ab" * 32, *tenants.secret]
     assert tenants.bob.missing(nobodys) == nobodys
@@ -172,7 +172,7 @@ def test_blocks_of_the_other_are_missing_and_cannot_be_named(tenants: Tenants) -
     assert tried(tenants, [("POST", "/overwinter/v1/functions", msgspec.to_builtins(claimed))])[0][0] == 403
 
 
-def test_a_pipeline_calls_nothing_of_the_other(tenants: Tenants) -> None:
+def test_a_pipeline_calls_no_function_of_another_tenant(tenants: Tenants) -> None:
     calls = [
         ("POST", "/overwinter/v1/pipelines", msgspec.to_builtins(pipeline("steal", name))) for name in ("vault", "no")
     ]
@@ -183,7 +183,7 @@ def test_a_pipeline_calls_nothing_of_the_other(tenants: Tenants) -> None:
     assert tried(tenants, [("POST", "/overwinter/v1/pipelines", qualified)])[0][0] == 404
 
 
-def test_both_may_have_a_function_of_one_name(tenants: Tenants) -> None:
+def test_both_tenants_may_have_a_function_of_the_same_name(tenants: Tenants) -> None:
     made("vault", 5.0).upload(tenants.bob)
     try:
         for client, value in ((tenants.alice, 4.0), (tenants.bob, 6.0)):
@@ -198,7 +198,7 @@ def test_both_may_have_a_function_of_one_name(tenants: Tenants) -> None:
     assert tenants.alice.infer("chain", {"x": torch.ones(1, 4)})["y"].tolist() == [[4.0] * 4]
 
 
-def test_a_tenant_does_with_its_own_what_it_did_without_tokens(tenants: Tenants) -> None:
+def test_a_tenant_manages_functions_that_it_deployed_without_tokens(tenants: Tenants) -> None:
     profile = tenants.bob.profile("bobs", wanted=Wanted(cores=(1,), batches=(1,), layers=False))
     assert tenants.bob.known_profile("bobs").points == profile.points
     tenants.bob.unload("bobs")
@@ -240,7 +240,7 @@ def test_the_reference_client_works_with_a_token(tenants: Tenants) -> None:
         assert client.get_model_metadata("bobs", headers=headers)["name"] == "bobs"
 
 
-def test_what_was_changed_is_written_down(tenants: Tenants) -> None:
+def test_changes_are_in_the_audit_log(tenants: Tenants) -> None:
     lines = [json.loads(line) for line in (tenants.node.data / "audit.jsonl").read_text().splitlines()]
     seen = {(line["tenant"], line["method"], line["path"], line["status"]) for line in lines}
     assert ("alice", "POST", "/overwinter/v1/functions", 201) in seen

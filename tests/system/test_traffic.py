@@ -36,7 +36,7 @@ def answered(node: NodeProcess, name: str, count: int) -> Counter[float]:
     return Counter(ask(node, name)[0] for _ in range(count))
 
 
-def test_a_promotion_stays_when_a_version_is_deployed_and_over_a_restart(make_node):
+def test_a_promotion_survives_a_deploy_and_a_restart(make_node):
     node = make_node()
     versions(node, "f", 2.0, 3.0)
     assert (ask(node, "f"), traffic(node, "f")) == ([4.0] * 4, {1: 0, 2: 100})
@@ -55,16 +55,16 @@ def test_a_promotion_stays_when_a_version_is_deployed_and_over_a_restart(make_no
     assert ask(node, "f") == [8.0] * 4
 
 
-def test_a_split_is_exact_told_by_version_and_replays(make_node):
+def test_a_split_is_exact_reported_by_version_and_replayed(make_node):
     node = make_node()
     versions(node, "f", 2.0, 3.0)
     node.client.set_traffic("f", {1: 90, 2: 10})
     assert answered(node, "f", 100) == {3.0: 90, 4.0: 10}
     assert traffic(node, "f") == {1: 90, 2: 10}
-    told = node.client.metrics()
+    result = node.client.metrics()
     for version, count in ((1, 90), (2, 10)):
         labels = f'error="",function="f",outcome="answered",version="{version}"'
-        assert f"overwinter_version_requests_total{{{labels}}} {count}.0" in told
+        assert f"overwinter_version_requests_total{{{labels}}} {count}.0" in result
         explained = node.client.explain("f", version)
         assert (explained["answered"], explained["refused"]) == (count, 0)
     node.client.set_traffic("f", {2: 100})
@@ -88,7 +88,7 @@ def test_a_promotion_loses_no_request(node: NodeProcess):
     assert set(answers) == {3.0, 6.0}
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(node: NodeProcess):
+def test_an_invalid_split_is_refused_and_changes_nothing(node: NodeProcess):
     versions(node, "traffic-split", 2.0, 3.0)
     deploy(node, "traffic-split", Two())
     node.client.set_traffic("traffic-split", {1: 90, 2: 10})
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(node: NodeProcess):
     assert (ask(node, "traffic-split"), traffic(node, "traffic-split")) == ([8.0] * 4, {4: 100})
 
 
-def test_a_pipeline_goes_on_fitting(node: NodeProcess):
+def test_a_split_cannot_break_a_pipeline(node: NodeProcess):
     versions(node, "traffic-stage", 2.0)
     stages = {"only": Stage(function="traffic-stage", inputs={"x": "input:x"})}
     node.client.deploy_pipeline(Pipeline(name="traffic-passes", inputs=("x",), stages=stages, outputs={"y": "only:y"}))
@@ -128,7 +128,7 @@ def test_a_pipeline_goes_on_fitting(node: NodeProcess):
     node.client.remove("traffic-passes")
 
 
-def test_a_function_that_was_unloaded_is_loaded_in_all_versions_that_have_a_share(node: NodeProcess):
+def test_load_loads_all_versions_that_have_a_share(node: NodeProcess):
     versions(node, "traffic-loaded", 2.0, 3.0)
     node.client.set_traffic("traffic-loaded", {1: 50, 2: 50})
     node.client.unload("traffic-loaded")
@@ -137,7 +137,7 @@ def test_a_function_that_was_unloaded_is_loaded_in_all_versions_that_have_a_shar
     assert answered(node, "traffic-loaded", 4) == {3.0: 2, 4.0: 2}
 
 
-def test_it_needs_the_scope_deploy_and_is_written_down(make_node):
+def test_a_split_needs_the_scope_deploy_and_is_in_the_audit_log(make_node):
     node = make_node()
     versions(node, "f", 2.0, 3.0)
     file = TokenFile(node.data)

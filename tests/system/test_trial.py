@@ -40,19 +40,19 @@ def test_a_handler_that_cannot_be_called_is_refused(node: NodeProcess):
     assert is_gone(node, "uncallable")
 
 
-def test_a_handler_that_fails_on_what_is_made_up_is_deployed_with_a_warning(node: NodeProcess):
+def test_a_handler_that_fails_on_a_generated_request_is_deployed_with_a_warning(node: NodeProcess):
     made = deploy(node, "doubted", READS)
     assert "could not convert" in made.warning
     assert "--sample" in made.warning
     assert node.client.infer("doubted", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
 
 
-def test_a_sample_dispels_the_doubt(node: NodeProcess):
+def test_a_sample_replaces_the_generated_request(node: NodeProcess):
     assert deploy(node, "proved", READS, {"row": ["1,2,3,4"]}, {"row": [b"0,0,0,0"]}).warning == ""
     assert node.client.infer("proved", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
 
 
-def test_a_sample_that_is_not_answered_refuses(node: NodeProcess):
+def test_a_sample_that_is_not_answered_refuses_the_deploy(node: NodeProcess):
     with pytest.raises(CallerError, match="sample 2.*must be 4"):
         deploy(node, "refused", READS, {"row": ["1,2,3,4"]}, {"row": ["1,2,3"]})
     assert is_gone(node, "refused")

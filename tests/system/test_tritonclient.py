@@ -73,7 +73,7 @@ def test_index_unload_and_load(triton):
     assert states()["triton-plain"] == "READY"
 
 
-def test_errors_are_the_nodes_words(triton):
+def test_errors_have_the_nodes_message(triton):
     tensor = http.InferInput("x", [1, 5], "FP32")
     tensor.set_data_from_numpy(numpy.zeros((1, 5), dtype=numpy.float32))
     with pytest.raises(InferenceServerException, match=r"shape \[1, 5\]"):

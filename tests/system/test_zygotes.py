@@ -97,7 +97,7 @@ def words() -> list[bytes]:
     return [marker(tenant).encode() for tenant in TENANTS]
 
 
-def test_no_process_with_rights_holds_a_program_or_a_weight(node: NodeProcess, zygotes):
+def test_no_privileged_process_holds_a_program_or_a_weight(node: NodeProcess, zygotes):
     uncontained = [pid for pid in (node.process.pid, *zygotes) if status(pid)["Seccomp"] == "0"]
     assert uncontained == [node.process.pid, zygotes[0]]
     base = zygotes[0]
@@ -107,7 +107,7 @@ def test_no_process_with_rights_holds_a_program_or_a_weight(node: NodeProcess, z
     assert [link for link in links if "memfd" in link or str(node.shm) in link] == []
 
 
-def test_a_tenants_zygote_is_contained_as_its_workers_are(node: NodeProcess, zygotes):
+def test_a_tenants_zygote_has_the_sandbox_of_its_workers(node: NodeProcess, zygotes):
     for pid in zygotes[1:]:
         its = status(pid)
         assert (its["Seccomp"], its["NoNewPrivs"]) == ("2", "1")

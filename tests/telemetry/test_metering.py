@@ -54,7 +54,7 @@ def test_a_life_is_billed_once_however_often_it_is_written_down(ledger, flushes)
     for written in (False, True):
         if written:
             meter.flush(20.0, DAY)
-            assert statistics.left == []
+            assert statistics.removed_tallies == []
         f, g = meter.usage(None, 20.0, DAY)
         assert (f.tenant, f.function, f.requests, f.since) == ("t", "f", 1, "1970-01-02")
         assert f.core_ms == pytest.approx(6000)
@@ -88,7 +88,7 @@ def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
     meter.flush(12.0, DAY)
     assert len(said) == 1
     assert "broken.sqlite" in said[0]
-    assert len(statistics.left) == 1
+    assert len(statistics.removed_tallies) == 1
     meter = Meter(statistics, ledger, said.append)
     meter.flush(13.0, DAY)
     assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000
@@ -98,8 +98,8 @@ def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(ledger
     statistics = Statistics()
     for now, event, *actions in SHARED:
         statistics.observe(now, event, actions)
-    told = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
-    assert {each.function: each.core_ms for each in told} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}
+    results = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
+    assert {each.function: each.core_ms for each in results} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}
 
 
 TRIED = (

@@ -109,10 +109,10 @@ def test_counts_are_what_happened(seen):
 def test_versions_are_told_apart_where_there_are_several(seen):
     assert not [name for name, *_ in seen if name.startswith("version_")]
     seen = samples_of(rendered(*SPLIT))
-    told = {
+    result = {
         (labels[-1], *labels[:-1]): value for (name, *labels), value in seen.items() if name == "version_requests_total"
     }
-    assert told == {
+    assert result == {
         ("version=1", "error=", "function=f", "outcome=answered"): 1,
         ("version=2", "error=OverloadedError", "function=f", "outcome=refused"): 1,
     }
@@ -154,12 +154,12 @@ def test_histograms_are_cumulative_and_end_with_their_count(seen):
 def test_the_docs_tell_every_name_its_kind_and_its_labels():
     text = rendered(*SPLIT, pipelines=[passed()]).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    told = {
+    result = {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
         for name, kind, labels, meaning in ROW.findall(DOCS.read_text())
     }
-    assert set(told) == {name for name in families if name.startswith("overwinter_")}
-    for name, (kind, labels, meaning) in told.items():
+    assert set(result) == {name for name in families if name.startswith("overwinter_")}
+    for name, (kind, labels, meaning) in result.items():
         assert (families[name].type, families[name].documentation) == (kind, meaning)
         for sample in families[name].samples:
             assert set(sample.labels) - {"le"} == labels

@@ -21,7 +21,7 @@ from overwinter.core.events import (
 )
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.latency import WORKER_BYTES
-from overwinter.telemetry.statistics import RECENT, TOLD, Statistics
+from overwinter.telemetry.statistics import ANSWERS_KEPT, RECORDS_KEPT, Statistics
 from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import World, spec
 
@@ -73,7 +73,7 @@ class Watched(AnyOrder):
         if not hasattr(self, "_world"):
             return
         seen, answers = self.statistics, list(self.world.answers.values())
-        tallies = [seen.nobody, *seen.tallies.values(), *seen.left]
+        tallies = [seen.unknown, *seen.tallies.values(), *seen.removed_tallies]
         assert sum(tally.requests for tally in tallies) == self.world.next_request
         assert sum(tally.answered for tally in tallies) == sum(isinstance(answer, Reply) for answer in answers)
         assert sum(tally.refused.total() for tally in tallies) == sum(isinstance(each, Refuse) for each in answers)
@@ -107,7 +107,7 @@ def test_a_request_is_followed_to_its_answer():
     assert (tally.wait_s, tally.runs, tally.batched, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
     assert (tally.loaded_bytes, tally.started, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
     assert list(tally.recent) == [(3.5, 2.5)]
-    assert [(told.what, told.why) for told in tally.refusals] == [("HandlerError", "bad")]
+    assert [(result.what, result.why) for result in tally.refusals] == [("HandlerError", "bad")]
     [histogram] = tally.durations.values()
     assert (sum(histogram.counts), histogram.total, histogram.counts[histogram.bounds.index(2.5)]) == (1, 2.5, 1)
     assert (sum(seen.waits.counts), sum(seen.batches.counts), seen.batches.total) == (2, 1, 2.0)
@@ -148,7 +148,7 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
         for name, tally in seen.tallies.items()
     }
     assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
-    assert {name: list(tally.beside) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
+    assert {name: list(tally.shared_with) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
     # The usual time of a run in a worker is reported for each of its functions, whichever led the run.
     assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
     assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
@@ -172,17 +172,25 @@ def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():
 def test_names_that_nobody_deployed_make_no_tally_of_their_own():
     seen = read(*((0.0, Arrived(n, f"invented-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(50)))
     assert seen.tallies == {}
-    assert (seen.nobody.requests, seen.nobody.refused, len(seen.nobody.refusals)) == (50, {"NotFoundError": 50}, TOLD)
+    assert (seen.unknown.requests, seen.unknown.refused, len(seen.unknown.refusals)) == (
+        50,
+        {"NotFoundError": 50},
+        RECORDS_KEPT,
+    )
 
 
 def test_what_is_remembered_is_bounded():
     seen = read((0.0, Deployed(spec("f"), resident=True)), (0.0, MemoryPressure(9)), (0.0, ZygoteLost()))
-    for n in range(2 * RECENT):
+    for n in range(2 * ANSWERS_KEPT):
         actions = [Explanation("f@1", "wait", str(n)), Reply(n, "f@1", "warm")]
         seen.observe(float(n), Arrived(n, "f", None, None), actions)
     tally = seen.tallies["f"]
-    assert (len(tally.recent), len(tally.decisions), tally.decisions[-1].why) == (RECENT, TOLD, str(2 * RECENT - 1))
-    assert (seen.pressed, seen.zygotes_lost, seen.decided) == (1, 1, {"wait": 2 * RECENT})
+    assert (len(tally.recent), len(tally.decisions), tally.decisions[-1].why) == (
+        ANSWERS_KEPT,
+        RECORDS_KEPT,
+        str(2 * ANSWERS_KEPT - 1),
+    )
+    assert (seen.pressure_events, seen.zygotes_lost, seen.decision_counts) == (1, 1, {"wait": 2 * ANSWERS_KEPT})
 
 
 def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
@@ -201,8 +209,8 @@ def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
 def test_an_eviction_is_counted_and_explained():
     seen = read((0.0, Deployed(spec("f"), resident=True)), (4.0, ZygoteLost(), Evict("f@1", "room")))
     tally = seen.tallies["f"]
-    assert (tally.evictions, [(told.what, told.why) for told in tally.decisions]) == (1, [("evict", "room")])
-    assert seen.decided == {"evict": 1}
+    assert (tally.evictions, [(result.what, result.why) for result in tally.decisions]) == (1, [("evict", "room")])
+    assert seen.decision_counts == {"evict": 1}
 
 
 @pytest.mark.parametrize("gone", [Removed("f@1"), Evict("f@1", "room")])
@@ -213,7 +221,7 @@ def test_what_was_held_is_owed_by_equal_parts(gone):
         (4.0, gone) if isinstance(gone, Removed) else (4.0, ZygoteLost(), gone),
     ]
     seen = read(*steps)
-    [tally] = seen.left or [seen.tallies["f"]]
+    [tally] = seen.removed_tallies or [seen.tallies["f"]]
     assert tally.host_byte_s == 4 * (10 / 2 + 20)
     assert seen.store("").owed("g@1", 5.0) == 4 * 5 + 10
     assert seen.released_bytes[""] == 20

@@ -46,10 +46,10 @@ print(own_kib() - before)
 def told_kib(code: str) -> int:
     """Run this code in a process, and return the number of KiB that it prints."""
     environment = {**os.environ, **ZYGOTE_ENVIRONMENT}
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", COUNTS + code], capture_output=True, check=True, text=True, env=environment
     )
-    return int(told.stdout)
+    return int(result.stdout)
 
 
 def test_the_end_of_a_heap_of_huge_pages_is_given_back():

@@ -26,9 +26,9 @@ def test_a_library_that_breaks_is_told_of_and_one_that_is_not_installed_is_not(t
     (tmp_path / "broken_ahead.py").write_text("raise ValueError('made for another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "OWN", ("broken_ahead", "not_installed_ahead"))
-    told = [each for each in libraries.import_ahead(["no_such_ahead"]) if "threads" not in each]
-    assert ["made for another version" in each for each in told] == [True, False]
-    assert "no_such_ahead" in told[1]
+    results = [each for each in libraries.import_ahead(["no_such_ahead"]) if "threads" not in each]
+    assert ["made for another version" in each for each in results] == [True, False]
+    assert "no_such_ahead" in results[1]
 
 
 @pytest.mark.parametrize("error", ["SystemExit(1)", "RuntimeError('no')"])

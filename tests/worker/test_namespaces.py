@@ -66,8 +66,8 @@ def started(code: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    [told, _] = started(SEE, str(tmp_path_factory.mktemp("outside"))).communicate()
-    found = json.loads(told)
+    [result, _] = started(SEE, str(tmp_path_factory.mktemp("outside"))).communicate()
+    found = json.loads(result)
     if "process" not in found:
         pytest.skip(found["missing"][0])
     return found

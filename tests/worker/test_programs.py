@@ -53,9 +53,9 @@ def test_a_warm_up_leaves_no_holes_in_the_heap_that_is_forked():
     wanted = msgspec.msgpack.encode(Prepare(deployed.load(bare=True), deployed.bind(bare=True)))
     for fd in fds:
         os.lseek(fd, 0, os.SEEK_SET)
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PREPARES, *map(str, fds)], input=wanted, pass_fds=fds, capture_output=True, check=True
     )
-    ready, holes = map(int, told.stdout.split())
-    assert ready == 1, told.stderr
+    ready, holes = map(int, result.stdout.split())
+    assert ready == 1, result.stderr
     assert holes < 1 << 20

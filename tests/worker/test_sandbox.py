@@ -10,9 +10,9 @@ from overwinter.worker.sandbox import uid_of
 CODE = """
 import sys
 sys.path.append(sys.argv[1])
-from overwinter.worker.sandbox import Limits, Shelter
-shelter = Shelter()
-shelter.close_in(None, Limits(4 << 30, 1 << 30, 1 << 20), [])
+from overwinter.worker.sandbox import WorkerLimits, Sandbox
+box = Sandbox()
+box.close_in(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [])
 import package_of_a_user
 print(package_of_a_user.answer)
 """
@@ -28,7 +28,7 @@ def test_packages_outside_of_pythons_directory_can_be_imported(tmp_path):
 
 STAGES = """
 import json, os, resource
-from overwinter.worker.sandbox import Limits, Shelter, uid_of
+from overwinter.worker.sandbox import WorkerLimits, Sandbox, uid_of
 
 def attempt(step):
     try:
@@ -55,11 +55,11 @@ def tell():
         "user": os.getuid(),
     }), flush=True)
 
-shelter = Shelter()
-shelter.close_in_zygote(uid_of(1), Limits(1 << 44, 1 << 30, 1 << 20), [])
+box = Sandbox()
+box.close_in_zygote(uid_of(1), WorkerLimits(1 << 44, 1 << 30, 1 << 20), [])
 tell()
 if os.fork() == 0:
-    shelter.close_in(None, Limits(1 << 30, 1 << 30, 1 << 20), [])
+    box.close_in(None, WorkerLimits(1 << 30, 1 << 30, 1 << 20), [])
     tell()
     os._exit(0)
 os.wait()

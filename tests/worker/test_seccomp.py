@@ -68,13 +68,13 @@ def test_a_worker_makes_threads_and_no_processes_or_namespaces(machine):
 
 PROBE = """
 import ctypes, errno, json, mmap, os, platform, resource, signal, sys, threading
-from overwinter.worker.sandbox import Limits, Shelter
+from overwinter.worker.sandbox import WorkerLimits, Sandbox
 
 libc = ctypes.CDLL(None, use_errno=True)
 place = ctypes.create_string_buffer(4096)
 arm = platform.machine() == "aarch64"
 log = os.dup(1)
-missing = Shelter().close_in(None, Limits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+missing = Sandbox().close_in(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
 if any("not filtered" in lack for lack in missing):
     # What follows would be done, and to the tests themselves.
     print(json.dumps({"missing": missing}))
@@ -178,7 +178,7 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
@@ -187,13 +187,13 @@ def told():
     return found
 
 
-def test_a_worker_is_refused_what_reaches_others_or_escapes_its_limits(told):
-    did = {what: said for what, said in told["refused"].items() if said not in ("EPERM", "ENOSYS")}
+def test_a_worker_is_refused_what_reaches_others_or_escapes_its_limits(reported):
+    did = {what: said for what, said in reported["refused"].items() if said not in ("EPERM", "ENOSYS")}
     assert did == {}
 
 
-def test_a_worker_may_do_what_libraries_need(told):
-    assert set(told["allowed"].values()) == {"done"}
+def test_a_worker_may_do_what_libraries_need(reported):
+    assert set(reported["allowed"].values()) == {"done"}
 
 
 def test_a_handler_that_aborts_ends_by_its_own_signal():

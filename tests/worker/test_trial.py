@@ -70,9 +70,9 @@ FAULTS = {
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
 def test_what_fails_on_a_request_made_up_is_told_with_the_way_out(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
-    told = trial.doubts(made, made.program.inputs)
-    assert words in told.encode().decode()
-    assert "--sample" in told
+    result = trial.doubts(made, made.program.inputs)
+    assert words in result.encode().decode()
+    assert "--sample" in result
 
 
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())

@@ -37,7 +37,7 @@ def test_an_answer_is_bounded_in_elements_and_bytes():
         encode_outputs({"y": wide, "z": wide, "one": torch.zeros(1)})
 
 
-def test_elements_of_bytes_are_counted_over_all_outputs() -> None:
+def test_elements_of_type_bytes_are_counted_over_all_outputs() -> None:
     half = [b""] * (ELEMENTS_MAX // 2)
     assert len(encode_outputs({"y": half, "z": half})) == 2
     with pytest.raises(HandlerError, match=str(ELEMENTS_MAX + 1)):

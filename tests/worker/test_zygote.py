@@ -14,8 +14,8 @@ from overwinter.worker.messages import ForkWorker, ForkZygote, ToZygote
 
 here, there = pair()
 here.close()
-shelter = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
-means = zygote.Means(Channel(there, ToZygote), None, shelter, None)
+box = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
+means = zygote.Means(Channel(there, ToZygote), None, box, None)
 """
 FORKS = {
     "worker": "zygote._run_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",

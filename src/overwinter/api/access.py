@@ -46,9 +46,9 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: frozenset[Scope] = frozenset(SCOPES)
     """The scopes of the token."""
 
-    def told(self, text: str) -> str:
+    def translated(self, text: str) -> str:
         """Replace the node's names in a text by those of the caller."""
-        return self.front.names.told(text) if isinstance(self.front, TenantFront) else text
+        return self.front.names.translated(text) if isinstance(self.front, TenantFront) else text
 
 
 class _Grant(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Access:
         self._front = front
         self._file = file
         self._audit = audit
-        self.anybody = Caller(front)
+        self.anonymous = Caller(front)
         """The caller of requests without a token."""
         self._known: Known = NOTHING
         self._version: object = None
@@ -84,7 +84,7 @@ class Access:
         """Return the caller of a request; raise UnauthorizedError, ForbiddenError, RateError or StoreError."""
         self._look()
         if not self._required:
-            return self.anybody
+            return self.anonymous
         said = headers.get(AUTHORIZATION, b"")
         grant = self._seen.get(said) or self._admit(said)
         if grant.rate is not None and (wait_s := grant.rate.wait_s(clock.now())):
@@ -93,7 +93,7 @@ class Access:
         asked = headers.get(TENANT, grant.header)
         if asked in (grant.header, DEFAULT_HEADER):
             return grant.caller
-        return self._speaking_for(grant, asked.decode("latin-1"))
+        return self._acting_for(grant, asked.decode("latin-1"))
 
     def record(self, caller: Caller, method: str, path: str, host: str, status: int) -> None:
         """Write the result of a call into the audit log, if it had a token."""
@@ -147,7 +147,7 @@ class Access:
         self._seen[said] = grant
         return grant
 
-    def _speaking_for(self, grant: _Grant, name: str) -> Caller:
+    def _acting_for(self, grant: _Grant, name: str) -> Caller:
         """Return the operator's rights for another tenant. For any other token the result does not depend on whether
         the tenant exists.
         """

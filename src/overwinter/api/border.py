@@ -74,7 +74,7 @@ class Border:
     def _admit(self, scope: Scope) -> None:
         """Find the caller; OverloadedError, UnauthorizedError, ForbiddenError, RateError, StoreError."""
         if scope["path"] in self._open_paths:
-            scope[CALLER] = self._access.anybody
+            scope[CALLER] = self._access.anonymous
         elif self._drain.begun:
             raise OverloadedError(STOPPING)
         else:

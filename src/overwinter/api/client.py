@@ -282,8 +282,8 @@ class Client:
         """Set the shares of versions in the requests that name no version, in per cent; without shares, the newest
         version gets all. NotFoundError, ConflictError.
         """
-        told = [{"version": version, "percent": percent} for version, percent in shares.items()]
-        self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": told}))
+        percentages = [{"version": version, "percent": percent} for version, percent in shares.items()]
+        self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": percentages}))
 
     def remove(self, name: str, version: int | None = None) -> None:
         """Remove one version of a function, or all of them, or a pipeline. ConflictError while a pipeline needs the

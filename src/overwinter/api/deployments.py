@@ -20,7 +20,7 @@ from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
-from overwinter.api.reading import Bounds
+from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
@@ -39,16 +39,16 @@ JSON = "application/json"
 MSGPACK = ("application/msgpack", "application/x-msgpack")
 MISSING_MAX = 16_384
 """The most addresses in one query."""
-QUESTION = Bounds(2 << 20)
-PIPELINE = Bounds(64 << 10)
-TRAFFIC = Bounds(64 << 10)
+QUESTION = BodyLimits(2 << 20)
+PIPELINE = BodyLimits(64 << 10)
+TRAFFIC = BodyLimits(64 << 10)
 MANIFEST_COST = 8
 """The bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 256 << 10
 LISTS_MAX = 1 << 15
 """The most lists in a manifest; each weight is one. They are counted before decoding, which would create all of them.
 """
-TOLD_BYTES_MAX = 64 << 10
+DESCRIPTION_BYTES_MAX = 64 << 10
 """The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms."""
 
 
@@ -60,7 +60,7 @@ class MissingRequest(msgspec.Struct):
     ]
 
 
-class Traffic(msgspec.Struct):
+class TrafficShares(msgspec.Struct):
     """The shares of versions in the requests without a version: 100 per cent together; if empty, the newest version has
     all.
     """
@@ -69,7 +69,7 @@ class Traffic(msgspec.Struct):
 
 
 _missing_decoder = msgspec.json.Decoder(MissingRequest)
-_traffic_decoder = msgspec.json.Decoder(Traffic)
+_traffic_decoder = msgspec.json.Decoder(TrafficShares)
 _is_address = re.compile(ADDRESS_PATTERN).match
 
 
@@ -78,7 +78,7 @@ class DeploymentApi:
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
-        self._manifest = Bounds(limits.manifest_bytes_max, MANIFEST_COST)
+        self._manifest = BodyLimits(limits.manifest_bytes_max, MANIFEST_COST)
         # A single thread: threads that compute delay the event loop, each of them.
         self._reader = Threads(1, "api-manifests")
 
@@ -88,7 +88,7 @@ class DeploymentApi:
         version = "/overwinter/v1/functions/{name}/versions/{version}"
         pipelines, blocks = "/overwinter/v1/pipelines", "/overwinter/v1/blocks"
         manifest = tuple(Body(kind, Manifest) for kind in (JSON, *MSGPACK))
-        told = json_body(FunctionInfo, PipelineInfo)
+        description = json_body(FunctionInfo, PipelineInfo)
         return [
             Operation(
                 "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_body(MissingBlocks)},
@@ -109,10 +109,10 @@ class DeploymentApi:
                 takes=json_body(Pipeline), fails=(404, 409, 507),
             ),
             Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
-            *(Operation("GET", path, "token", self.function, {200: told}) for path in (function, version)),
+            *(Operation("GET", path, "token", self.function, {200: description}) for path in (function, version)),
             Operation(
-                "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_body(Traffic)},
-                takes=json_body(Traffic), fails=(409, 507),
+                "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_body(TrafficShares)},
+                takes=json_body(TrafficShares), fails=(409, 507),
             ),
             *(
                 Operation(
@@ -193,11 +193,11 @@ def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
     TooLargeError.
     """
     manifest = _decoded(content_type, body)
-    told = len(msgspec.json.encode((manifest.inputs, manifest.outputs, manifest.settings, manifest.agreement)))
-    if told > TOLD_BYTES_MAX:
+    message = len(msgspec.json.encode((manifest.inputs, manifest.outputs, manifest.settings, manifest.agreement)))
+    if message > DESCRIPTION_BYTES_MAX:
         raise TooLargeError(
-            f"inputs, outputs, settings and agreement of {manifest.name!r} are {told} bytes as JSON, and at most "
-            f"{TOLD_BYTES_MAX} are allowed: give it fewer tensors, or shorter names"
+            f"inputs, outputs, settings and agreement of {manifest.name!r} are {message} bytes as JSON, and at most "
+            f"{DESCRIPTION_BYTES_MAX} are allowed: give it fewer tensors, or shorter names"
         )
     return manifest
 

@@ -54,7 +54,7 @@ def error_response(error: Exception, caller: Caller | None = None) -> Response:
     if not isinstance(error, OverwinterError):
         return json_response({"error": f"internal error ({type(error).__name__}); see the node's log"}, 500)
     text = str(error) or type(error).__name__
-    response = json_response({"error": text if caller is None else caller.told(text)}, error.status)
+    response = json_response({"error": text if caller is None else caller.translated(text)}, error.status)
     if error.retry_after_s is not None or isinstance(error, OverloadedError):
         # The header counts whole seconds; 0 would cause retries without a pause.
         seconds = max(1, math.ceil(error.retry_after_s or 1))

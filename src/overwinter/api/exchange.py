@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Hold
 from overwinter.api.connections import PIECE_BYTES
-from overwinter.api.reading import Bounds, Fields, read_body
+from overwinter.api.reading import BodyLimits, Fields, read_body
 from overwinter.api.steps import Turns
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
@@ -123,7 +123,7 @@ class Request(HTTPConnection):
         self.caller: Caller = scope[CALLER]
         """The caller, with its view of the node."""
 
-    async def body(self, bounds: Bounds) -> Buffer:
+    async def body(self, bounds: BodyLimits) -> Buffer:
         """Read the whole body, decompressed.
 
         Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no

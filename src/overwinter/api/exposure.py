@@ -25,11 +25,11 @@ _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
 class Names(Protocol):
     """Conversion between the tenant's names and the node's."""
 
-    def told_json(self, value: object) -> msgspec.Raw:
+    def translated_json(self, value: object) -> msgspec.Raw:
         """Convert the node's JSON to the tenant's names."""
         ...
 
-    def told_bytes(self, text: bytes) -> bytes:
+    def translated_bytes(self, text: bytes) -> bytes:
         """Convert the names in a text of the node to the tenant's."""
         ...
 
@@ -59,7 +59,7 @@ class TenantTelemetry:
             return text
         own = {view.name.encode() for view in self._node.pipelines() if view.tenant == self._tenant}
         own.update(each.name.encode() for each in (await self._activity()).functions)
-        return self._names.told_bytes(await asyncio.to_thread(own_metrics, text, own))
+        return self._names.translated_bytes(await asyncio.to_thread(own_metrics, text, own))
 
     async def usage(self, tenant: TenantId | None) -> object:
         """Return the usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
@@ -69,22 +69,22 @@ class TenantTelemetry:
             return []
         used = msgspec.to_builtins(await self._node.telemetry.usage(self._tenant))
         # These figures depend on how many tenants share a block.
-        told = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
-        return self._names.told_json(told)
+        visible = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
+        return self._names.translated_json(visible)
 
     async def activity(self) -> object:
         """The current activity of the tenant's functions."""
         if self._operator:
             return await self._node.telemetry.activity()
-        return self._names.told_json(await self._activity())
+        return self._names.translated_json(await self._activity())
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; NotFoundError."""
-        return self._names.told_json(await self._node.telemetry.explain(self._inner(name), version))
+        return self._names.translated_json(await self._node.telemetry.explain(self._inner(name), version))
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; NotFoundError."""
-        return self._names.told_json(await self._node.telemetry.logs(self._inner(name), version))
+        return self._names.translated_json(await self._node.telemetry.logs(self._inner(name), version))
 
     async def _activity(self) -> NodeActivity:
         activity = cast(NodeActivity, await self._node.telemetry.activity())

@@ -26,7 +26,7 @@ from overwinter.api.front import FunctionView
 from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
 from overwinter.api.operations import Body, Operation, json_body
-from overwinter.api.reading import Bounds
+from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_owner
 from overwinter.core.call import Call, Result
 from overwinter.core.config import RequestLimits
@@ -53,7 +53,7 @@ BINARY_INPUT = Body(
 BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_ABOUT}binary_data_size, in order.")
 JSON_COST = 8
 """The bytes of memory for each byte of JSON: its text, and its elements, which are read and written in pieces."""
-SHORT = Bounds(64 << 10)
+SHORT = BodyLimits(64 << 10)
 """The limit of short bodies."""
 STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bound", "host", "disk")}
 """The header that reports the kind of start."""
@@ -82,8 +82,10 @@ class InferenceApi:
         self._limits = limits
         self._drain = drain
         json_bytes_max = min(limits.json_bytes_max, limits.request_bytes_max)
-        self._binary = Bounds(limits.request_bytes_max)
-        self._json = Bounds(json_bytes_max, JSON_COST, " of JSON: send large tensors by the binary tensor extension")
+        self._binary = BodyLimits(limits.request_bytes_max)
+        self._json = BodyLimits(
+            json_bytes_max, JSON_COST, " of JSON: send large tensors by the binary tensor extension"
+        )
         self._server = ServerMetadata("overwinter", product_version, EXTENSIONS)
 
     def operations(self) -> list[Operation]:

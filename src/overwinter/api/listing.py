@@ -25,9 +25,9 @@ def listed(things: Iterable[T], tell: Callable[[T], object], hold: Hold) -> Step
     yield
     text = bytearray(b"[")
     for number, thing in enumerate(things):
-        told = encode_json(tell(thing)) + b","
-        hold.grow(len(told))
-        text += told
+        encoded = encode_json(tell(thing)) + b","
+        hold.grow(len(encoded))
+        text += encoded
         if number % STEP_COUNT == 0:
             yield
     text[max(1, len(text) - 1) :] = b"]"

@@ -51,7 +51,7 @@ class Gathered:
         return self._pages[: self.nbytes].toreadonly()
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class BodyLimits(msgspec.Struct, frozen=True):
     """The limits of a body."""
 
     bytes_max: int
@@ -66,7 +66,7 @@ class Bounds(msgspec.Struct, frozen=True):
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
 
 
-async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
+async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: BodyLimits) -> Buffer:
     """Read the whole body, decompressed.
 
     Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
@@ -86,7 +86,7 @@ async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, 
     return body
 
 
-async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: Bounds) -> Buffer:
+async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: BodyLimits) -> Buffer:
     gathered = Gathered(bounds.bytes_max)
     chunk: Buffer = first
     more = True
@@ -112,7 +112,7 @@ def body_of(message: Message) -> bytes:
     return body
 
 
-def check_length(fields: Fields, bounds: Bounds) -> int:
+def check_length(fields: Fields, bounds: BodyLimits) -> int:
     """Return the announced length, or 0; raise TooLargeError when it exceeds the limit, before a byte is read."""
     length = int(fields.get(b"content-length", b"0"))
     if length > bounds.bytes_max:
@@ -120,7 +120,7 @@ def check_length(fields: Fields, bounds: Bounds) -> int:
     return length
 
 
-def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
+def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Steps[Buffer]:
     """Decompress gzip or deflate in steps, never beyond the bound or RATIO_MAX times the compressed bytes."""
     coding = coding.strip().lower()
     if coding == b"identity":
@@ -130,7 +130,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
         raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     if most < bounds.bytes_max:
-        bounds = Bounds(most, bounds.cost, f" out of {len(body)} compressed bytes: send it uncompressed")
+        bounds = BodyLimits(most, bounds.cost, f" out of {len(body)} compressed bytes: send it uncompressed")
     plain = Gathered(bounds.bytes_max)
     held = 0
     try:

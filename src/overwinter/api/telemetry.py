@@ -28,9 +28,9 @@ class TelemetryApi:
             Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
             Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
             *(
-                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_body(told)})
+                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_body(answer_type)})
                 for path in (function, f"{function}/versions/{{version}}")
-                for handler, told in ((self.explain, Explanation), (self.logs, list[Line]))
+                for handler, answer_type in ((self.explain, Explanation), (self.logs, list[Line]))
             ),
         ]
 

@@ -42,15 +42,15 @@ class TenantNames:
         """Return the node's name of the tenant's function."""
         return FunctionName(self.prefix + name)
 
-    def told(self, text: str) -> str:
+    def translated(self, text: str) -> str:
         """Convert the node's names in a text to the tenant's."""
         return self._in_text.sub("", text)
 
-    def told_json(self, value: object) -> msgspec.Raw:
+    def translated_json(self, value: object) -> msgspec.Raw:
         """Convert the node's answer to JSON with the tenant's names."""
-        return msgspec.Raw(self.told_bytes(_encode(value)))
+        return msgspec.Raw(self.translated_bytes(_encode(value)))
 
-    def told_bytes(self, text: bytes) -> bytes:
+    def translated_bytes(self, text: bytes) -> bytes:
         """Convert the node's names in a text to the tenant's."""
         return self._in_bytes.sub(b"", text)
 
@@ -83,7 +83,7 @@ class _View:
     @property
     def reason(self) -> str:
         """Why it is not READY."""
-        return self._names.told(self._view.reason)
+        return self._names.translated(self._view.reason)
 
     @property
     def platform(self) -> str:
@@ -107,7 +107,7 @@ class _View:
 
     def info(self, whole: bool = False, /) -> object:
         """Its full description."""
-        return self._names.told_json(self._view.info(whole))
+        return self._names.translated_json(self._view.info(whole))
 
 
 class _QuotaBlocks:
@@ -211,7 +211,7 @@ class TenantFront:
             return await self._node.profile(self._inner(name), version, wanted, tell)
         except OverwinterError as error:
             # The error is written into an answer that has already begun.
-            self._raise_told(error)
+            self._raise_translated(error)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function."""
@@ -296,8 +296,8 @@ class TenantFront:
     def _seen(self, view: FunctionView) -> FunctionView:
         return _View(FunctionName(view.name.removeprefix(self.names.prefix)), view, self.names)
 
-    def _raise_told(self, error: OverwinterError) -> NoReturn:
-        raise type(error)(self.names.told(str(error)), error.retry_after_s, error.totals) from error
+    def _raise_translated(self, error: OverwinterError) -> NoReturn:
+        raise type(error)(self.names.translated(str(error)), error.retry_after_s, error.totals) from error
 
 
 def _absent(name: FunctionName) -> NotFoundError:

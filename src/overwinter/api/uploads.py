@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from overwinter.api.exchange import Request
 from overwinter.api.front import Blocks, Upload
-from overwinter.api.reading import Bounds, body_of, check_length
+from overwinter.api.reading import BodyLimits, body_of, check_length
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError
 from overwinter.core.ids import Address, TenantId
@@ -31,7 +31,7 @@ class Uploads:
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._disk = disk
-        self._bounds = Bounds(limits.block_bytes_max)
+        self._bounds = BodyLimits(limits.block_bytes_max)
         self._most = limits.uploads_max
         self._most_of_one = max(1, int(limits.uploads_max * limits.client_share))
         self._callers: Counter[str] = Counter()

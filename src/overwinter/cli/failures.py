@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 from overwinter.core.errors import OverwinterError
 
-EXPECTED = (OverwinterError, OSError)
+EXPECTED_ERRORS = (OverwinterError, OSError)
 
 
-def foreseen(error: Exception) -> list[Exception]:
+def expected_errors(error: Exception) -> list[Exception]:
     """The errors of a group, or the one; none where one of them is not foreseen."""
     errors = list(_leaves(error))
-    return errors if all(isinstance(each, EXPECTED) for each in errors) else []
+    return errors if all(isinstance(each, EXPECTED_ERRORS) for each in errors) else []
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error in words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -62,7 +62,7 @@ def infer(
         assert answer is not None, "infer has just answered"
     shown = [(spec, *_lists(outputs[spec["name"]])) for spec in described["outputs"] if spec["name"] in outputs]
     if as_json:
-        told = [
+        documents = [
             {"name": spec["name"], "datatype": spec["datatype"], "shape": shape, "data": _for_json(value)}
             for spec, shape, value in shown
         ]
@@ -72,7 +72,7 @@ def infer(
                 "version": answer.version,
                 "start": answer.start,
                 "milliseconds": answer.milliseconds,
-                "outputs": told,
+                "outputs": documents,
             }
         )
         return

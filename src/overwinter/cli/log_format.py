@@ -10,7 +10,7 @@ from typing import Literal
 import click
 import msgspec
 
-from overwinter.cli.failures import foreseen, told
+from overwinter.cli.failures import error_text, expected_errors
 from overwinter.core.ids import FunctionId
 from overwinter.node.log import Level
 
@@ -69,9 +69,9 @@ def _failures_logged() -> Iterator[None]:
         log(error.format_message(), level="error")
         raise click.exceptions.Exit(error.exit_code) from error
     except Exception as error:
-        errors = foreseen(error)
+        errors = expected_errors(error)
         for each in errors:
-            log(told(each), level="error")
+            log(error_text(each), level="error")
         if not errors:
             _node.error("the node failed: %s", error, exc_info=error)
         raise click.exceptions.Exit(1) from error

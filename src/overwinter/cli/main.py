@@ -12,7 +12,7 @@ import click
 
 from overwinter.cli.deploy import deploy
 from overwinter.cli.doctor import doctor
-from overwinter.cli.failures import EXPECTED, foreseen, told
+from overwinter.cli.failures import EXPECTED_ERRORS, error_text, expected_errors
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.options import printable
@@ -33,13 +33,13 @@ class Commands(click.Group):
         """Run a command; print each expected error as one line."""
         try:
             return super().invoke(ctx)
-        except EXPECTED as error:
+        except EXPECTED_ERRORS as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 # The reader of the pipe has closed it, as with `| head`; click handles this quietly.
                 raise
             _fail(ctx, [error])
         except ExceptionGroup as group:
-            if not (errors := foreseen(group)):
+            if not (errors := expected_errors(group)):
                 raise
             _fail(ctx, errors)
         except (KeyboardInterrupt, click.Abort):
@@ -81,5 +81,5 @@ for _command in (
 
 def _fail(ctx: click.Context, errors: Iterable[Exception]) -> NoReturn:
     for error in errors:
-        click.echo(f"error: {printable(told(error))}", err=True)
+        click.echo(f"error: {printable(error_text(error))}", err=True)
     ctx.exit(1)

@@ -126,8 +126,8 @@ def explained_tables(explained: Description) -> Iterator[RenderableType]:
 def _facts_of(explained: Description) -> dict[str, str]:
     settings, profile = explained["settings"], explained["profile"]
     state = f"{explained['state']}, on trial" if explained["on_trial"] else explained["state"]
-    if explained["rests_s"] > 0:
-        state += f" for {explained['rests_s']:.1f} s after {explained['failures']} failures"
+    if explained["backoff_s"] > 0:
+        state += f" for {explained['backoff_s']:.1f} s after {explained['failures']} failures"
     slo = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
     if explained["attainment"] is not None:
         slo += f", met by {_share_text(explained['attainment'])}"
@@ -153,7 +153,7 @@ def _shared_text(shared: Description) -> str:
     """Format how often the function shared a run, the cost, and with which functions."""
     if not shared["runs"]:
         return "none"
-    names = list(shared["beside"])
+    names = list(shared["shared_with"])
     others = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
     paid = f"charged {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"

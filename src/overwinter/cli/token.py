@@ -82,9 +82,9 @@ def list_(data: Path, as_json: bool) -> None:
 
     known = TokenFile(data.expanduser()).read()
     if as_json:
-        told = msgspec.to_builtins(known)
-        shown = [{key: value for key, value in each.items() if key != "digest"} for each in told["tokens"].values()]
-        print_json({"tokens": shown, "quotas": told["quotas"]})
+        document = msgspec.to_builtins(known)
+        shown = [{key: value for key, value in each.items() if key != "digest"} for each in document["tokens"].values()]
+        print_json({"tokens": shown, "quotas": document["quotas"]})
         return
     if not known.tokens:
         click.echo("no tokens: create one with `overwinter token create --tenant NAME --scope infer`")
@@ -157,13 +157,13 @@ def _table(known: "Known") -> "Table":
     for each in sorted(known.tokens.values(), key=lambda each: (each.tenant, each.created)):
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created))
         quota = known.quotas.get(each.tenant)
-        told = "" if quota is None else _quota_text(quota)
-        table.add_row(each.id, each.tenant, ", ".join(each.scopes), created, told, printable(each.label))
+        limits = "" if quota is None else _quota_text(quota)
+        table.add_row(each.id, each.tenant, ", ".join(each.scopes), created, limits, printable(each.label))
     return table
 
 
 def _quota_text(quota: "Quota") -> str:
-    told = [] if quota.functions is None else [f"{quota.functions} functions"]
-    told += [] if quota.nbytes is None else [size_text(quota.nbytes)]
-    told += [] if quota.requests_per_s is None else [f"{quota.requests_per_s:g} requests/s"]
-    return ", ".join(told)
+    parts = [] if quota.functions is None else [f"{quota.functions} functions"]
+    parts += [] if quota.nbytes is None else [size_text(quota.nbytes)]
+    parts += [] if quota.requests_per_s is None else [f"{quota.requests_per_s:g} requests/s"]
+    return ", ".join(parts)

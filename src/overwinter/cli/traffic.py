@@ -49,8 +49,8 @@ def split(name: str, shares: tuple[str, ...], tenant: str, url: str, as_json: bo
     by_version = {share.version: share.percent for share in chosen}
     with connect(url, tenant=tenant) as client:
         client.set_traffic(name, by_version)
-    told = ", ".join(f"{percent}% to {name}@{version}" for version, percent in by_version.items())
-    _done(name, by_version, f"requests for {name} that name no version go {told}", as_json)
+    division = ", ".join(f"{percent}% to {name}@{version}" for version, percent in by_version.items())
+    _done(name, by_version, f"requests for {name} that name no version go {division}", as_json)
 
 
 def _share(text: str) -> Share:
@@ -66,7 +66,7 @@ def _is_count(text: str) -> bool:
 
 def _done(name: str, shares: dict[int, int], text: str, as_json: bool) -> None:
     if as_json:
-        told = [{"version": version, "percent": percent} for version, percent in shares.items()]
-        print_json({"name": name, "shares": told})
+        divided = [{"version": version, "percent": percent} for version, percent in shares.items()]
+        print_json({"name": name, "shares": divided})
     else:
         click.echo(text)

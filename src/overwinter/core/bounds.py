@@ -56,10 +56,10 @@ def brought_within(given: Mapping[str, Any], bounds: Bounds) -> tuple[dict[str, 
     """Values that were stored before a bound existed: each number outside is replaced by the nearest bound, and
     reported.
     """
-    within, told = dict(given), []
+    within, messages = dict(given), []
     for name, bound in bounds.items():
         value = given.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and bound.fault(name, value) is not None:
             within[name] = bound.nearest(value)
-            told.append(f"{name} {value} counts as {within[name]}: {bound.why}")
-    return within, tuple(told)
+            messages.append(f"{name} {value} counts as {within[name]}: {bound.why}")
+    return within, tuple(messages)

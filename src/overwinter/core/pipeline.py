@@ -148,18 +148,20 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
     found = {name: _found(pipeline, name, find) for name in pipeline.stages}
     given = {f"{name}:{spec.name}": spec for name, function in found.items() for spec in function.outputs}
     for name, stage in pipeline.stages.items():
-        told = f"stage {name!r} of pipeline {pipeline.name!r}"
+        message = f"stage {name!r} of pipeline {pipeline.name!r}"
         wanted = {spec.name: spec for spec in found[name].inputs}
         for unknown in sorted(stage.inputs.keys() - wanted):
             known = ", ".join(map(repr, wanted)) or "none"
-            raise CallerError(f"{told}: function {stage.function!r} has no input {unknown!r}; its inputs are {known}")
+            raise CallerError(
+                f"{message}: function {stage.function!r} has no input {unknown!r}; its inputs are {known}"
+            )
         for tensor, spec in wanted.items():
             source = stage.inputs.get(tensor)
             if source is None:
-                raise CallerError(f"{told} has no source for input {tensor!r} of {stage.function!r}")
+                raise CallerError(f"{message} has no source for input {tensor!r} of {stage.function!r}")
             if source.startswith(f"{INPUT}:"):
                 given.setdefault(source, spec)
-            given[source] = _joined(_existing(given, source, told), spec, f"{told}: {source!r}")
+            given[source] = _joined(_existing(given, source, message), spec, f"{message}: {source!r}")
     where = f"pipeline {pipeline.name!r}"
     return Signature(
         tuple(_called(name, given[f"{INPUT}:{name}"]) for name in pipeline.inputs),
@@ -170,15 +172,15 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
 def _checked(source: str, user: str, pipeline: Pipeline) -> str:
     """The origin that this source uses: `input:NAME`, or a stage."""
     origin, mark, name = source.partition(":")
-    told = f"{user} of pipeline {pipeline.name!r} comes from {source!r}"
+    message = f"{user} of pipeline {pipeline.name!r} comes from {source!r}"
     if not (origin and mark and name):
-        raise CallerError(f'{told}, which is not a source: write "{INPUT}:NAME" or "STAGE:OUTPUT"')
+        raise CallerError(f'{message}, which is not a source: write "{INPUT}:NAME" or "STAGE:OUTPUT"')
     if origin == INPUT:
         if name not in pipeline.inputs:
-            raise CallerError(f"{told}; the pipeline's inputs are {', '.join(pipeline.inputs) or 'none'}")
+            raise CallerError(f"{message}; the pipeline's inputs are {', '.join(pipeline.inputs) or 'none'}")
         return source
     if origin not in pipeline.stages:
-        raise CallerError(f"{told}; the stages are {', '.join(pipeline.stages)}")
+        raise CallerError(f"{message}; the stages are {', '.join(pipeline.stages)}")
     return origin
 
 
@@ -203,16 +205,16 @@ def _found(pipeline: Pipeline, name: str, find: Find) -> Signature:
     return Signature(inputs, outputs)
 
 
-def _existing(given: Mapping[str, TensorSpec], source: str, told: str) -> TensorSpec:
+def _existing(given: Mapping[str, TensorSpec], source: str, message: str) -> TensorSpec:
     spec = given.get(source)
     if spec is None:
         stage, _, output = source.partition(":")
         known = ", ".join(repr(other.partition(":")[2]) for other in given if other.startswith(f"{stage}:"))
-        raise CallerError(f"{told} takes {source!r}, and stage {stage!r} has no output {output!r}; it has {known}")
+        raise CallerError(f"{message} takes {source!r}, and stage {stage!r} has no output {output!r}; it has {known}")
     return spec
 
 
-def _joined(given: TensorSpec, wanted: TensorSpec, told: str) -> TensorSpec:
+def _joined(given: TensorSpec, wanted: TensorSpec, message: str) -> TensorSpec:
     """The common properties of a tensor that is an output of one stage and an input of another; CallerError if they
     conflict.
     """
@@ -220,7 +222,7 @@ def _joined(given: TensorSpec, wanted: TensorSpec, told: str) -> TensorSpec:
     unequal = any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in sizes)
     if given.datatype != wanted.datatype or len(given.shape) != len(wanted.shape) or unequal:
         raise CallerError(
-            f"{told} is {given.datatype} {list(given.shape)}, and input {wanted.name!r} takes "
+            f"{message} is {given.datatype} {list(given.shape)}, and input {wanted.name!r} takes "
             f"{wanted.datatype} {list(wanted.shape)}"
         )
     shape = tuple(other if isinstance(other, int) else one for one, other in sizes)

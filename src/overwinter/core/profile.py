@@ -25,7 +25,7 @@ POINT = {
 """The bounds of each number of a point, in order."""
 
 
-class Shape(msgspec.Struct, frozen=True, array_like=True):
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
     """The configuration of a worker: its cores, its batch size, its concurrency."""
 
     cores: int
@@ -45,9 +45,9 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     """The latency of one run of `batch` requests while `concurrency` runs are in progress."""
 
     @property
-    def shape(self) -> Shape:
+    def configuration(self) -> Configuration:
         """The configuration without the measured values."""
-        return Shape(self.cores, self.batch, self.concurrency)
+        return Configuration(self.cores, self.batch, self.concurrency)
 
     @property
     def run_cores(self) -> int:
@@ -88,9 +88,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """Why the profile must not be used, or None: a damaged disk must not determine decisions."""
         if len(self.points) > POINTS_MAX or len(self.layers) > POINTS_MAX:
             return f"it has more than {POINTS_MAX} points or layers"
-        if len({point.shape for point in self.points}) < len(self.points):
+        if len({point.configuration for point in self.points}) < len(self.points):
             return "it has two points of one configuration"
-        return next((told for name, bound, value in self._numbers() if (told := bound.fault(name, value))), None)
+        return next((message for name, bound, value in self._numbers() if (message := bound.fault(name, value))), None)
 
     def _numbers(self) -> Iterator[tuple[str, Bound, float]]:
         yield "weight_bytes", BYTES, self.weight_bytes
@@ -102,9 +102,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         for layer in self.layers:
             yield from ((f"a latency of layer {layer.path!r}", LAYER, value) for value in layer.latency_s.values())
 
-    def point(self, shape: Shape) -> Point | None:
+    def point(self, configuration: Configuration) -> Point | None:
         """Return the point of this configuration, or None."""
-        return next((point for point in self.points if point.shape == shape), None)
+        return next((point for point in self.points if point.configuration == configuration), None)
 
     def worker_bytes(self, cores: int, concurrency: int) -> dict[int, int]:
         """Private memory of a worker with so many cores and runs at once, by batch, ascending; empty: not measured."""

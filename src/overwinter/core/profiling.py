@@ -6,9 +6,9 @@ import msgspec
 
 from overwinter.core.errors import CallerError
 from overwinter.core.function import BOUNDS, Settings
-from overwinter.core.profile import Point, Profile, Shape
+from overwinter.core.profile import Configuration, Point, Profile
 
-SHAPES_MAX = 1024
+CONFIGURATIONS_MAX = 1024
 """The most configurations of one measurement."""
 
 
@@ -50,7 +50,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The HTTP status of an error, which says whose fault it is."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ConfigurationLimits(msgspec.Struct, frozen=True):
     """The most that a machine and a program allow."""
 
     cores: int
@@ -62,12 +62,12 @@ def steps(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
-def wanted_batches(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[int, ...]:
+def wanted_batches(wanted: Wanted, settings: Settings, limits: ConfigurationLimits) -> tuple[int, ...]:
     """The batch sizes to measure, ascending; CallerError for one that the program does not accept."""
     return _chosen("batch", wanted.batches, min(settings.max_batch, limits.batch), limits.batch)
 
 
-def wanted_shapes(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[Shape, ...]:
+def wanted_configurations(wanted: Wanted, settings: Settings, limits: ConfigurationLimits) -> tuple[Configuration, ...]:
     """Return the configurations to measure: for each number of cores and each concurrency, batches in ascending order.
 
     Raise CallerError for impossible configurations, or too many.
@@ -76,9 +76,9 @@ def wanted_shapes(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[S
     batches = wanted_batches(wanted, settings, limits)
     concurrency = _chosen("concurrency", wanted.concurrency, settings.concurrency, int(BOUNDS["concurrency"].most))
     count = len(cores) * len(batches) * len(concurrency)
-    if count > SHAPES_MAX:
-        raise CallerError(f"{count} configurations are more than {SHAPES_MAX}: ask for fewer")
-    return tuple(Shape(c, b, p) for c in cores for p in concurrency for b in batches)
+    if count > CONFIGURATIONS_MAX:
+        raise CallerError(f"{count} configurations are more than {CONFIGURATIONS_MAX}: ask for fewer")
+    return tuple(Configuration(c, b, p) for c in cores for p in concurrency for b in batches)
 
 
 def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tuple[int, ...]:
@@ -92,6 +92,6 @@ def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tu
 
 def with_points(profile: Profile, points: Sequence[Point], wake_s: float | None = None) -> Profile:
     """The profile, with these points replacing earlier ones of the same configurations."""
-    merged = {point.shape: point for point in (*profile.points, *points)}
+    merged = {point.configuration: point for point in (*profile.points, *points)}
     ordered = sorted(merged.values(), key=lambda point: (point.cores, point.concurrency, point.batch))
     return msgspec.structs.replace(profile, points=tuple(ordered), wake_s=profile.wake_s if wake_s is None else wake_s)

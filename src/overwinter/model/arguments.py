@@ -13,7 +13,7 @@ Example = tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 Size = str | tuple[str, int, int] | Dim
 """A dynamic size: its name, or its name with its smallest and largest value."""
 Dynamic = Mapping[str, Mapping[int, Size]]
-Bounds = dict[str, tuple[int, int]]
+SizeRanges = dict[str, tuple[int, int]]
 
 BATCH = "batch"
 
@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
 
     bound: BoundArguments
     inputs: list[Input]
-    bounds: Bounds
+    bounds: SizeRanges
 
     def arranged(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Arrange one object per input as the arguments are nested."""
@@ -74,7 +74,7 @@ def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dyna
         bound = parameters.bind(*positional, **keywords)
     except TypeError as error:
         raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
-    bounds: Bounds = {}
+    bounds: SizeRanges = {}
     inputs = []
     leaves = _leaves(bound)
     _check_form(dynamic, [name for name, _ in leaves])
@@ -132,7 +132,7 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
                 )
 
 
-def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: Bounds) -> dict[int, str]:
+def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: SizeRanges) -> dict[int, str]:
     """Return the names of an input's dynamic sizes; bounds that are given with a name are added to `bounds`."""
     if dynamic is None:
         return {0: BATCH} if tensor.dim() else {}
@@ -189,7 +189,7 @@ def _check_names(inputs: Sequence[Input]) -> None:
                 )
 
 
-def _check_bounds(inputs: Sequence[Input], bounds: Bounds) -> None:
+def _check_bounds(inputs: Sequence[Input], bounds: SizeRanges) -> None:
     for name, tensor, dims in inputs:
         for dim, label in dims.items():
             low, high = bounds.get(label, (1, tensor.shape[dim]))

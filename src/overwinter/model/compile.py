@@ -16,7 +16,7 @@ from overwinter.model.aliasing import check_span
 from overwinter.model.guards import guarded
 from overwinter.model.liveness import live_in, live_out, span
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, NUMBER_CHECKS, SYMBOLIC, is_symbolic
-from overwinter.model.parameters import Bounds, Parameter, bounded
+from overwinter.model.parameters import IntegerRange, Parameter, bounded
 from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot, slots_of
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
@@ -131,7 +131,7 @@ class _Writer:
         signature.check(call, self.program)
         return self._named("f", call.operator, signature.run), signature.is_list or signature.results > 1
 
-    def _written(self, argument: Argument, bounds: Bounds | None = None) -> str:
+    def _written(self, argument: Argument, bounds: IntegerRange | None = None) -> str:
         """Return the source of an argument; a computed integer is checked against its bounds."""
         match argument:
             case tuple():
@@ -222,7 +222,7 @@ class _Signature:
         if not self.is_list and len(call.outputs) != self.results:
             raise ProgramError(f"{call.operator} gives {self.results} results, not {len(call.outputs)}")
 
-    def bounds(self, call: Call) -> dict[int | str, Bounds]:
+    def bounds(self, call: Call) -> dict[int | str, IntegerRange]:
         """Return the bounds of each integer argument, or list of integers, by position or name."""
         names: dict[int | str, str] = dict(enumerate(self.positional[: len(call.args)]))
         names.update((key, key) for key in call.kwargs)

@@ -227,10 +227,14 @@ class _Conversion:
             said = [words[asked]]
         else:
             # The condition follows from others about the same symbols, for which the author gave a message.
-            said = [told for known, told in words.items() if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))]
+            said = [
+                message
+                for known, message in words.items()
+                if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))
+            ]
         names = {str(symbol): str(meaning) for symbol, meaning in self.sizes.meanings.items()}
         text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], "a value"), asked)
-        return "; ".join(told for told in said if told) or f"the model needs {text}, at {source_line(node)}"
+        return "; ".join(message for message in said if message) or f"the model needs {text}, at {source_line(node)}"
 
     def finish(self) -> Program:
         """Return the program, with liveness, outputs and layers."""

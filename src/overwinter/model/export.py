@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, arguments_of
+from overwinter.model.arguments import BATCH, Dynamic, Example, Input, SizeRanges, arguments_of
 from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.graph import guard_calls
@@ -143,7 +143,7 @@ class _Graph(NamedTuple):
     """The names of the inputs."""
     names: list[dict[int, str]]
     """The names of each input's dynamic sizes, by dimension."""
-    bounds: Bounds
+    bounds: SizeRanges
     """The widest allowed range of each size."""
     constraints: Constraints
     """The ranges that the export found for its symbols."""
@@ -197,7 +197,7 @@ def _conditions(
     return sorted(distinct(found), key=lambda each: each.words is None)
 
 
-def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> dict[str, int]:
+def _example(graph: _Graph, ranges: SizeRanges, conditions: Sequence[Condition]) -> dict[str, int]:
     """Return the sizes at which the program is measured: the example's, with the smallest allowed batch."""
     seen = {
         name: own.shape[dim]

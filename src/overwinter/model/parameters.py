@@ -28,7 +28,7 @@ _UNBOUNDED = CHECKS | {"aten.slice.Tensor", "aten.slice_scatter.default"}
 _STEPS = {"stride", "padding", "dilation", "output_padding"}
 
 
-class Bounds(NamedTuple):
+class IntegerRange(NamedTuple):
     """The bounds of an integer argument."""
 
     least: int
@@ -78,19 +78,19 @@ class Parameter:
         return _takes(self.kind, part, program)
 
 
-def _bounds(operator: str, name: str) -> Bounds | None:
+def _bounds(operator: str, name: str) -> IntegerRange | None:
     if operator in _UNBOUNDED:
         return None
     if name == "output_size":
-        return Bounds(0, MOST)
+        return IntegerRange(0, MOST)
     if "conv" in operator and name in _STEPS:
         most = MOST_OF_STRIDE if name == "stride" else MOST_OF_CONVOLUTION
     else:
         most = MOST_OF_WINDOW if name in _STEPS or name == "kernel_size" else MOST
-    return Bounds(-most, most)
+    return IntegerRange(-most, most)
 
 
-def bounded(bounds: Bounds) -> Callable[[Any], Any]:
+def bounded(bounds: IntegerRange) -> Callable[[Any], Any]:
     """Return a function that checks a number that is computed while a program runs, and raises ValueError if it is out
     of bounds.
     """

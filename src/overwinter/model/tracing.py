@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.arguments import Arguments, Bounds
+from overwinter.model.arguments import Arguments, SizeRanges
 from overwinter.model.refusals import no_cache, way_past
 from overwinter.model.untouched import untouched
 
@@ -35,7 +35,7 @@ class Traced(NamedTuple):
     words: Words
 
 
-def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Traced:
+def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> Traced:
     """Export the module's graph, with the named sizes of its inputs dynamic within `ranges`; the module is not
     changed.
     """

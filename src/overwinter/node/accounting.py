@@ -31,7 +31,7 @@ class Mismatch(NamedTuple):
 
     kind: Kind
     what: Address | WorkerId
-    told: str
+    text: str
 
 
 class Accounting:
@@ -114,7 +114,7 @@ class Accounting:
             self.accounts.mismatches[kind] += len(of_kind)
             if of_kind:
                 more = "" if len(of_kind) == 1 else f", and {len(of_kind) - 1} more"
-                self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.told).told}{more}")
+                self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.text).text}{more}")
 
 
 def _own(fd: int) -> BinaryIO:
@@ -134,16 +134,16 @@ def _store_mismatches(stores: Mapping[StoreName, StoreView]) -> Iterator[Mismatc
     for name, view in stores.items():
         where = f"in the store of {name}" if name else "in the shared store"
         for address in view.resident.keys() | view.files.keys():
-            told = _file_told(view.resident.get(address), view.files.get(address))
-            if told is not None:
-                yield Mismatch("files", address, f"block {address} {where} {told}")
+            message = _file_text(view.resident.get(address), view.files.get(address))
+            if message is not None:
+                yield Mismatch("files", address, f"block {address} {where} {message}")
         if view.settled:
             for address in view.resident.keys() ^ view.held.keys():
-                told = "is held by the scheduler alone" if address in view.held else "is held for no function"
-                yield Mismatch("blocks", address, f"block {address} {where} {told}")
+                message = "is held by the scheduler alone" if address in view.held else "is held for no function"
+                yield Mismatch("blocks", address, f"block {address} {where} {message}")
 
 
-def _file_told(nbytes: int | None, file: FileMemory | None) -> str | None:
+def _file_text(nbytes: int | None, file: FileMemory | None) -> str | None:
     if nbytes is None:
         return "is a file that the store does not know"
     if file is None:
@@ -158,5 +158,7 @@ def _file_told(nbytes: int | None, file: FileMemory | None) -> str | None:
 def _worker_mismatches(workers: Mapping[WorkerId, WeighedWorker]) -> Iterator[Mismatch]:
     for worker, process in workers.items():
         if process.expected is not None and process.memory.private > process.expected * SLACK + SLACK_BYTES:
-            told = f"worker {worker} of {process.function} was measured to need {process.expected} bytes, and has more"
-            yield Mismatch("workers", worker, told)
+            message = (
+                f"worker {worker} of {process.function} was measured to need {process.expected} bytes, and has more"
+            )
+            yield Mismatch("workers", worker, message)

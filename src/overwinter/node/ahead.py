@@ -12,8 +12,8 @@ from overwinter.core.errors import WorkerError
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.preparing import Preparing
-from overwinter.node.sparing import Sparing
 from overwinter.node.watching import Zygotes
 from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.node.zygotes import Room, ZygoteProcess
@@ -53,7 +53,7 @@ class Ahead:
         self._forker = forker
         self._preparing = preparing
         self._log = log
-        self._sparing = Sparing(log)
+        self._throttle = LogThrottle(log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
         self._rooms: dict[WorkerId, Room | None] = {}
         """The room of the zygote that was asked for each process; None: no zygote was asked yet."""
@@ -115,7 +115,7 @@ class Ahead:
     def give_up(self, process: WorkerProcess, why: str) -> None:
         """Kill a process that uses more than waiting needs."""
         tenant = process.family.tenant
-        self._sparing.say(tenant, f"a process forked in advance for {tenant} was ended: {why}")
+        self._throttle.log(tenant, f"a process forked in advance for {tenant} was ended: {why}")
         self._forker.kill(process)
 
     def take_over(

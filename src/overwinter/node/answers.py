@@ -86,7 +86,7 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
 
 def reported_bytes(answer: Answer) -> int:
     """Return the bytes of outputs that the worker reports."""
-    return sum(meta.nbytes for told in answer.outcomes if not isinstance(told, Failure) for meta in told.metas)
+    return sum(meta.nbytes for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas)
 
 
 def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:

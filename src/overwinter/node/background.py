@@ -17,10 +17,10 @@ from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
 from overwinter.node.demotion import put_behind
 from overwinter.node.faults import Faults
+from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.processes import Processes
-from overwinter.node.sparing import Sparing
 from overwinter.node.workers import WorkerProcess
-from overwinter.telemetry.statistics import FunctionStatistics, Statistics, Told
+from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics, Statistics
 from overwinter.telemetry.underway import LivingWorker
 
 LOOK_S = 0.1
@@ -73,7 +73,7 @@ class Background:
         self._statistics = statistics
         self._processes = processes
         self._post = post
-        self._sparing = Sparing(log)
+        self._throttle = LogThrottle(log)
         self._bound_s = bound_s
         self._seen: dict[WorkerId, Seen] = {}
         self._turn = 0
@@ -96,7 +96,7 @@ class Background:
         demote.
         """
         before, self._seen = self._seen, {}
-        self._behind = {worker: told for worker, told in self._behind.items() if worker in self._statistics.workers}
+        self._behind = {worker: since for worker, since in self._behind.items() if worker in self._statistics.workers}
         self._turn = (self._turn + 1) % TURNS
         found = []
         for worker, living in list(self._statistics.workers.items()):
@@ -145,9 +145,11 @@ class Background:
         reason = f"its {what} goes on for much longer than usual"
         if seen.over_s > BEYOND_S:
             reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-        told = f"worker {process.worker} of {living.function} computes only when a core is free from now on: {reason}"
-        self._sparing.say(("demote", process.family.tenant), told)
-        living.tally.decisions.append(Told(now, "demote", reason))
+        message = (
+            f"worker {process.worker} of {living.function} computes only when a core is free from now on: {reason}"
+        )
+        self._throttle.log(("demote", process.family.tenant), message)
+        living.tally.decisions.append(DecisionRecord(now, "demote", reason))
         self._behind[process.worker] = False
 
     def _tell(self, process: WorkerProcess) -> None:
@@ -158,10 +160,10 @@ class Background:
 
     def _stop(self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Seen, now: Seconds) -> None:
         reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-        self._sparing.say(
+        self._throttle.log(
             ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
         )
-        living.tally.decisions.append(Told(now, "stop", reason))
+        living.tally.decisions.append(DecisionRecord(now, "stop", reason))
         self._processes.give_up(process, reason)
 
 

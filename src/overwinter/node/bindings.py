@@ -32,14 +32,14 @@ class Bindings:
         """The indices of the function's blocks that the worker does not have."""
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
-    def begin(self, function: DeployedFunction, bind: Bind, told: BindCallback) -> None:
+    def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
         """Record that the worker was told to bind a function; raise ValueError if it was told before."""
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
-        self._asked[bind.function] = told
+        self._asked[bind.function] = report
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
         """Record the function for which the worker is forked. Its readiness confirms the bind."""
@@ -47,10 +47,10 @@ class Bindings:
 
     def answered(self, function: str) -> BindCallback:
         """Return the listener of an answered bind; raise ValueError if no bind was requested."""
-        told = self._asked.pop(function, None)
-        if told is None:
+        report = self._asked.pop(function, None)
+        if report is None:
             raise ValueError(f"it was not asked to bind {function:.100}")
-        return told
+        return report
 
     def end(self, function: str) -> None:
         """Record that the worker was told to unbind a function; raise ValueError unless it has answered the bind."""

@@ -19,7 +19,7 @@ from overwinter.node.limits import workers_most
 from overwinter.node.pressure import available_bytes
 from overwinter.store.sealing import free_bytes
 from overwinter.worker import namespaces
-from overwinter.worker.sandbox import Shelter
+from overwinter.worker.sandbox import Sandbox
 
 Level = Literal["ok", "lacking", "fatal"]
 """Whether a node runs on this machine: fully, with less protection or resources, or not at all."""
@@ -93,8 +93,8 @@ def torch_check(found: str, accelerator: str | None) -> Check:
         tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
         return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {CPU_BUILD}")
     if accelerator is not None:
-        told = f"{found} is built for {accelerator}, which takes gigabytes and is not used"
-        return Check("PyTorch", "lacking", told, f"remove it, and {CPU_BUILD}")
+        message = f"{found} is built for {accelerator}, which takes gigabytes and is not used"
+        return Check("PyTorch", "lacking", message, f"remove it, and {CPU_BUILD}")
     return Check("PyTorch", "ok", f"{found}, a CPU build")
 
 
@@ -132,7 +132,7 @@ def contained() -> list[str]:
         try:
             os.close(here)
             lacking = namespaces.leave()
-            os.write(there, "\n".join([*lacking, *Shelter().try_out()]).encode())
+            os.write(there, "\n".join([*lacking, *Sandbox().try_out()]).encode())
         except BaseException as error:  # noqa: BLE001 - the border of the child: whatever it was, it is told
             os.write(there, f"workers cannot be contained: {error}".encode())
         finally:

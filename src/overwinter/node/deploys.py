@@ -27,7 +27,7 @@ from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.threads import Threads
-from overwinter.node.traffic import Traffic, who_stays
+from overwinter.node.traffic import TrafficSplits, who_stays
 from overwinter.node.views import DeployedVersion
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
@@ -39,7 +39,7 @@ class Deploys:
     """What comes and goes. Belongs to the loop's thread; what is slow runs in others."""
 
     def __init__(
-        self, parts: Parts, pipelines: Pipelines, traffic: Traffic, quarantine: Quarantine, profiler: Profiles
+        self, parts: Parts, pipelines: Pipelines, traffic: TrafficSplits, quarantine: Quarantine, profiler: Profiles
     ) -> None:
         self._config = parts.config
         self._repository = parts.repository
@@ -99,8 +99,8 @@ class Deploys:
             raise
         if self._config.profile_on_deploy:
             self._profiler.measure_soon(function)
-        told = filter(None, (function.warning(), who_stays(self._versions_of(deployment.name).shares)))
-        return DeployedVersion(deployment.name, deployment.version, "\n".join(told))
+        messages = filter(None, (function.warning(), who_stays(self._versions_of(deployment.name).shares)))
+        return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
     async def _register(self, manifest: Manifest) -> Deployment:
         """A new version, before its trial. If its caller was cancelled it is removed again, because the thread
@@ -184,12 +184,12 @@ class Deploys:
             self._registry.functions[function.id] = function
             quarantined = self._quarantine.reason(function.id)
             if quarantined:
-                told = f"function {function.id} is out of service until it is loaded: {quarantined}"
-                self._log(told, function=function.id)
+                message = f"function {function.id} is out of service until it is loaded: {quarantined}"
+                self._log(message, function=function.id)
             resident = self._registry.is_resident(function)
             self._post(Deployed(function.spec(), resident=resident, quarantined=quarantined))
         limited = {f"function {function.id}": function.deployment.limited for function in functions}
-        limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
+        limited |= {f"pipeline {name!r}": message for name, message in self._pipelines.restore().items()}
         for what, every in limited.items():
-            for told in every:
-                self._log(f"{what}: {told}")
+            for message in every:
+                self._log(f"{what}: {message}")

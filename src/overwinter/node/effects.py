@@ -30,11 +30,11 @@ from overwinter.node.calls import Calls
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
-from overwinter.node.sparing import Sparing
 from overwinter.node.threads import Threads
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
@@ -63,7 +63,7 @@ class NodeEffects:
         self._hosts = hosts
         self._tasks = tasks
         self._post = post
-        self._sparing = Sparing(log)
+        self._throttle = LogThrottle(log)
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
@@ -119,8 +119,8 @@ class NodeEffects:
         try:
             added = await self._loop.run_in_executor(self._threads, host.load, function.blobs)
         except MACHINE as error:
-            name, told = type(error).__name__, self._registry.told(function, error)
-            self._post(LoadFailed(function.id, operation, name, told, addresses, function.store))
+            name, message = type(error).__name__, self._registry.error_text(function, error)
+            self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
             self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
@@ -136,7 +136,7 @@ class NodeEffects:
         # Other explanations are only for readers of the journal.
         if action.what == "stop":
             function = self._functions.get(action.function)
-            self._sparing.say(action.function if function is None else function.manifest.tenant, action.why)
+            self._throttle.log(action.function if function is None else function.manifest.tenant, action.why)
 
     def _set_alarm(self, at: Seconds) -> None:
         if self._alarm is not None:

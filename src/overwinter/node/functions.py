@@ -93,8 +93,8 @@ class DeployedFunction:
         asked, most = self.manifest.settings.memory_mib, self._memory_max_bytes >> 20
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
-        told = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
-        return "\n".join(filter(None, (self.doubts, told)))
+        message = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
+        return "\n".join(filter(None, (self.doubts, message)))
 
     @property
     def subject(self) -> str:

@@ -17,8 +17,8 @@ from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
 from overwinter.node.telemetry import Find, Telemetry
-from overwinter.node.traffic import Traffic
-from overwinter.node.views import DeployedVersion, FunctionView
+from overwinter.node.traffic import TrafficSplits
+from overwinter.node.views import DeployedVersion, DeployedView
 from overwinter.store.manifest import Manifest
 
 
@@ -30,7 +30,7 @@ class Node:
         parts: Parts,
         loop: Loop,
         pipelines: Pipelines,
-        traffic: Traffic,
+        traffic: TrafficSplits,
         deploys: Deploys,
         profiler: Profiles,
         telemetry: Telemetry,
@@ -132,7 +132,7 @@ class Node:
         """The tenant of a function or a pipeline, also of one on trial; NotFoundError."""
         return self._pipelines.view(name, None).tenant if name in self._pipelines else self._deploys.owner(name)
 
-    def view(self, name: FunctionName, version: int | None) -> FunctionView | PipelineView:
+    def view(self, name: FunctionName, version: int | None) -> DeployedView | PipelineView:
         """What answers calls of that name: a pipeline, or a function; NotFoundError."""
         return (self._pipelines.view if name in self._pipelines else self._registry.function)(name, version)
 
@@ -142,7 +142,7 @@ class Node:
             return [self._pipelines.view(name, None).version]
         return self._registry.versions(name)
 
-    def functions(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
+    def functions(self, tenant: TenantId | None = None) -> Iterator[DeployedView]:
         """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
         return self._registry.views(tenant)
 

@@ -90,8 +90,8 @@ class Placing:
         for address in left:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address, self._go_on):
-                    told = f"block {address} of {function.id} changed in memory, and is read from disk again"
-                    self._log(told, function=function.id)
+                    message = f"block {address} of {function.id} changed in memory, and is read from disk again"
+                    self._log(message, function=function.id)
             except MACHINE:
                 # The block was evicted meanwhile, or cannot be read: opening it will report the error.
                 continue
@@ -142,7 +142,7 @@ class Placing:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            self._give_up(action, "StoreError", self._registry.told(function, error), _has_lost(function, host))
+            self._give_up(action, "StoreError", self._registry.error_text(function, error), _has_lost(function, host))
             return
         try:
             room = mapped_bytes(self._registry.family(function))
@@ -168,7 +168,7 @@ class Placing:
             fds = host.open(function.files())
         except StoreError as error:
             process.lost_blocks = _has_lost(function, host)
-            process.failure = Failure("StoreError", self._registry.told(function, error))
+            process.failure = Failure("StoreError", self._registry.error_text(function, error))
             self._processes.kill(process)
             return
         try:
@@ -205,8 +205,8 @@ class Placing:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
             lost = _has_lost(function, host)
-            told = self._registry.told(function, error)
-            self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
+            text = self._registry.error_text(function, error)
+            self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", text, lost))
             return
         try:
             self._processes.bind(process, function, fds, partial(self._bind_ended, action))
@@ -218,8 +218,8 @@ class Placing:
         if failure is None:
             self._post(Bound(worker, function, operation))
         else:
-            told = f"function {function} could not be bound in worker {worker}: {failure.message}"
-            self._log(told, function=function)
+            message = f"function {function} could not be bound in worker {worker}: {failure.message}"
+            self._log(message, function=function)
             self._post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:

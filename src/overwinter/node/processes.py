@@ -24,7 +24,7 @@ from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
 from overwinter.node.registry import Registry
-from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
+from overwinter.node.watching import UNREADABLE, ZygoteLimits, Zygotes
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
@@ -56,7 +56,7 @@ class Processes:
     """Forks workers from the zygotes, and receives their messages."""
 
     def __init__(
-        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: Bounds | None = None
+        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits | None = None
     ) -> None:
         self._registry = registry
         self._log = log
@@ -66,7 +66,7 @@ class Processes:
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """The workers that wait for the base zygote, in their order."""
-        self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
+        self.zygotes = Zygotes(self, environment, log, bounds or ZygoteLimits())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = Ahead(self, self._preparing, log)
@@ -226,8 +226,8 @@ class Processes:
         zygote.pending[order.worker] = 0
         zygote.workers[order.worker] = process
 
-    def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], told: BindCallback) -> None:
-        """Let a worker bind a further function; `told` gets the result, unless the worker ends before. `fds` are the
+    def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], done: BindCallback) -> None:
+        """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds` are the
         blocks that it lacks, then the assets. Raises ValueError for a bound function or one of another family.
         """
         if function.family != process.family:
@@ -235,7 +235,7 @@ class Processes:
         function.printed = process.printed
         bind = function.bind()
         handed = tuple(process.bindings.lacking(bind))
-        process.bindings.begin(function, bind, told)
+        process.bindings.begin(function, bind, done)
         self.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
@@ -319,9 +319,9 @@ class Processes:
             case Bound(function):
                 process.bindings.answered(function)(None)
             case BindFailed(function):
-                told = process.bindings.answered(function)
+                report = process.bindings.answered(function)
                 self.unbind(process, FunctionId(function))
-                told(failed(message))
+                report(failed(message))
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():

@@ -7,7 +7,7 @@ from overwinter.core.events import Event, WorkerReady, ZygoteLost
 from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
-from overwinter.node.views import FunctionView, TenantBlocks
+from overwinter.node.views import DeployedView, TenantBlocks
 from overwinter.node.workers import WorkerProcess
 from overwinter.node.zygotes import Room
 from overwinter.scheduler.published import Published
@@ -38,15 +38,15 @@ class Registry:
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
         return function
 
-    def function(self, name: FunctionName, version: int | None) -> FunctionView:
+    def function(self, name: FunctionName, version: int | None) -> DeployedView:
         """One version, or the one that answers for the name, as callers see it; NotFoundError."""
-        return FunctionView(self.deployed(name, version), self._published, self._hosts)
+        return DeployedView(self.deployed(name, version), self._published, self._hosts)
 
     def versions(self, name: FunctionName) -> list[int]:
         """The versions of a function that answer, ascending."""
         return self._published.versions(name).numbers
 
-    def views(self, tenant: TenantId | None) -> Iterator[FunctionView]:
+    def views(self, tenant: TenantId | None) -> Iterator[DeployedView]:
         """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
         wanted = [each for each in self.functions.values() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
@@ -57,14 +57,14 @@ class Registry:
                 whose = (function.store, function.manifest.tenant)
                 if whose not in blocks:
                     blocks[whose] = TenantBlocks(function, self._published, self._hosts)
-                yield FunctionView(function, self._published, self._hosts, blocks[whose])
+                yield DeployedView(function, self._published, self._hosts, blocks[whose])
 
     def is_resident(self, function: DeployedFunction) -> bool:
         """Whether all blocks of a function are in its host store."""
         host = self._hosts.store(function.store)
         return all(host.holds(blob.address) for blob in function.blobs)
 
-    def told(self, function: DeployedFunction, error: Exception) -> str:
+    def error_text(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
         whole = error.whole() if isinstance(error, OverwinterError) else str(error)
         self._log(f"function {function.id}: {whole}", level="error", function=function.id)

@@ -125,8 +125,8 @@ class Runs:
         continues.
         """
         process.free(flight)
-        told = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
-        failures = tuple(RunFailure(request, "OverloadedError", told) for request in flight.requests)
+        message = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
+        failures = tuple(RunFailure(request, "OverloadedError", message) for request in flight.requests)
         self._post(RunEnded(process.worker, run, failures))
 
     def _give_back(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:

@@ -72,8 +72,8 @@ class Passage:
                 self._step(Dropped(), group)
                 raise
         if self._failed is not None:
-            told = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
-            raise error_named(self._failed.error)(told, self._failed.retry_after_s)
+            message = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
+            raise error_named(self._failed.error)(message, self._failed.retry_after_s)
         return [self._taken(name, source) for name, source in self._pipeline.outputs.items()]
 
     def _step(self, event: Event, group: asyncio.TaskGroup) -> None:

@@ -140,7 +140,7 @@ class Telemetry:
         known = parts.published.detail(function.id, times.now)
         if known is None:
             raise NotFoundError(f"function {function.id!r} is gone")
-        told = explanation(self._sources, known, parts.processes.worker_pids(), times)
+        explained = explanation(self._sources, known, parts.processes.worker_pids(), times)
         others = parts.published.siblings(function.id)
         tiers = await asyncio.to_thread(tiers_of, self._sources, known.spec, others, places)
-        return msgspec.structs.replace(told, tiers=tiers)
+        return msgspec.structs.replace(explained, tiers=tiers)

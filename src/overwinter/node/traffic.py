@@ -19,7 +19,7 @@ from overwinter.store.manifest import Manifest
 from overwinter.store.traffic import KeptTraffic
 
 
-class Traffic:
+class TrafficSplits:
     """Promotions and splits. Belongs to the loop's thread."""
 
     def __init__(

@@ -67,7 +67,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     """Its family as a whole; only told of one function at a time."""
 
 
-class FunctionView:
+class DeployedView:
     """One deployed version of a function as it is at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_program"

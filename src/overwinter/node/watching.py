@@ -47,7 +47,7 @@ UNREADABLE = (ValueError, TypeError)
 """What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 
 
-class Bounds(NamedTuple):
+class ZygoteLimits(NamedTuple):
     """The limits of zygotes: their number, their timeouts, and the additional imports of the base zygote."""
 
     zygotes_max: int = 32
@@ -84,7 +84,7 @@ class Keeper(Protocol):
 class Zygotes:
     """Starts, checks and ends the zygotes."""
 
-    def __init__(self, keeper: Keeper, environment: Mapping[str, str], log: Log, bounds: Bounds) -> None:
+    def __init__(self, keeper: Keeper, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits) -> None:
         """Create it. `environment` contains all variables that zygotes and workers get."""
         self._keeper = keeper
         self._environment = dict(environment)
@@ -117,11 +117,11 @@ class Zygotes:
     def start(self) -> None:
         """Start the base zygote and the supervision; `is_up` reports when it can fork."""
         zygote = ZygoteProcess(None, None)
-        told = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
+        arguments = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
         self._tell_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
-                [sys.executable, "-m", "overwinter.worker.launch", *told],
+                [sys.executable, "-m", "overwinter.worker.launch", *arguments],
                 pass_fds=[zygote.there.fileno()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

@@ -211,14 +211,14 @@ class WorkerProcess:
         """
         if self.ready or not self.tried or self.dismissed:
             return Failure("WorkerError", how)
-        told = f"the trial of {self.function} failed: {how}"
+        message = f"the trial of {self.function} failed: {how}"
         if not self._handled:
-            return Failure("ProgramError", f"{told}. Its program ended it; if it needs more memory, set memory_mib")
+            return Failure("ProgramError", f"{message}. Its program ended it; if it needs more memory, set memory_mib")
         return Failure(
             "HandlerError",
-            f"{told}. Its program or its handler ended it; if the handler cannot answer a generated request, give one "
-            "that it can answer with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
-            "memory_mib",
+            f"{message}. Its program or its handler ended it; if the handler cannot answer a generated request, give "
+            "one that it can answer with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, "
+            "set memory_mib",
         )
 
     def buffer_bytes(self) -> int:

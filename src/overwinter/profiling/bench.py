@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.core.profile import Point, Shape
+from overwinter.core.profile import Configuration, Point
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
@@ -53,13 +53,13 @@ class Bench:
         self._now = now
         self._last = 0
 
-    async def point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
+    async def point(self, function: DeployedFunction, program: Program, configuration: Configuration) -> Measurement:
         """Measure the memory and the median latency of a configuration. Raises StoreError if its blocks are not in
         memory, WorkerError if it does not run.
         """
         while True:
             try:
-                return await self._point(function, program, shape)
+                return await self._point(function, program, configuration)
             except DisturbedError:
                 continue
 
@@ -71,27 +71,31 @@ class Bench:
             except DisturbedError:
                 continue
 
-    async def _point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
-        worker = self._worker(function, program, shape)
+    async def _point(self, function: DeployedFunction, program: Program, configuration: Configuration) -> Measurement:
+        worker = self._worker(function, program, configuration)
         try:
             wake_s = await self._start(worker, function)
             pid = worker.pid or 0
             runs: list[float] = []
             spent = 0.0
-            while not _enough(len(runs) / shape.concurrency, spent):
+            while not _enough(len(runs) / configuration.concurrency, spent):
                 mark = await self._quiet.moment()
                 begun = self._now()
                 took = await worker.waves(BURST_S, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
                 self._quiet.spent(self._now() - begun)
                 runs += took
-                spent += sum(took) / shape.concurrency
+                spent += sum(took) / configuration.concurrency
             memory_bytes = await worker.private_bytes()
         finally:
             await worker.end()
-        return Measurement(Point(shape.cores, memory_bytes, shape.batch, shape.concurrency, median(runs)), pid, wake_s)
+        return Measurement(
+            Point(configuration.cores, memory_bytes, configuration.batch, configuration.concurrency, median(runs)),
+            pid,
+            wake_s,
+        )
 
     async def _layers(self, function: DeployedFunction, program: Program, batch: int) -> Layers:
-        worker = self._worker(function, program, Shape(1, batch, 1))
+        worker = self._worker(function, program, Configuration(1, batch, 1))
         try:
             await self._start(worker, function)
             pid = worker.pid or 0
@@ -111,10 +115,10 @@ class Bench:
             await worker.end()
         return Layers(batch, tuple(median(layer) for layer in zip(*passes, strict=True)), pid)
 
-    def _worker(self, function: DeployedFunction, program: Program, shape: Shape) -> MeasuredWorker:
+    def _worker(self, function: DeployedFunction, program: Program, configuration: Configuration) -> MeasuredWorker:
         # The scheduler's workers have positive numbers.
         self._last -= 1
-        return MeasuredWorker(self._processes, WorkerId(self._last), function, program, shape, self._now)
+        return MeasuredWorker(self._processes, WorkerId(self._last), function, program, configuration, self._now)
 
     async def _start(self, worker: MeasuredWorker, function: DeployedFunction) -> float | None:
         mark = await self._quiet.moment()

@@ -14,7 +14,7 @@ from typing import Any
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
-from overwinter.core.profile import Shape
+from overwinter.core.profile import Configuration
 from overwinter.core.tensor import TensorMeta
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction, mapped_bytes
@@ -58,13 +58,13 @@ class MeasuredWorker:
         worker: WorkerId,
         function: DeployedFunction,
         program: Program,
-        shape: Shape,
+        configuration: Configuration,
         now: Callable[[], Seconds],
     ) -> None:
         self.worker = worker
         self._processes = processes
         self._function = function
-        self._shape = shape
+        self._configuration = configuration
         self._now = now
         self._rows = least_rows(program)
         self._metas = _metas(program)
@@ -87,12 +87,14 @@ class MeasuredWorker:
         """Fork the worker, and send it the descriptors of the program and the blocks, which are closed. Returns the
         seconds until it was ready; raises WorkerError.
         """
-        function, shape = self._function, self._shape
+        function, configuration = self._function, self._configuration
         memory_bytes = function.memory_bytes
-        order = ForkWorker(self.worker, uid_of(self.worker), memory_bytes, mapped_bytes([function]), shape.cores)
+        order = ForkWorker(
+            self.worker, uid_of(self.worker), memory_bytes, mapped_bytes([function]), configuration.cores
+        )
         begun = self._now()
         try:
-            load = function.load(shape.cores, shape.concurrency, bare=True, measured=True)
+            load = function.load(configuration.cores, configuration.concurrency, bare=True, measured=True)
             self._processes.fork(function, order, load, function.bind(bare=True), fds, self)
         finally:
             for fd in fds:
@@ -141,7 +143,7 @@ class MeasuredWorker:
         process = self._worker()
         self._expect()
         self._took = []
-        for _ in range(self._shape.concurrency):
+        for _ in range(self._configuration.concurrency):
             self._begin(process)
         await self._hear(disturbed)
         self._last = self._now()
@@ -150,7 +152,7 @@ class MeasuredWorker:
     def _begin(self, process: WorkerProcess) -> None:
         self._runs += 1
         run = RunId(self._runs)
-        batch = self._shape.batch
+        batch = self._configuration.batch
         slot = process.begin(run, (NOBODY,) * batch)
         buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)

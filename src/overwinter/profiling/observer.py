@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from overwinter.core.ids import FunctionId, Seconds
-from overwinter.core.profile import Point, Profile, Shape
+from overwinter.core.profile import Configuration, Point, Profile
 from overwinter.telemetry.statistics import ServiceObserver
 
 RUNS_MIN = 20
@@ -45,7 +45,7 @@ class Observer(ServiceObserver):
         self.arrived_at: Seconds | None = None
         self._profile_of = profile_of
         self._tell = tell
-        self._seen: dict[FunctionId, dict[Shape | None, _Seen]] = {}
+        self._seen: dict[FunctionId, dict[Configuration | None, _Seen]] = {}
         """By configuration; None: of wakes."""
         self._told_at: dict[FunctionId, Seconds] = {}
 
@@ -54,9 +54,9 @@ class Observer(ServiceObserver):
         self.arrivals += 1
         self.arrived_at = now
 
-    def ran(self, function: FunctionId, shape: Shape, seconds: float, now: Seconds) -> None:
+    def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
         """A run took so long in this configuration."""
-        self._note(function, shape, seconds, now)
+        self._note(function, configuration, seconds, now)
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
         """A worker was ready so long after its start."""
@@ -67,7 +67,7 @@ class Observer(ServiceObserver):
         self._seen.pop(function, None)
         self._told_at.pop(function, None)
 
-    def _note(self, id_: FunctionId, what: Shape | None, seconds: float, now: Seconds) -> None:
+    def _note(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
         if self._profile_of(id_) is None:
             # Gone, or not measured: there is nothing to correct.
             return

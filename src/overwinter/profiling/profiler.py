@@ -12,7 +12,15 @@ from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.events import Profiled
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Limits, Progress, Tell, Wanted, wanted_batches, wanted_shapes, with_points
+from overwinter.core.profiling import (
+    ConfigurationLimits,
+    Progress,
+    Tell,
+    Wanted,
+    wanted_batches,
+    wanted_configurations,
+    with_points,
+)
 from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
 from overwinter.node.faults import MACHINE
@@ -65,9 +73,9 @@ class Profiler:
         cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs.
         """
         limits = await asyncio.to_thread(self._limits, function)
-        shapes = wanted_shapes(wanted, function.manifest.settings, limits)
+        configurations = wanted_configurations(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
-        tell(Progress(done=0, total=len(shapes) + len(batches), what="waiting for its turn"))
+        tell(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
         async with self._rounds.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
             program = await asyncio.to_thread(self._program, function)
@@ -75,7 +83,7 @@ class Profiler:
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
             try:
-                await survey.run(shapes, batches)
+                await survey.run(configurations, batches)
             finally:
                 if survey.found:
                     # Store it even if no caller waits any more.
@@ -128,8 +136,8 @@ class Profiler:
         await asyncio.to_thread(self._put, function.subject, profile)
         self._spread(function.subject, profile)
 
-    def _limits(self, function: DeployedFunction) -> Limits:
-        return Limits(core_count(), batch_limit(self._program(function)))
+    def _limits(self, function: DeployedFunction) -> ConfigurationLimits:
+        return ConfigurationLimits(core_count(), batch_limit(self._program(function)))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))

@@ -14,7 +14,7 @@ SERVING_S = 10.0
 """A node whose last request came longer ago is idle, and measures as fast as it can."""
 
 
-class Traffic(Protocol):
+class Arrivals(Protocol):
     """Observes incoming requests."""
 
     @property
@@ -31,11 +31,11 @@ class Traffic(Protocol):
 class Quiet:
     """Decides when to measure, and accounts for the time used."""
 
-    def __init__(self, traffic: Traffic, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
+    def __init__(self, requests: Arrivals, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
         """Create it. `busy` returns whether requests or workers are in progress. `share` of the time, above 0 and at
         most 1, may be used while the node serves.
         """
-        self._traffic = traffic
+        self._requests = requests
         self._busy = busy
         self._share = share
         self._now = now
@@ -47,16 +47,16 @@ class Quiet:
             await asyncio.sleep(min(rest_s, SERVING_S))
         while self._busy():  # noqa: ASYNC110 - nobody tells when workers and requests are all at rest
             await asyncio.sleep(POLL_S)
-        return self._traffic.arrivals
+        return self._requests.arrivals
 
     def disturbed(self, mark: int) -> bool:
         """Whether anything is in progress, or was since the moment of the mark."""
-        return self._busy() or self._traffic.arrivals != mark
+        return self._busy() or self._requests.arrivals != mark
 
     def spent(self, seconds: float) -> None:
         """Account for a measurement of this duration: while the node serves, the next one must wait accordingly."""
         self._rests_until = Seconds(self._now() + seconds * (1.0 / self._share - 1.0))
 
     def _serves(self) -> bool:
-        last = self._traffic.arrived_at
+        last = self._requests.arrived_at
         return last is not None and self._now() - last < SERVING_S

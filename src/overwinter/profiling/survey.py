@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from overwinter.core.errors import StoreError, WorkerError
-from overwinter.core.profile import LayerPoint, Point, Profile, Shape
+from overwinter.core.profile import Configuration, LayerPoint, Point, Profile
 from overwinter.core.profiling import Progress, Tell, with_points
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
@@ -42,7 +42,7 @@ class Survey:
         self._points: list[Point] = []
         self._layers: list[Layers] = []
         self._wakes: list[float] = []
-        self._known_shapes: set[Shape] = set()
+        self._known: set[Configuration] = set()
         self._known_batches: set[int] = set()
         self.blank = Profile(
             weight_bytes=sum(weight.nbytes for weight in program.weights),
@@ -57,46 +57,48 @@ class Survey:
 
     def known(self, profile: Profile) -> None:
         """Skip the configurations in this profile."""
-        self._known_shapes = {point.shape for point in profile.points}
+        self._known = {point.configuration for point in profile.points}
         if profile.layers and len(profile.layers) == len(self._program.layers):
             self._known_batches = set.intersection(*(set(layer.latency_s) for layer in profile.layers))
 
-    async def run(self, shapes: Sequence[Shape], batches: Sequence[int]) -> None:
+    async def run(self, configurations: Sequence[Configuration], batches: Sequence[int]) -> None:
         """Measure the unknown configurations; raise WorkerError if none runs."""
-        missing = [shape for shape in shapes if shape not in self._known_shapes]
+        missing = [configuration for configuration in configurations if configuration not in self._known]
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
         self._say(BEGINS)
         stuck: dict[tuple[int, int], str] = {}
-        for shape in missing:
-            row = (shape.cores, shape.concurrency)
+        for configuration in missing:
+            row = (configuration.cores, configuration.concurrency)
             if row not in stuck:
-                stuck.update(await self._measure(shape))
+                stuck.update(await self._measure(configuration))
             else:
                 self._done += 1
-                self._say(f"{_text(shape)} is left out: {stuck[row]}")
+                self._say(f"{_text(configuration)} is left out: {stuck[row]}")
         if missing and not self._points:
             raise WorkerError(next(iter(stuck.values())))
         for batch in timed:
             await self._time(batch)
 
-    async def _measure(self, shape: Shape) -> dict[tuple[int, int], str]:
+    async def _measure(self, configuration: Configuration) -> dict[tuple[int, int], str]:
         """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
         reason.
         """
-        self._say(_text(shape))
+        self._say(_text(configuration))
         try:
-            found = await self._with_blocks(lambda: self._bench.point(self._function, self._program, shape))
+            found = await self._with_blocks(lambda: self._bench.point(self._function, self._program, configuration))
         except WorkerError as error:
             self._done += 1
-            return {(shape.cores, shape.concurrency): str(error)}
+            return {(configuration.cores, configuration.concurrency): str(error)}
         self._done += 1
         self._points.append(found.point)
         if found.wake_s is not None:
             self._wakes.append(found.wake_s)
-        self._say(_text(shape), found.pid, found.point)
+        self._say(_text(configuration), found.pid, found.point)
         if found.point.latency_s > LONGEST_S:
-            return {(shape.cores, shape.concurrency): f"a smaller batch took {found.point.latency_s:.0f} s"}
+            return {
+                (configuration.cores, configuration.concurrency): f"a smaller batch took {found.point.latency_s:.0f} s"
+            }
         return {}
 
     async def _time(self, batch: int) -> None:
@@ -145,5 +147,5 @@ class Survey:
         self._tell(Progress(done=self._done, total=self._total, what=what, pid=pid, point=point))
 
 
-def _text(shape: Shape) -> str:
-    return f"c={shape.cores} b={shape.batch} p={shape.concurrency}"
+def _text(configuration: Configuration) -> str:
+    return f"c={configuration.cores} b={configuration.batch} p={configuration.concurrency}"

@@ -28,7 +28,7 @@ from overwinter.scheduler.idle import give_room
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
-from overwinter.scheduler.sizing import next_to_start, told, wanted_points
+from overwinter.scheduler.sizing import next_to_start, scaling_text, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
 from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Room, Want, next_want, wants_place
 
@@ -251,7 +251,7 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
     if function is not None:
         started = start_workers(cycle, function, points)
         if started:
-            cycle.decide(function, "scale-out", told(cycle, family, f"{started} more"))
+            cycle.decide(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:

@@ -74,8 +74,8 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     del cycle.state.ahead[found.id]
     cycle.ledger.give_back(worker_owner(found.id))
     cycle.timers.disarm(found.id)
-    told = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
-    cycle.decide(function, "ahead", told)
+    message = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
+    cycle.decide(function, "ahead", message)
     return found.id
 
 

@@ -57,6 +57,6 @@ def remember(state: State, function: FunctionId, error: Exception) -> None:
     state.faults.setdefault(function, f"{type(error).__name__}: {error}")
 
 
-def told(function: FunctionId, fault: str) -> str:
+def fault_text(function: FunctionId, fault: str) -> str:
     """Format the reason that callers of the function get from then on."""
     return f"the scheduler failed on function {function} ({fault}): load it to try again, or deploy a new version"

@@ -63,7 +63,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Of its runs, smoothed; None: it has not run."""
     failures: int
     """Deaths in a row."""
-    rests_s: float
+    backoff_s: float
     """For so long it is not woken, after a failure."""
     points: Sequence[Point]
     """The measured configurations that its settings allow."""
@@ -90,7 +90,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         expected_rate=expected or 0.0,
         run_s=function.latency.run_s,
         failures=function.failures,
-        rests_s=max(0.0, function.backoff_until - now),
+        backoff_s=max(0.0, function.backoff_until - now),
         points=tuple(function.latency.points),
         pace=function.latency.pace,
         own=function.own,

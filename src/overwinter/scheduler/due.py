@@ -71,7 +71,7 @@ def _function(cycle: Cycle, function: Function) -> None:
     if family.lead is function and family.look_at is not None and family.look_at <= now:
         scaled = end_period(cycle, family)
         if scaled is not None:
-            scale_out(cycle, family, [family.latency.point(shape) for shape in scaled.start])
+            scale_out(cycle, family, [family.latency.point(configuration) for configuration in scaled.start])
             drain_surplus(cycle, family, scaled)
         for worker in list(family.workers.values()):
             unbind_unused(cycle, worker)

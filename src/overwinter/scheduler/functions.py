@@ -135,7 +135,7 @@ def contain(cycle: Cycle) -> None:
     faults = cycle.state.faults
     while faults:
         id_ = next(iter(faults))
-        fault = containment.told(id_, faults.pop(id_))
+        fault = containment.fault_text(id_, faults.pop(id_))
         function = cycle.state.functions.get(id_)
         if function is None:
             continue

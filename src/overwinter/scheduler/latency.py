@@ -14,7 +14,7 @@ import msgspec
 from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import Address, FunctionId
 from overwinter.core.policies import Policy
-from overwinter.core.profile import Point, Shape, between
+from overwinter.core.profile import Configuration, Point, between
 from overwinter.scheduler.sharing import Sharing
 
 WORKER_BYTES = 16 << 20
@@ -126,14 +126,14 @@ class LatencyModel:
             0.0,
         )
         """The default configuration of a worker: the simplest that meets the SLO."""
-        self.first: Shape | None = None
+        self.first: Configuration | None = None
         """The configuration that the scaler chooses for the only worker at a low rate; None: not asked yet."""
         self.first_rate = 0.0
         """Up to this rate one such worker suffices, and the scaler need not be asked."""
 
-    def point(self, shape: Shape) -> Point:
+    def point(self, configuration: Configuration) -> Point:
         """The profile of a worker of this configuration."""
-        return next((point for point in self.points if point.shape == shape), self.usual)
+        return next((point for point in self.points if point.configuration == configuration), self.usual)
 
     def latency_s(self, point: Point, batch: int) -> float | None:
         """Return the expected seconds of a run of `batch` requests in a worker of this configuration; None: unknown."""

@@ -10,7 +10,7 @@ from math import inf
 import msgspec
 
 from overwinter.core.ids import Seconds
-from overwinter.core.profile import Point, Shape
+from overwinter.core.profile import Configuration, Point
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
@@ -71,13 +71,16 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
         if worker is not None:
             drain(cycle, worker, "fewer workers serve the rate")
     if scaled.stop:
-        cycle.decide(family.lead, "scale-in", told(cycle, family, f"{len(scaled.stop)} fewer"))
+        cycle.decide(family.lead, "scale-in", scaling_text(cycle, family, f"{len(scaled.stop)} fewer"))
 
 
-def told(cycle: Cycle, family: Family, change: str) -> str:
+def scaling_text(cycle: Cycle, family: Family, change: str) -> str:
     """Format a change of the number of workers."""
-    shapes = [worker.point.shape for worker in family.workers.values()]
-    made = ", ".join(f"c={shape.cores} b={shape.batch} p={shape.concurrency}" for shape in shapes)
+    configurations = [worker.point.configuration for worker in family.workers.values()]
+    made = ", ".join(
+        f"c={configuration.cores} b={configuration.batch} p={configuration.concurrency}"
+        for configuration in configurations
+    )
     return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {made}"
 
 
@@ -101,15 +104,15 @@ def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
 
 def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
     """Return the configurations of the workers to start for waiting requests, at least one."""
-    usual = (function.latency.usual.shape,)
-    shapes = asked(cycle.state, function, usual, _wanted_shapes, cycle, function)
-    return [function.latency.point(shape) for shape in shapes]
+    usual = (function.latency.usual.configuration,)
+    configurations = asked(cycle.state, function, usual, _wanted_configurations, cycle, function)
+    return [function.latency.point(configuration) for configuration in configurations]
 
 
-def _wanted_shapes(cycle: Cycle, function: Function) -> Sequence[Shape]:
+def _wanted_configurations(cycle: Cycle, function: Function) -> Sequence[Configuration]:
     """Return the scaler's answer for the observed rate."""
     latency = function.latency
-    usual = (latency.usual.shape,)
+    usual = (latency.usual.configuration,)
     if not latency.points or function.on_trial or not function.queue:
         return usual
     rate = max(expected_rate(cycle, function.family), _burst(cycle, function.family))
@@ -128,7 +131,7 @@ def _fits(cycle: Cycle, point: Point) -> bool:
     return all(each.fits(amount) for each, amount in cycle.resources.of_worker(point, point.memory_bytes).items())
 
 
-def _first(cycle: Cycle, function: Function) -> Shape:
+def _first(cycle: Cycle, function: Function) -> Configuration:
     """The configuration of the only worker at a low rate on an empty node, computed once: most functions never need
     another, and temporary limits must not be remembered.
     """
@@ -143,7 +146,7 @@ def _first(cycle: Cycle, function: Function) -> Shape:
         )
         scaled = cycle.scaler(demand)
         tell_effort(cycle, function, scaled.best_effort)
-        latency.first = scaled.start[0] if scaled.start else latency.usual.shape
+        latency.first = scaled.start[0] if scaled.start else latency.usual.configuration
         point = latency.point(latency.first)
         alone = latency.latency_s(point, 1)
         if alone and not scaled.best_effort:
@@ -157,7 +160,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
     rate = expected_rate(cycle, family)
     if len(family.workers) == 1 and rate <= family.latency.first_rate:
         [worker] = family.workers.values()
-        if worker.point.shape == family.latency.first:
+        if worker.point.configuration == family.latency.first:
             return None
     scaled = cycle.scaler(_demand(cycle, function, rate))
     tell_effort(cycle, function, scaled.best_effort)
@@ -184,9 +187,9 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     family, latency, policy, resources = function.family, function.latency, cycle.policy, cycle.resources
     alive = [worker for worker in family.workers.values() if not worker.stopping]
     # A worker may be older than the last measurement of its configuration.
-    measured = {point.shape: point for point in latency.points}
+    measured = {point.configuration: point for point in latency.points}
     standing = tuple(
-        Standing(worker.id, measured.get(worker.point.shape, worker.point), _load(worker), worker.since)
+        Standing(worker.id, measured.get(worker.point.configuration, worker.point), _load(worker), worker.since)
         for worker in alive
         if worker.drain is None
     )

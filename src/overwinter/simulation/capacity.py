@@ -35,7 +35,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def capacity(
-    scenario: Scenario, target: float, base: Path = Path(), told: Callable[[Tried], None] | None = None
+    scenario: Scenario, target: float, base: Path = Path(), observe: Callable[[Tried], None] | None = None
 ) -> Capacity:
     """Double the copies until the attainment is missed, then bisect, assuming that attainment falls with copies.
 
@@ -54,8 +54,8 @@ def capacity(
             raise CallerError("no request comes within duration_s, so there is no attainment to reach")
         good = attained >= target and report.total.lost == 0
         tried.append(Tried(copies, len(report.functions), attained, good))
-        if told is not None:
-            told(tried[-1])
+        if observe is not None:
+            observe(tried[-1])
         best = report if good else best
         return good
 

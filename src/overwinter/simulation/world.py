@@ -334,8 +334,8 @@ class World:
             return
         worker, id_, operation = action.worker, action.function, action.operation
         if not self._host.holds(function.spec, self._timeline.now):
-            told = "a block is not in the host store"
-            self._post(0.0, BindFailed(worker, id_, operation, "StoreError", told, lost_blocks=True))
+            message = "a block is not in the host store"
+            self._post(0.0, BindFailed(worker, id_, operation, "StoreError", message, lost_blocks=True))
             return
         seconds = function.model.bind_s * self._chance.slowness()
         self._work(process, 1, seconds, self._chance.start_crash(), Bound(worker, id_, operation))

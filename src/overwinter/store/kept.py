@@ -34,8 +34,8 @@ def _kept(decode: Callable[[bytes], Kept], data: bytes, bounds: Bounds, *within:
     try:
         return decode(data), ()
     except CallerError:
-        today, told = _as_today(data, bounds, within)
-        return decode(today), told
+        today, notes = _as_today(data, bounds, within)
+        return decode(today), notes
 
 
 def _as_today(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
@@ -46,8 +46,8 @@ def _as_today(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[byt
             holder = holder[name]
         for name in RENAMED.keys() & holder.keys():
             holder.setdefault(RENAMED[name], holder.pop(name))
-        numbers, told = brought_within(holder, bounds)
+        numbers, notes = brought_within(holder, bounds)
     except (msgspec.MsgspecError, UnicodeError, LookupError, TypeError, AttributeError):
         return data, ()
     holder.update(numbers)
-    return msgspec.json.encode(whole), told
+    return msgspec.json.encode(whole), notes

@@ -8,7 +8,7 @@ import msgspec
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
 from overwinter.telemetry.sources import Sources
-from overwinter.telemetry.statistics import RECENT, Answer, FunctionStatistics
+from overwinter.telemetry.statistics import ANSWERS_KEPT, Answer, FunctionStatistics
 
 WINDOW_S = 60.0
 """Rates and latencies are computed from the answers of this many recent seconds."""
@@ -119,7 +119,7 @@ def _function(
     stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
     held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
     workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
-    rate, p50, p99 = lately(list(tally.recent), now)
+    rate, p50, p99 = recent_latency(list(tally.recent), now)
     return FunctionActivity(
         name=tally.name,
         tenant=newest.spec.tenant,
@@ -144,13 +144,13 @@ def _function(
     )
 
 
-def lately(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
+def recent_latency(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
     """Return the answers per second, and the median and the 99th percentile of their seconds, within the window."""
     late = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
     if not late:
         return 0.0, None, None
     # There are so many answers that older ones of the window were dropped: use the time that the remaining ones cover.
-    span = now - late[0][0] if len(late) == RECENT else WINDOW_S
+    span = now - late[0][0] if len(late) == ANSWERS_KEPT else WINDOW_S
     ordered = sorted(seconds for _, seconds in late)
     p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
     return len(late) / max(span, 1e-3), p50, p99

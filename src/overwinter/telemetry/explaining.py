@@ -15,7 +15,7 @@ from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
 from overwinter.telemetry.sources import Sources
-from overwinter.telemetry.statistics import FunctionStatistics, Told
+from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics
 from overwinter.telemetry.underway import LivingWorker
 
 
@@ -70,7 +70,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a shared run that is separate for each function, as the scheduler expects."""
     cost: float | None
     """The time of a shared run divided by that of separate runs; from 1 on few runs are shared. None: unknown."""
-    beside: Mapping[FunctionName, int]
+    shared_with: Mapping[FunctionName, int]
     """How many of the last shared runs it shared with each function, the most frequent first."""
 
 
@@ -92,7 +92,7 @@ class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
     bound: Sequence[BoundFacts]
 
 
-class Happened(msgspec.Struct, frozen=True):
+class HistoryEntry(msgspec.Struct, frozen=True):
     """A decision or message, and its time in seconds since 1970."""
 
     at: float
@@ -134,7 +134,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     """The smoothed time of its runs; None: it has not run."""
     failures: int
     """The number of consecutive deaths."""
-    rests_s: float
+    backoff_s: float
     """How long it is still not woken after a failure."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
@@ -146,9 +146,9 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     answered: int
     """The answered requests for this version since the node started."""
     refused: int
-    decisions: Sequence[Happened]
+    decisions: Sequence[HistoryEntry]
     """The last decisions about all versions, the newest last."""
-    refusals: Sequence[Happened]
+    refusals: Sequence[HistoryEntry]
 
 
 def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId, int], times: "Times") -> Explanation:
@@ -171,7 +171,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         expected_rate=known.expected_rate,
         run_s=known.run_s,
         failures=known.failures,
-        rests_s=known.rests_s,
+        backoff_s=known.backoff_s,
         tiers=(),
         profile=_profile(known, tally, times.now),
         family=function.family,
@@ -180,8 +180,8 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         workers=[_worker(sources, worker, pids.get(worker.worker)) for worker in known.workers],
         answered=sum(own.durations.counts),
         refused=own.refused.total(),
-        decisions=times.happened(list(tally.decisions)),
-        refusals=times.happened(list(tally.refusals)),
+        decisions=times.history(list(tally.decisions)),
+        refusals=times.history(list(tally.refusals)),
     )
 
 
@@ -191,9 +191,9 @@ class Times(msgspec.Struct, frozen=True):
     now: Seconds
     wall: float
 
-    def happened(self, told: Iterable[Told]) -> list[Happened]:
+    def history(self, records: Iterable[DecisionRecord]) -> list[HistoryEntry]:
         """Convert the times of decisions to seconds since 1970."""
-        return [Happened(self.wall - (self.now - each.at), each.what, each.why) for each in told]
+        return [HistoryEntry(self.wall - (self.now - each.at), each.what, each.why) for each in records]
 
 
 def tiers_of(
@@ -251,7 +251,7 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
         whole_core_s=tally.shared_whole_core_s,
         own=known.own,
         cost=known.cost,
-        beside=dict(Counter(name for names in tally.beside for name in names).most_common()),
+        shared_with=dict(Counter(name for names in tally.shared_with for name in names).most_common()),
     )
 
 

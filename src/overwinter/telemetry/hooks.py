@@ -23,41 +23,41 @@ class Hooks(Generic[T]):
     def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
         """A request was refused."""
 
-    def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
+    def _run_started(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
         """A worker has one run more."""
 
-    def _ran(self, worker: LivingWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
+    def _run_completed(self, worker: LivingWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
         """A run ended; None: with its worker."""
 
-    def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
+    def _worker_started(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker was started."""
 
-    def _woken(self, worker: LivingWorker[T], seconds: float, now: Seconds) -> None:
+    def _worker_ready(self, worker: LivingWorker[T], seconds: float, now: Seconds) -> None:
         """A worker is ready, so long after its wake began."""
 
-    def _gone(self, worker: LivingWorker[T], now: Seconds) -> None:
+    def _worker_ended(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker ended."""
 
-    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:
         """A version was deployed."""
 
-    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _version_removed(self, spec: FunctionSpec, now: Seconds) -> None:
         """A version was removed."""
 
-    def _ended(self, tally: T) -> None:
+    def _function_removed(self, tally: T) -> None:
         """A function's last version was removed; workers of it may still end later."""
 
-    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _blocks_held(self, spec: FunctionSpec, now: Seconds) -> None:
         """The host store holds all blocks of the version."""
 
-    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _blocks_released(self, spec: FunctionSpec, now: Seconds) -> None:
         """The host store no longer holds the blocks for the version."""
 
-    def _decided(self, tally: T, what: Decision, why: str, now: Seconds) -> None:
+    def _decision_made(self, tally: T, what: Decision, why: str, now: Seconds) -> None:
         """Why something was decided."""
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:
         """A function was measured."""
 
-    def _heard(self, event: Event, now: Seconds) -> None:
+    def _other_event(self, event: Event, now: Seconds) -> None:
         """An event occurred that no tally counts."""

@@ -70,7 +70,7 @@ class Meter:
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
             # A removed function has no further usage once its last worker has ended.
-            gone = [tally for tally in self._statistics.left if tally.workers == 0]
+            gone = [tally for tally in self._statistics.removed_tallies if tally.workers == 0]
             totals = self._totals(now)
             try:
                 self._ledger.add(day, self._unwritten(totals))
@@ -81,7 +81,7 @@ class Meter:
                 return
             self._failing = False
             for tally in gone:
-                self._statistics.left.remove(tally)
+                self._statistics.removed_tallies.remove(tally)
             self._written = {tally: total for tally, total in totals.items() if tally not in gone}
 
     def usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
@@ -98,7 +98,7 @@ class Meter:
             if tenant in (None, key[0]):
                 used[key] = used[key].plus(amounts)
                 since.setdefault(key, today)
-        return [_told(key, since[key], amounts) for key, amounts in sorted(used.items())]
+        return [_usage_of(key, since[key], amounts) for key, amounts in sorted(used.items())]
 
     def _unwritten(self, totals: dict[FunctionStatistics, Amounts]) -> dict[Key, Amounts]:
         used: defaultdict[Key, Amounts] = defaultdict(Amounts)
@@ -122,7 +122,7 @@ class Meter:
                 tally.host_byte_s,
                 tally.private_byte_s,
             )
-            for tally in [*list(seen.tallies.values()), *seen.left]
+            for tally in [*list(seen.tallies.values()), *seen.removed_tallies]
         }
         for worker in list(seen.workers.values()):
             _add_worker(totals, worker, now)
@@ -154,7 +154,7 @@ def _add_worker(
             totals[tally] = totals[tally].plus(each)
 
 
-def _told(key: Key, since: str, amounts: Amounts) -> Usage:
+def _usage_of(key: Key, since: str, amounts: Amounts) -> Usage:
     tenant, function = key
     return Usage(
         tenant=tenant,

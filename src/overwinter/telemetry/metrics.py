@@ -49,7 +49,7 @@ class _Node(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sources, known, now = self._sources, self._known, self._now
-        seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
+        seen = [sources.statistics.unknown, *list(sources.statistics.tallies.values())]
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
         yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
         yield from _passages(self._pipelines)
@@ -62,18 +62,18 @@ class _Node(Collector):
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
         yield from _health(sources.health)
-        told = "Periodic checks of the node that failed for a reason of the machine."
-        yield counter("looks_failed", told, ["what"], _by_name(sources.faults.copy()))
+        help_text = "Periodic checks of the node that failed for a reason of the machine."
+        yield counter("looks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
 
 
-def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+def counter(name: str, help_text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
     """Format a family of counters."""
-    return _filled(CounterMetricFamily(PREFIX + name, told, labels=labels), samples)
+    return _filled(CounterMetricFamily(PREFIX + name, help_text, labels=labels), samples)
 
 
-def gauge(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+def gauge(name: str, help_text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
     """Format a family of gauges."""
-    return _filled(GaugeMetricFamily(PREFIX + name, told, labels=labels), samples)
+    return _filled(GaugeMetricFamily(PREFIX + name, help_text, labels=labels), samples)
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[Sample]) -> Metric:
@@ -82,9 +82,9 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[S
     return family
 
 
-def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
+def histogram(name: str, help_text: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
     """Format a family of histograms."""
-    family = HistogramMetricFamily(PREFIX + name, told, labels=labels)
+    family = HistogramMetricFamily(PREFIX + name, help_text, labels=labels)
     for values, each in samples:
         # Copy the counts once, because the loop continues to count.
         counts, total, below = list(each.counts), each.total, 0
@@ -148,8 +148,8 @@ def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metr
         refused = each.refused.copy()
         outcomes += [((name, str(number), "refused", error), count) for error, count in refused.items()]
     labels = ["function", "version"]
-    told = "Requests that were answered or refused for a version; refused ones by the error's name."
-    yield counter("version_requests", told, [*labels, "outcome", "error"], outcomes)
+    help_text = "Requests that were answered or refused for a version; refused ones by the error's name."
+    yield counter("version_requests", help_text, [*labels, "outcome", "error"], outcomes)
     yield histogram(
         "version_request_duration_seconds",
         "Time from a request's arrival to the answer of the version.",
@@ -184,21 +184,21 @@ def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
 
 
 def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    told = "Time from a request's arrival until it was sent to a worker."
-    yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
+    help_text = "Time from a request's arrival until it was sent to a worker."
+    yield histogram("queue_wait_seconds", help_text, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
-    told = "Those of these runs that several functions shared; a shared run counts once for each."
-    yield counter("shared_runs", told, ["function"], _named(seen, "shared_runs"))
-    told = "Requests in shared runs, by their function."
-    yield counter("shared_run_requests", told, ["function"], _named(seen, "shared_batched"))
+    help_text = "Those of these runs that several functions shared; a shared run counts once for each."
+    yield counter("shared_runs", help_text, ["function"], _named(seen, "shared_runs"))
+    help_text = "Requests in shared runs, by their function."
+    yield counter("shared_run_requests", help_text, ["function"], _named(seen, "shared_batched"))
     yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
     yield counter("run_core_seconds", "Time of these runs times their cores.", ["function"], _named(seen, "core_s"))
-    told = "Time from arrivals until the requests were sent to a worker."
-    yield counter("wait_seconds", told, ["function"], _named(seen, "wait_s"))
+    help_text = "Time from arrivals until the requests were sent to a worker."
+    yield counter("wait_seconds", help_text, ["function"], _named(seen, "wait_s"))
 
 
 def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
@@ -210,8 +210,8 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
     living = list(statistics.workers.values())
     bound = Counter[str](name for process in living for name in {tally.name for tally in list(process.bound.values())})
     yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
-    told = "Binds of a function in a worker of its family, including failed ones."
-    yield counter("binds", told, ["function"], _named(seen, "binds"))
+    help_text = "Binds of a function in a worker of its family, including failed ones."
+    yield counter("binds", help_text, ["function"], _named(seen, "binds"))
     yield counter("bind_seconds", "Time of binds.", ["function"], _named(seen, "bind_s"))
     yield counter(
         "wakes",
@@ -236,10 +236,12 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
 
 
 def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    counts = (((what,), statistics.decided[what]) for what in get_args(Decision))
+    counts = (((what,), statistics.decision_counts[what]) for what in get_args(Decision))
     yield counter("decisions", "Decisions of the scheduler that `explain` shows.", ["decision"], counts)
     yield counter("evictions", "Evictions of a function's blocks.", ["function"], _named(seen, "evictions"))
-    yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
+    yield counter(
+        "memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressure_events)]
+    )
 
 
 def _functions(known: Snapshot) -> Iterator[Metric]:
@@ -249,8 +251,10 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
     hopeless = sum(function.best_effort for function in known.functions)
     yield gauge("functions_best_effort", "Those of these whose SLO no configuration meets.", [], [((), hopeless)])
-    told = "Those of these that wait for a core, a place for a worker, or space in a host store."
-    yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in known.waiting.items()))
+    help_text = "Those of these that wait for a core, a place for a worker, or space in a host store."
+    yield gauge(
+        "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
+    )
 
 
 def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
@@ -312,8 +316,8 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
         "worker_shared_pss": sum(process.memory.shared for process in workers),
         "zygote_pss": accounts.zygotes,
     }
-    told = "Memory at the last comparison, by who counted it."
-    yield gauge("memory_bytes", told, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
+    help_text = "Memory at the last comparison, by who counted it."
+    yield gauge("memory_bytes", help_text, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
     yield counter(
         "accounting_mismatch",
         "Differences between the scheduler's and the kernel's counts in two consecutive comparisons.",

@@ -164,7 +164,7 @@ class StepReader(Tracker[Outcomes]):
         """The largest batch that a worker has run, and the larger ones that were measured, each with its memory."""
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
-        self._sees[Drop] = self._dropped
+        self._action_handlers[Drop] = self._dropped
 
     def _report_of(self, name: FunctionName) -> Outcomes:
         return self._reports.setdefault(name, Outcomes(name))
@@ -174,14 +174,14 @@ class StepReader(Tracker[Outcomes]):
 
     # Memory
 
-    def _began(self, worker: Worker, now: Seconds) -> None:
+    def _worker_started(self, worker: Worker, now: Seconds) -> None:
         sizes = self._sizes[worker] = _sizes(self.specs[worker.function].profile, worker, self._shared)
         self._memory.turn(now)
         self._memory.workers += 1
         self._memory.worker_cores += worker.cores
         self.weigh(worker, sizes[0][1], now)
 
-    def _run_began(self, worker: Worker, run: OpenRun[Outcomes], action: Run, now: Seconds) -> None:
+    def _run_started(self, worker: Worker, run: OpenRun[Outcomes], action: Run, now: Seconds) -> None:
         sizes = self._sizes[worker]
         if len(sizes) > 1 and run.batch > sizes[0][0]:
             while run.batch > sizes[0][0] and len(sizes) > 1:
@@ -194,12 +194,12 @@ class StepReader(Tracker[Outcomes]):
         self._memory.workers_bytes += nbytes - worker.nbytes
         super().weigh(worker, nbytes, now)
 
-    def _gone(self, worker: Worker, now: Seconds) -> None:
+    def _worker_ended(self, worker: Worker, now: Seconds) -> None:
         del self._sizes[worker]
         self._memory.workers -= 1
         self._memory.worker_cores -= worker.cores
 
-    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _blocks_held(self, spec: FunctionSpec, now: Seconds) -> None:
         if self._shared:
             blocks = self._blocks.setdefault(spec.store, {})
             new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in blocks}

@@ -12,7 +12,7 @@ from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
-from overwinter.core.profile import Shape
+from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
@@ -22,18 +22,18 @@ from overwinter.telemetry.underway import LivingWorker, OpenRun
 
 SMOOTHING = 0.2
 """The weight of the latest value in smoothed values."""
-RECENT = 256
+ANSWERS_KEPT = 256
 """The number of recent answers per function whose latencies are kept."""
-BESIDE = 64
+SHARED_RUNS_KEPT = 64
 """The number of recent shared runs per function whose participants are kept."""
-TOLD = 32
+RECORDS_KEPT = 32
 """The number of recent decisions and refusals per function that are kept."""
 
 Answer = tuple[Seconds, float]
 """The time of an answer, and the seconds that the request had waited for it."""
 
 
-class Told(NamedTuple):
+class DecisionRecord(NamedTuple):
     """A decision about a function: its kind, and its text."""
 
     at: Seconds
@@ -48,10 +48,10 @@ class FunctionStatistics(Tally):
         super().__init__(name)
         self.durations: dict[Start, Histogram] = {}
         """The durations of answered requests, by the kind of start."""
-        self.recent: deque[Answer] = deque(maxlen=RECENT)
-        self.decisions: deque[Told] = deque(maxlen=TOLD)
-        self.refusals: deque[Told] = deque(maxlen=TOLD)
-        self.beside: deque[tuple[FunctionName, ...]] = deque(maxlen=BESIDE)
+        self.recent: deque[Answer] = deque(maxlen=ANSWERS_KEPT)
+        self.decisions: deque[DecisionRecord] = deque(maxlen=RECORDS_KEPT)
+        self.refusals: deque[DecisionRecord] = deque(maxlen=RECORDS_KEPT)
+        self.shared_with: deque[tuple[FunctionName, ...]] = deque(maxlen=SHARED_RUNS_KEPT)
         """The functions with which it shared its last shared runs."""
         self.disk_byte_s = self.host_byte_s = 0.0
         """The byte-seconds of blocks that it holds no more."""
@@ -97,7 +97,7 @@ class ServiceObserver:
     def arrived(self, now: Seconds) -> None:
         """A request arrived."""
 
-    def ran(self, function: FunctionId, shape: Shape, seconds: float, now: Seconds) -> None:
+    def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
         """A run took so long, as many being under way in its worker as were when its configuration was measured."""
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
@@ -116,14 +116,14 @@ class Statistics(Tracker[FunctionStatistics]):
         self.waits, self.run_times = Histogram(SECONDS), Histogram(SECONDS)
         self.batches = Histogram(BATCHES)
         self.wake_times: dict[Start, Histogram] = {"host": Histogram(SECONDS), "disk": Histogram(SECONDS)}
-        self.decided: Counter[Decision] = Counter()
-        self.pressed = self.zygotes_lost = 0
+        self.decision_counts: Counter[Decision] = Counter()
+        self.pressure_events = self.zygotes_lost = 0
         self.disk: Shares[FunctionId] = Shares()
         self.stores: dict[StoreName, Shares[FunctionId]] = {}
         self.released_bytes: Counter[StoreName] = Counter()
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
-        self.left: list[FunctionStatistics] = []
+        self.removed_tallies: list[FunctionStatistics] = []
         """Removed functions whose usage is not written yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
@@ -152,7 +152,7 @@ class Statistics(Tracker[FunctionStatistics]):
 
     # Told by the steps
 
-    def _began(self, worker: Worker, now: Seconds) -> None:
+    def _worker_started(self, worker: Worker, now: Seconds) -> None:
         profile = self.specs[worker.function].profile
         sizes = () if profile is None else profile.worker_bytes(worker.cores, worker.concurrency).values()
         worker.nbytes = float(next(iter(sizes), WORKER_BYTES))
@@ -172,12 +172,12 @@ class Statistics(Tracker[FunctionStatistics]):
             version.durations.add(seconds)
 
     def _refused(self, tally: FunctionStatistics, action: Refuse, now: Seconds) -> None:
-        tally.refusals.append(Told(now, action.error, action.message))
+        tally.refusals.append(DecisionRecord(now, action.error, action.message))
         version = None if action.function is None else self.versions.get(action.function)
         if version is not None:
             version.refused[action.error] += 1
 
-    def _run_began(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
+    def _run_started(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
         run.full = len(worker.runs) == worker.concurrency and not action.functions
         for id_ in action.requests:
             request = self._requests[id_]
@@ -189,7 +189,9 @@ class Statistics(Tracker[FunctionStatistics]):
             request.tally.wait_s += waited
             self.waits.add(waited)
 
-    def _ran(self, worker: Worker, run: OpenRun[FunctionStatistics], event: RunEnded | None, now: Seconds) -> None:
+    def _run_completed(
+        self, worker: Worker, run: OpenRun[FunctionStatistics], event: RunEnded | None, now: Seconds
+    ) -> None:
         seconds = now - run.begun
         self.run_times.add(seconds)
         self.batches.add(run.batch)
@@ -203,54 +205,56 @@ class Statistics(Tracker[FunctionStatistics]):
                 tally.shared_batched += count
                 tally.shared_core_s += seconds * worker.run_cores * count / run.batch
                 tally.shared_whole_core_s += seconds * worker.run_cores
-                tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
+                tally.shared_with.append(tuple(each.name for each in run.requests if each is not tally))
         if event is not None:
             # A profile is of runs with all others beside them, and without what a worker's first run pays for.
             is_full = run.full and len(worker.runs) + 1 == worker.concurrency
             if is_full and worker.warm and not event.failures:
-                self._observer.ran(run.function, Shape(worker.cores, run.batch, worker.concurrency), seconds, now)
+                self._observer.ran(
+                    run.function, Configuration(worker.cores, run.batch, worker.concurrency), seconds, now
+                )
             worker.warm = True
 
-    def _woken(self, worker: Worker, seconds: float, now: Seconds) -> None:
+    def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)
         worker.tally.usual_wake_s = _smoothed(worker.tally.usual_wake_s, seconds)
         if not worker.tried:
             self._observer.woke(worker.function, now - worker.since, now)
 
-    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
         self.versions[spec.id] = VersionStatistics()
         self.disk.hold(spec.id, self._sizes[spec.id], now)
         if spec.profile is not None:
             self.tallies[spec.name].profiled = now
 
-    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _version_removed(self, spec: FunctionSpec, now: Seconds) -> None:
         self.tallies[spec.name].disk_byte_s += self.disk.release(spec.id, now)
         del self._sizes[spec.id], self.versions[spec.id]
         self._observer.removed(spec.id)
 
-    def _ended(self, tally: FunctionStatistics) -> None:
-        self.left.append(tally)
+    def _function_removed(self, tally: FunctionStatistics) -> None:
+        self.removed_tallies.append(tally)
 
-    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _blocks_held(self, spec: FunctionSpec, now: Seconds) -> None:
         self.store(spec.store).hold(spec.id, self._sizes[spec.id], now)
 
-    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
+    def _blocks_released(self, spec: FunctionSpec, now: Seconds) -> None:
         shares = self.store(spec.store)
         before = shares.nbytes
         self.tallies[spec.name].host_byte_s += shares.release(spec.id, now)
         self.released_bytes[spec.store] += before - shares.nbytes
 
-    def _decided(self, tally: FunctionStatistics, what: Decision, why: str, now: Seconds) -> None:
-        tally.decisions.append(Told(now, what, why))
-        self.decided[what] += 1
+    def _decision_made(self, tally: FunctionStatistics, what: Decision, why: str, now: Seconds) -> None:
+        tally.decisions.append(DecisionRecord(now, what, why))
+        self.decision_counts[what] += 1
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:
         spec = self.specs.get(event.function)
         if spec is not None:
             self.tallies[spec.name].profiled = now
 
-    def _heard(self, event: Event, now: Seconds) -> None:
+    def _other_event(self, event: Event, now: Seconds) -> None:
         if isinstance(event, MemoryMeasured):
             for worker, taken in event.taken:
                 process = self.workers.get(worker)
@@ -258,6 +262,6 @@ class Statistics(Tracker[FunctionStatistics]):
                 if process is not None and taken > process.nbytes:
                     self.weigh(process, float(taken), now)
         elif isinstance(event, MemoryPressure):
-            self.pressed += 1
+            self.pressure_events += 1
         elif isinstance(event, ZygoteLost):
             self.zygotes_lost += 1

@@ -54,9 +54,9 @@ class Tracker(Hooks[T]):
     """Reads steps one after another. Subclasses that need more than the tallies override the methods of Hooks."""
 
     def __init__(self, tally: Callable[[FunctionName], T]) -> None:
-        self._make = tally
+        self._new_tally = tally
         self.tallies: dict[FunctionName, T] = {}
-        self.nobody = tally(FunctionName(""))
+        self.unknown = tally(FunctionName(""))
         """The tally of requests for unknown names. Callers can invent any number of names, so they share one tally."""
         self.own = tally(FunctionName(""))
         """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
@@ -66,12 +66,12 @@ class Tracker(Hooks[T]):
         self._proven: dict[FunctionName, Versions] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
-        self._coming: dict[FunctionId, tuple[OperationId, Seconds]] = {}
+        self._loading: dict[FunctionId, tuple[OperationId, Seconds]] = {}
         """The functions whose blocks are being loaded, with the operation and its start."""
         self._from_disk: dict[FunctionId, Seconds] = {}
         """The functions whose next worker had to wait for the disk, and since when."""
         self._kept: set[FunctionId] = set()
-        self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
+        self._event_handlers: dict[type[Event], Callable[[Any, Seconds], None]] = {
             Arrived: self._arrived,
             RunEnded: self._run_ended,
             WorkerReady: self._ready,
@@ -87,7 +87,7 @@ class Tracker(Hooks[T]):
             UnloadAsked: self._unload_asked,
             Profiled: self._profiled,
         }
-        self._sees: dict[type[Action], Callable[[Any, Seconds], None]] = {
+        self._action_handlers: dict[type[Action], Callable[[Any, Seconds], None]] = {
             Reply: self._reply,
             Run: self._run,
             Refuse: self._refuse,
@@ -98,7 +98,7 @@ class Tracker(Hooks[T]):
             LoadBlocks: self._load_blocks,
             Evict: self._evict,
             Explanation: self._explain,
-            LoadFinished: self._announce,
+            LoadFinished: self._load_finished,
         }
 
     @property
@@ -108,20 +108,20 @@ class Tracker(Hooks[T]):
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
         """Read one step. A live node calls this for every step, and most steps change no count."""
-        hear = self._hears.get(type(event))
+        hear = self._event_handlers.get(type(event))
         if hear is None:
-            self._heard(event, now)
+            self._other_event(event, now)
         else:
             hear(event, now)
         for action in actions:
-            count = self._sees.get(type(action))
+            count = self._action_handlers.get(type(action))
             if count is not None:
                 count(action, now)
 
     # Requests and runs
 
     def _arrived(self, event: Arrived, now: Seconds) -> None:
-        tally = self.tallies.get(event.name, self.nobody)
+        tally = self.tallies.get(event.name, self.unknown)
         tally.requests += 1
         self._requests[event.request] = OpenRequest(tally, now)
 
@@ -156,7 +156,7 @@ class Tracker(Hooks[T]):
         if worker.trial is not None:
             worker.serve(requests, now)
         run = worker.runs[action.run] = OpenRun(now, function, requests, batch)
-        self._run_began(worker, run, action, now)
+        self._run_started(worker, run, action, now)
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
@@ -173,7 +173,7 @@ class Tracker(Hooks[T]):
             share = count / run.batch
             tally.busy_s += busy_s * share
             tally.core_s += core_s * share
-        self._ran(worker, run, event, now)
+        self._run_completed(worker, run, event, now)
 
     # Workers
 
@@ -187,7 +187,7 @@ class Tracker(Hooks[T]):
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1
-        self._began(worker, now)
+        self._worker_started(worker, now)
 
     def _stop(self, action: StopWorker, now: Seconds) -> None:
         worker = self.workers.get(action.worker)
@@ -201,7 +201,7 @@ class Tracker(Hooks[T]):
         seconds = now - worker.asked
         worker.tally.woken[worker.start] += 1
         worker.tally.wake_s[worker.start] += seconds
-        self._woken(worker, seconds, now)
+        self._worker_ready(worker, seconds, now)
 
     def _exited(self, event: WorkerExited, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
@@ -215,12 +215,12 @@ class Tracker(Hooks[T]):
             worker.tally.crashes += 1
         if event.lost_blocks:
             for function in worker.bound:
-                self._let_go(function, now)
+                self._release(function, now)
         del self.workers[event.worker]
         self.weigh(worker, 0.0, now)
         worker.pay(now)
         worker.tally.workers -= 1
-        self._gone(worker, now)
+        self._worker_ended(worker, now)
 
     def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
@@ -236,7 +236,7 @@ class Tracker(Hooks[T]):
 
     def _bind_failed(self, event: BindFailed, now: Seconds) -> None:
         if event.lost_blocks:
-            self._let_go(event.function, now)
+            self._release(event.function, now)
         worker = self.workers.get(event.worker)
         if worker is not None and event.function in worker.binds:
             worker.end_bind(event.function, now)
@@ -248,21 +248,21 @@ class Tracker(Hooks[T]):
     # Blocks
 
     def _load_blocks(self, action: LoadBlocks, now: Seconds) -> None:
-        self._coming[action.function] = action.operation, now
+        self._loading[action.function] = action.operation, now
 
     def _load_failed(self, event: LoadFailed, now: Seconds) -> None:
         if self._answers(event):
-            self._let_go(event.function, now)
+            self._release(event.function, now)
 
     def _unload_asked(self, event: UnloadAsked, now: Seconds) -> None:
         if event.function not in self._trials:
-            self._let_go(event.function, now)
+            self._release(event.function, now)
 
     def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
         if not self._answers(event):
             # The function was unloaded meanwhile; the scheduler drops its blocks in this step.
             return
-        _, began = self._coming.pop(event.function)
+        _, began = self._loading.pop(event.function)
         spec = self.specs[event.function]
         self.tallies[spec.name].loaded_bytes += event.added
         if event.added:
@@ -271,28 +271,28 @@ class Tracker(Hooks[T]):
 
     def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
         """Whether the event answers the current load rather than an abandoned one."""
-        operation, _ = self._coming.get(event.function, (None, None))
+        operation, _ = self._loading.get(event.function, (None, None))
         return operation == event.operation
 
     def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
         self._kept.add(spec.id)
-        self._keeps(spec, now)
+        self._blocks_held(spec, now)
 
     def _evict(self, action: Evict, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is not None:
             tally = self.tallies[spec.name]
             tally.evictions += 1
-            self._let_go(action.function, now)
-            self._decided(tally, "evict", action.why, now)
+            self._release(action.function, now)
+            self._decision_made(tally, "evict", action.why, now)
 
-    def _let_go(self, function: FunctionId, now: Seconds) -> None:
+    def _release(self, function: FunctionId, now: Seconds) -> None:
         """The blocks of the function are no longer held, or their load was abandoned."""
-        self._coming.pop(function, None)
+        self._loading.pop(function, None)
         self._from_disk.pop(function, None)
         if function in self._kept:
             self._kept.remove(function)
-            self._releases(self.specs[function], now)
+            self._blocks_released(self.specs[function], now)
 
     # Functions
 
@@ -300,7 +300,7 @@ class Tracker(Hooks[T]):
         spec = event.function
         self.specs[spec.id] = spec
         if spec.name not in self.tallies:
-            tally = self._make(spec.name)
+            tally = self._new_tally(spec.name)
             tally.tenant = spec.tenant
             # Other threads read the tallies, so complete the tally before publishing it.
             self.tallies[spec.name] = tally
@@ -310,12 +310,12 @@ class Tracker(Hooks[T]):
             self._trials.add(spec.id)
         else:
             self._proven[spec.name].add(spec.version)
-        self._appoint(spec.name)
-        self._came(spec, now)
+        self._update_default(spec.name)
+        self._version_deployed(spec, now)
         if event.resident:
             self._keep(spec, now)
 
-    def _appoint(self, name: FunctionName) -> None:
+    def _update_default(self, name: FunctionName) -> None:
         """Take tenant and SLO from the default version of the name."""
         tally, proven = self.tallies[name], self._proven[name]
         if proven.numbers:
@@ -326,16 +326,16 @@ class Tracker(Hooks[T]):
     def _traffic_set(self, event: TrafficSet, now: Seconds) -> None:
         if event.name in self._proven:
             self._proven[event.name].split(event.shares)
-            self._appoint(event.name)
+            self._update_default(event.name)
 
-    def _announce(self, action: LoadFinished, now: Seconds) -> None:
+    def _load_finished(self, action: LoadFinished, now: Seconds) -> None:
         if action.function not in self._trials:
             return
         if action.error is None:
             spec = self.specs[action.function]
             self._trials.remove(action.function)
             self._proven[spec.name].add(spec.version)
-            self._appoint(spec.name)
+            self._update_default(spec.name)
         else:
             self._forget(action.function, now)
 
@@ -345,20 +345,20 @@ class Tracker(Hooks[T]):
     def _forget(self, function: FunctionId, now: Seconds) -> None:
         if function not in self.specs:
             return
-        self._let_go(function, now)
+        self._release(function, now)
         self._trials.discard(function)
         spec = self.specs.pop(function)
         versions = self._versions[spec.name]
         del versions[spec.version]
         self._proven[spec.name].discard(spec.version)
-        self._left(spec, now)
+        self._version_removed(spec, now)
         if versions:
-            self._appoint(spec.name)
+            self._update_default(spec.name)
         else:
             del self._versions[spec.name], self._proven[spec.name]
-            self._ended(self.tallies.pop(spec.name))
+            self._function_removed(self.tallies.pop(spec.name))
 
     def _explain(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is not None:
-            self._decided(self.tallies[spec.name], action.what, action.why, now)
+            self._decision_made(self.tallies[spec.name], action.what, action.why, now)

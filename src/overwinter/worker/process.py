@@ -180,13 +180,13 @@ class Worker:
             return False
         try:
             family = made()
-            told = family.take(bind, bind_fds)()
+            doubts = family.take(bind, bind_fds)()
             self._grow(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
         self._family = family
-        self._channel.send(Ready(told))
+        self._channel.send(Ready(doubts))
         return True
 
     def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:
@@ -220,7 +220,7 @@ class Worker:
             # PyTorch keeps a part of the thread count per thread.
             torch.set_num_threads(threads)
             self._serve()
-        except BaseException:  # noqa: BLE001 - the border of the thread: whatever it was, it is told and ends the worker
+        except BaseException:  # noqa: BLE001 - the border of the thread: it is printed and ends the worker
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -231,13 +231,13 @@ class Worker:
             slot.inputs.follow(message.buffer_bytes)
             requests = read_requests(slot.inputs, message.requests)
             bound = [(runner, request) for runner, request in zip(runners, requests, strict=True) if runner is not None]
-            outcomes = iter(answer(bound))
+            answered = iter(answer(bound))
             # The requests of a function that is not bound fail alone.
-            told = [
-                _unbound(name) if runner is None else next(outcomes)
+            outcomes = [
+                _unbound(name) if runner is None else next(answered)
                 for name, runner in zip(message.functions, runners, strict=True)
             ]
-            return _packed(message.run, told, slot.outputs)
+            return _packed(message.run, outcomes, slot.outputs)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
@@ -259,15 +259,15 @@ def _unbound(function: str) -> Failure:
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:
     """Return the error of a failed bind: whose fault it is, what happened, and the remedy if memory was lacking."""
-    kind, told = "ProgramError", f"{type(error).__name__}: {error}"
+    kind, message = "ProgramError", f"{type(error).__name__}: {error}"
     if isinstance(error, OverwinterError):
-        kind, told = type(error).__name__, str(error)
+        kind, message = type(error).__name__, str(error)
     if lacks_memory(error):
-        told = (
-            f"there is too little memory to load {function} ({told}): raise memory_mib, or load less; if the machine "
-            "lacks memory, unload other functions"
+        message = (
+            f"there is too little memory to load {function} ({message}): raise memory_mib, or load less; if the "
+            "machine lacks memory, unload other functions"
         )
-    return kind, told
+    return kind, message
 
 
 def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:

@@ -65,7 +65,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-class Limits(NamedTuple):
+class WorkerLimits(NamedTuple):
     """The limits of a worker: private memory, address space for mappings, and bytes of one buffer."""
 
     memory_bytes: int
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
     buffer_bytes: int
 
 
-class Shelter:
+class Sandbox:
     """The resources that contain the workers of a zygote, created once and inherited by its forks."""
 
     def __init__(self, threads_max: int | None = None) -> None:
@@ -97,7 +97,7 @@ class Shelter:
     def _ruleset_fds(self) -> list[int]:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
-    def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
+    def close_in(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         """Put the calling process into a worker's sandbox permanently; return what could not be applied.
 
         `uid` is its new user; None: the user does not change, as in a fork of a tenant's zygote.
@@ -108,15 +108,15 @@ class Shelter:
             os.close(fd)
         return missing
 
-    def lower(self, limits: Limits) -> None:
+    def lower(self, limits: WorkerLimits) -> None:
         """Lower the limits of the calling process, which is in a worker's sandbox."""
         self._limit(limits, self._held)
 
-    def close_in_zygote(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
+    def close_in_zygote(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
         return self._contain("zygote", uid, limits, keep)
 
-    def _contain(self, stage: Stage, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
+    def _contain(self, stage: Stage, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         parent = os.getppid()
         _close_all_but([*keep, *self.fds()])
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
@@ -134,7 +134,7 @@ class Shelter:
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.close_in(uid_of(0), Limits(4 << 30, 1 << 30, 1 << 20), [there])
+            missing = self.close_in(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there])
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
@@ -161,7 +161,7 @@ class Shelter:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         return ["no separate user: the node does not run as root"] if uid is None else []
 
-    def _limit(self, limits: Limits, held: "_Held") -> None:
+    def _limit(self, limits: WorkerLimits, held: "_Held") -> None:
         # The memory of the zygote's programs is not charged to the worker.
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)

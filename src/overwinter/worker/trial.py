@@ -34,8 +34,8 @@ def prove(runner: Runner, samples: list[Named]) -> None:
         for number, sample in enumerate(samples, 1):
             failure = _failure(runner, sample)
             if failure is not None:
-                told = f"{runner.function} does not answer sample {number}: {failure.message}"
-                raise error_named(failure.error)(told)
+                message = f"{runner.function} does not answer sample {number}: {failure.message}"
+                raise error_named(failure.error)(message)
 
 
 def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:

@@ -75,7 +75,7 @@ class Means(NamedTuple):
     channel: Channel[Order]
     wakeup: socket.socket
     """Readable when a child ended."""
-    shelter: sandbox.Shelter
+    box: sandbox.Sandbox
     programs: Programs | None
     """None in the base zygote, which has no programs."""
 
@@ -252,11 +252,11 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) 
         ]
         limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        means.shelter.close_in(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
+        means.box.close_in(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
         # If the zygote died before the first call, this process had another parent by then.
         sandbox.die_with_parent(parent)
         if message.ahead:
-            means.shelter.lower(_limits(_taken_over(end), len(slots)))
+            means.box.lower(_limits(_taken_over(end), len(slots)))
             _set_process_name("ow-worker")
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
@@ -271,11 +271,11 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) 
         os._exit(status)
 
 
-def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.Limits:
+def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.WorkerLimits:
     """Return the limits of a worker with this many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
     buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
-    return sandbox.Limits(memory_bytes, order.mapped_bytes, buffer_bytes)
+    return sandbox.WorkerLimits(memory_bytes, order.mapped_bytes, buffer_bytes)
 
 
 def _taken_over(end: int) -> TakeOver:
@@ -299,11 +299,11 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) 
         smaps = _own_smaps()
         # The workers' limits count what the zygote has mapped in addition to their own.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
-        limits = sandbox.Limits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
+        limits = sandbox.WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
         child_ended = _child_ended()
-        means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
+        means.box.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
         sandbox.die_with_parent(parent)
-        _serve(end, Up(), smaps, child_ended, means.shelter, Programs())
+        _serve(end, Up(), smaps, child_ended, means.box, Programs())
     except ChannelClosedError:
         # The node has given up the zygote before it started.
         pass
@@ -326,7 +326,7 @@ def _serve(
     up: Up,
     smaps: int,
     child_ended: tuple[socket.socket, socket.socket],
-    shelter: sandbox.Shelter,
+    box: sandbox.Sandbox,
     programs: Programs | None = None,
 ) -> None:
     wakeup, alarm = child_ended
@@ -336,7 +336,7 @@ def _serve(
     channel: Channel[Order] = Channel(socket.socket(fileno=end), incoming)  # type: ignore[arg-type]
     channel.send(up, [smaps])
     os.close(smaps)
-    Zygote(Means(channel, wakeup, shelter, programs)).serve()()
+    Zygote(Means(channel, wakeup, box, programs)).serve()()
 
 
 def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) -> None:
@@ -364,11 +364,11 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
             namespaces.give_up_rights()
             # In this namespace the user has no other processes.
             threads_max = THREADS_MAX
-    shelter = sandbox.Shelter(threads_max)
-    lacking += shelter.try_out()
+    box = sandbox.Sandbox(threads_max)
+    lacking += box.try_out()
     smaps = _own_smaps()
     gc.collect()
     gc.freeze()
     give_back_heap()
     give_back_code()
-    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), shelter)
+    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), box)

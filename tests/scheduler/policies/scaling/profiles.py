@@ -85,10 +85,13 @@ def demands(draw, bounded=None):
 
 def done(asked: Demand, said: Scaled) -> Demand:
     """Return the demand after the node has carried out a decision."""
-    by_shape = {each.shape: each for each in asked.points}
+    by_configuration = {each.configuration: each for each in asked.points}
     stopped = [each for each in asked.workers if each.worker in said.stop]
     number = 1 + max((each.worker for each in asked.workers), default=0)
-    started = [worker(number + place, by_shape[shape], since=number) for place, shape in enumerate(said.start)]
+    started = [
+        worker(number + place, by_configuration[configuration], since=number)
+        for place, configuration in enumerate(said.start)
+    ]
     change = [(1, each) for each in stopped] + [(-1, each) for each in started]
     missing = asked.missing_bytes if started and asked.shared else 0
     return msgspec.structs.replace(

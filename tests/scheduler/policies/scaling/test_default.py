@@ -1,6 +1,6 @@
 """The rules of the default scaler that neither paper has."""
 
-from overwinter.core.profile import Shape
+from overwinter.core.profile import Configuration
 from overwinter.scheduler.policies.scaling.default import overwinter
 from overwinter.scheduler.policies.scaling.demand import Scaled
 from tests.scheduler.policies.scaling.profiles import MIB, demand, done, point, worker
@@ -12,7 +12,7 @@ LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
 def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
     asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)))
     first = overwinter(asked)
-    assert (first.start, first.stop) == ((LARGE.shape,), ())
+    assert (first.start, first.stop) == ((LARGE.configuration,), ())
     second = overwinter(done(asked, first))
     assert (second.start, second.stop) == ((), (1, 2))
     assert overwinter(done(done(asked, first), second)) == Scaled()
@@ -24,7 +24,7 @@ def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
     tiny = point(mib=50, latency_s=0.1)
     asked = demand(1, [tiny, LARGE], workers=(worker(1, LARGE),))
     first = overwinter(asked)
-    assert (first.start, first.stop) == ((tiny.shape,), ())
+    assert (first.start, first.stop) == ((tiny.configuration,), ())
     assert overwinter(done(asked, first)).stop == (1,)
 
 
@@ -36,19 +36,19 @@ def test_blocks_that_are_missing_speak_against_an_exchange():
 
 def test_nothing_is_exchanged_without_room_for_both():
     asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)), free_cores=2.0)
-    assert overwinter(asked).start == (SMALL.shape,)
+    assert overwinter(asked).start == (SMALL.configuration,)
 
 
 def test_cores_decide_where_they_run_out():
     wide = point(cores=4, mib=90, latency_s=0.05)
-    assert overwinter(demand(12, [wide, SMALL])).start == (wide.shape,)
+    assert overwinter(demand(12, [wide, SMALL])).start == (wide.configuration,)
     asked = demand(30, [wide, SMALL], free_cores=4.0)
-    assert overwinter(asked).start == (Shape(1, 1, 1),) * 4
+    assert overwinter(asked).start == (Configuration(1, 1, 1),) * 4
 
 
 def test_an_exchange_keeps_the_workers_that_it_would_start():
     workers = (worker(0, LARGE), *(worker(number, SMALL) for number in range(1, 9)))
     asked = demand(100, [SMALL, LARGE], workers=workers)
     first = overwinter(asked)
-    assert first.start == (LARGE.shape,) * 3
+    assert first.start == (LARGE.configuration,) * 3
     assert set(overwinter(done(asked, first)).stop) == set(range(1, 9))

@@ -63,7 +63,7 @@ def test_what_starts_has_room(name, asked):
 def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
     said = SCALERS[name](asked)
     slo_s = math.inf if asked.slo_s is None else asked.slo_s
-    started = [each for each in asked.points if each.shape in said.start]
+    started = [each for each in asked.points if each.configuration in said.start]
     if said.best_effort:
         assert {each.latency_s for each in started} <= {min(each.latency_s for each in asked.points)}
     else:
@@ -120,7 +120,7 @@ def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
     points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
     said = SCALERS[name](demand(1, points))
     assert said.best_effort
-    assert said.start == (points[1].shape,)
+    assert said.start == (points[1].configuration,)
     assert SCALERS[name](done(demand(1, points), said)).start == ()
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
 from overwinter.scheduler.policies.scaling.dts import weighed
-from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, expected, scale, shapes
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, configurations, expected, scale
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     EPSILON,
@@ -122,7 +122,7 @@ def _replace(demand: Demand) -> Scaled:
     if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
         return Scaled()
     if started:
-        return Scaled(shapes(started) if _fits(started, room_of(demand)) else ())
+        return Scaled(configurations(started) if _fits(started, room_of(demand)) else ())
     return Scaled(stop=tuple(worker.worker for worker in _order(demand)[: len(demand.workers) - len(fresh.chosen)]))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.core.profile import Point, Shape
+from overwinter.core.profile import Configuration, Point
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 class Scaled(msgspec.Struct, frozen=True):
     """The changes that a scaler asks for, in order."""
 
-    start: tuple[Shape, ...] = ()
+    start: tuple[Configuration, ...] = ()
     stop: tuple[WorkerId, ...] = ()
     unserved: float = 0.0
     """The rate that the available resources cannot serve."""

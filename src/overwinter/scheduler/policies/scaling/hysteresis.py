@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from overwinter.core.ids import WorkerId
-from overwinter.core.profile import Point, Shape
+from overwinter.core.profile import Configuration, Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
 from overwinter.scheduler.policies.scaling.selection import EPSILON, ratio, room_of, size, take, usable
 
@@ -74,9 +74,9 @@ def expected(demand: Demand) -> float:
     return demand.rate if demand.rate > 0 else 0.0
 
 
-def shapes(points: Points) -> tuple[Shape, ...]:
+def configurations(points: Points) -> tuple[Configuration, ...]:
     """Return the configurations of the workers to start."""
-    return tuple(point.shape for point in points)
+    return tuple(point.configuration for point in points)
 
 
 def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
@@ -103,7 +103,7 @@ def _settled(algorithm: Algorithm, demand: Demand, capacities: dict[WorkerId, fl
     if rate > demand.alpha * capacity * (1 + EPSILON):
         chosen = algorithm.choose(demand, rate / demand.alpha - capacity)
         left = rate - capacity - math.fsum(point.throughput for point in chosen)
-        return Scaled(shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
+        return Scaled(configurations(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
     instead = algorithm.replace(demand)
     if instead.stop or (rate >= demand.beta * capacity and all(capacities.values())):
         return instead

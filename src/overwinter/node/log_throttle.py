@@ -11,21 +11,21 @@ FORGOTTEN_S = 600.0
 """A subject without a line for this long is forgotten."""
 
 
-class Sparing:
+class LogThrottle:
     """Logs each cause at most once in a period. Used on the event loop's thread only."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
-        self._told: dict[Hashable, tuple[float, int]] = {}
+        self._logged: dict[Hashable, tuple[float, int]] = {}
         """For each subject, the time of its last line and the number of suppressed lines."""
 
-    def say(self, about: Hashable, line: str) -> None:
+    def log(self, about: Hashable, line: str) -> None:
         """Log the line, unless there was one on the same subject recently."""
         now = clock.now()
-        last, since = self._told.get(about, (-inf, 0))
+        last, since = self._logged.get(about, (-inf, 0))
         if now - last < EVERY_S:
-            self._told[about] = last, since + 1
+            self._logged[about] = last, since + 1
             return
-        self._told = {each: told for each, told in self._told.items() if now - told[0] < FORGOTTEN_S}
-        self._told[about] = now, 0
+        self._logged = {each: messages for each, messages in self._logged.items() if now - messages[0] < FORGOTTEN_S}
+        self._logged[about] = now, 0
         self._log(f"{line} (and {since} similar lines before)" if since else line)
