@@ -1,1 +1,1 @@
-"""How fast, how small and how right is Overwinter? Each file measures one claim and prints a RESULT line."""
+"""Measures the speed, memory and correctness of Overwinter. Each file measures one claim and prints a RESULT line."""

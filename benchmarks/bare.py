@@ -1,8 +1,8 @@
-"""The same model in a bare PyTorch loop, in a process of its own: what a request would cost without any serving.
+"""Runs a model in a bare PyTorch loop in a separate process: the cost of a request without serving.
 
 `python -m benchmarks.bare URL DIRECTORY MODEL [TOKEN]` deploys the model, writes its requests to the files
-`MODEL.binary` and `MODEL.json`, and says so in a line. Then, for each line of input, a number of seconds, it calls the
-model for so long and prints the latencies in microseconds as JSON.
+`MODEL.binary` and `MODEL.json`, and prints a line when this is done. Then, for each line of input, a number of seconds,
+it calls the model for that long and prints the latencies in microseconds as JSON.
 """
 
 import json

@@ -1,15 +1,14 @@
-"""How far is the simulator from a real node? The same small scenario, simulated and live, told beside each other.
+"""Compares the simulator with a real node: the same small scenario, simulated and live.
 
-`python -m benchmarks.beside [--seconds S] [--seed N]`: a few models of the zoo are deployed on a real node and profiled
-by it, and each is woken some times, with its blocks on disk and in memory. From those figures alone, of this machine
-and this run, a scenario is made and simulated. Then the very requests of the simulation are sent to the real node over
-HTTP, whether or not earlier ones are answered. Both journals go through the same reader; the live memory is what the
-kernel says, the private memory of the workers and the pages of the host store.
+`python -m benchmarks.beside [--seconds S] [--seed N]` deploys a few models of the zoo on a real node, profiles them
+there, and wakes each several times, with its blocks on disk and in memory. From these figures a scenario is made and
+simulated. Then the requests of the simulation are sent to the real node over HTTP, open-loop. Both journals are read by
+the same reader. Live memory is the kernel's: private memory of the workers, and pages of the host store.
 
-The simulator knows cores, the zygote, the disk and the profile. It knows nothing of the daemon and the load generator,
-which share this machine's cores with the workers, nor of other work on it. In it runs wait for cores in turn, where
-live ones share them, so that a short run beside long ones waits too long in it. A worker's private memory is the
-profile's, its peak; the live one is what workers hold when one looks.
+The simulator models cores, the zygote, the disk and the profile. It does not model the daemon and the load generator,
+which share the cores with the workers, nor other load. In it, runs wait for cores in a queue, while live runs share
+them, so a short run beside long ones waits too long in the simulation. A simulated worker's private memory is the
+profile's, its peak; live memory is what workers have at the time of the sample.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Derives from a node's journal the figures with which a simulation of its machine runs."""
+"""Derives the parameters of a simulation of a machine from a node's journal."""
 
 import statistics
 from collections import defaultdict

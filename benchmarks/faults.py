@@ -284,7 +284,7 @@ def left_files(site: Site, before: set[str]) -> list[str]:
     temporary = Path(os.environ["TMPDIR"])
     found = [path for root in (site.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
     found += [path for path in (site.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
-    # Such files belong to another node, because this one was told to use another place, or to another Python.
+    # Such files belong to another node, because this one uses another directory, or to another Python.
     shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith(("overwinter-", "sem."))]
     return [str(path) for path in found] + sorted(shared)
 
@@ -305,7 +305,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
     site.node.stop()
     left = [f"process {pid}" for pid in below(os.getpid())] + left_files(site, before)
     left += [f"{grown} descriptors"] if grown > DESCRIPTORS_SPARE else []
-    for title, counts in (("faults", storm.faults), ("what callers were told", storm.refusals)):
+    for title, counts in (("faults", storm.faults), ("errors that callers got", storm.refusals)):
         print(f"{title}:")
         for what, count in counts.most_common():
             print(f"{count:8} {what}")

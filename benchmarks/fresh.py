@@ -1,7 +1,8 @@
-"""What does a program do that serves a model once and ends? It imports, loads, answers.
+"""A program that serves a model once and ends: it imports, loads and answers.
 
-Run by `benchmarks.wake` as `python -m benchmarks.fresh MODEL DIRECTORY`; written as the author of such a program would
-write it, with only the imports that it needs. Prints the seconds since its last import and the beginning of its answer.
+`benchmarks.wake` runs it as `python -m benchmarks.fresh MODEL DIRECTORY`. It is written as an author of such a program
+would write it, with only the imports that it needs. It prints the seconds since its last import, and the beginning of
+its answer.
 """
 
 import json

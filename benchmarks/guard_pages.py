@@ -1,7 +1,7 @@
-"""Where do a try's tensors lie? In pages of their own, between two that nobody may touch.
+"""Places tensors between guard pages, which nothing may access.
 
-A read or write before or behind a tensor ends the process. One that stays within the tensor's last page is told by the
-byte that fills the rest of that page.
+An access before or behind a tensor ends the process. An access behind it that stays in its last page is found by the
+bytes that fill the rest of that page.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""What may happen to a node: its processes killed or stopped, its disks full, its blocks lost or changed.
+"""Injects faults into a node: kills or stops its processes, fills its disks, deletes or changes its blocks.
 
-Each fault lasts until it is undone, names what it did, and draws what it does from a seeded generator. Whoever does
-them is the node's supervisor as well: a daemon that ended is started again at once.
+Each fault lasts until it is undone, has a description, and is drawn from a seeded generator. The benchmark also
+supervises the node: it restarts a daemon that has ended.
 """
 
 import ctypes

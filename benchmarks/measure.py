@@ -1,8 +1,8 @@
-"""How much memory do these processes hold, how long did it take, and how is it told?
+"""Measures memory and CPU time of processes, and prints results.
 
-Memory is PSS out of /proc/PID/smaps_rollup: a page that n processes share counts 1/n for each, so that a sum over
-processes counts it once. Other processes that map the same files (PyTorch's libraries) make the files' share smaller.
-Workers do not let others look into them, so reading their memory needs root.
+Memory is PSS from /proc/PID/smaps_rollup: a page that n processes share counts 1/n for each, so that a sum over
+processes counts it once. Other processes that map the same files (PyTorch's libraries) reduce the files' share. Workers
+hide their memory from other users, so reading it needs root.
 """
 
 import json
@@ -127,12 +127,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def told_spread(values: Sequence[float]) -> str:
+def spread_text(values: Sequence[float]) -> str:
     """Format the median, minimum and maximum for a table."""
     return f"{statistics.median(values):8.1f} ({min(values):.1f}-{max(values):.1f})"
 
 
-def told_shares(values: Sequence[float]) -> str:
+def shares_text(values: Sequence[float]) -> str:
     """Format the mean, minimum and maximum of shares in per cent for a table."""
     return f"{statistics.fmean(values):.1%} [{100 * min(values):.1f}, {100 * max(values):.1f}]"
 

@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.wire import END, Answer
 
 CHUNK_BYTES = 1 << 20
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 LATE_S = 30.0
 """The tolerance for delays of the generator itself."""
 IDLE_MAX_S = 30.0
@@ -270,7 +270,7 @@ class Sender:
         while not (text := self._began.read_text() if self._began.exists() else ""):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the load generator ended with status {self.process.returncode}")
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         return float(text)
 
     def stop(self) -> None:

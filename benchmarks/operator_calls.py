@@ -1,4 +1,4 @@
-"""Which calls of operators are tried? A valid one for each operator, from a file, and what chance makes of it.
+"""The calls of operators to test: a valid one for each operator, from a file, and random changes of it.
 
 A line of `operator_calls.txt` is a call: a name and an overload, numbers, texts and lists as in Python, and tensors
 written as type and shape, as in `gather.default(f32(3, 4), 1, i64(3, 1, of=[0, 3, 1]))`.

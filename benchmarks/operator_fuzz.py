@@ -1,8 +1,8 @@
-"""Does any operator that programs may call leave its tensors, show memory that nobody wrote, or end its process?
+"""Fuzzes all operators that programs may call: out-of-bounds accesses, uninitialised memory and crashes.
 
-Each listed operator is called as a worker calls it, by a program that is validated and compiled, on tensors between
-pages that nobody may touch, in forked processes with bounds on memory and time. A call runs twice with different bytes
-in fresh memory: results that differ show memory that nobody wrote. `fuzz` is all that a driver needs.
+Each listed operator is called as in a worker, by a validated and compiled program, on tensors between guard pages, in
+forked processes with limits on memory and time. A call runs twice with different bytes in fresh memory: results that
+differ reveal uninitialised memory. `fuzz` is the entry point for drivers.
 """
 
 import ctypes

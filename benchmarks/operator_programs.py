@@ -1,7 +1,7 @@
-"""How does one call become a program that a node would run, over tensors between guard pages?
+"""Makes a program of one operator call, as a node would run it, on tensors between guard pages.
 
-The tensors of the call are weights. One that the call writes to is a copy of a weight, and some whole numbers are read
-from tensors, by calls before the one that is tried; their results are handed in, so that they lie between guards, too.
+The tensors of the call are weights. A tensor that the call writes to is a copy of a weight, and some integers are read
+from tensors by earlier calls; the results of these are passed in, so that they too are between guard pages.
 """
 
 from math import prod

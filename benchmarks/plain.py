@@ -1,9 +1,9 @@
-"""What does serving a model cost without Overwinter? A plain PyTorch process that loads, runs once and waits.
+"""Serves a model without Overwinter: a plain PyTorch process that loads it, runs it once and waits.
 
 `python -m benchmarks.plain MODEL INPUTS LOADER WEIGHTS ...` builds the model without memory for its weights (on the
-meta device), which is the kindest way for it, takes them from the file, answers once, prints its process id and a
-digest, and waits for the end of its input. With several files it forks a process for each once everything is imported,
-as a preforking server does; where all are the same file, once the model is loaded.
+meta device, the variant with the least memory), loads them from the file, answers once, prints its process id and a
+digest, and waits for the end of its input. With several files it forks one process per file after all imports, as a
+pre-forking server does; if all are the same file, after loading the model.
 """
 
 import hashlib

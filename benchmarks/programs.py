@@ -1,7 +1,7 @@
-"""Does every model of the zoo become a program that reproduces eager PyTorch bit for bit?
+"""Exports every model of the zoo, and compares the programs with eager PyTorch bit for bit.
 
-`python -m benchmarks.programs [--small] [name ...]` exports each model, sends the program through its bytes, and
-compares outputs at several batch sizes and, where it is dynamic, at another sequence length.
+`python -m benchmarks.programs [--small] [name ...]` exports each model, encodes and decodes the program, and compares
+outputs at several batch sizes and, for dynamic lengths, at another sequence length.
 """
 
 import argparse

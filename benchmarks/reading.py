@@ -1,7 +1,7 @@
-"""What does it cost to be seen? The reader of steps beside the scheduler and the journal, and an answer to Prometheus.
+"""Measures the cost of telemetry: the reader of steps, compared with scheduler and journal, and a Prometheus scrape.
 
-One scheduler serves many functions that share most blocks; its steps are recorded, then handled, written down and read
-again one after the other, so that all of them meet the same machine. Run it: python -m benchmarks.reading
+One scheduler serves many functions that share most blocks. Its steps are recorded; then they are handled, written and
+read again one after the other, so that all parts run under the same conditions. Run it: python -m benchmarks.reading
 """
 
 import gc

@@ -1,12 +1,12 @@
-"""How much more memory than the integer program do the greedy scalings choose, DTS and the default?
+"""Compares the memory of the greedy scaling algorithms, DTS and the default, with the integer program's.
 
-Two sets of cases, from one seed. `random`: profiles of random models with 36 configurations each, as the property
-tests draw them. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at sequence
-64, where batches gain little; an MLP of 100 MB and an LSTM, where they gain much), with private memory modelled as a
-runtime plus the activations of each request under way. A case is a rate, from a fifth of the largest worker to twelve
-of them, and an SLO, from 2 to 8 times the fastest run. A gap is the cost beyond the program's, as a share of it;
-cases in which nothing is in time are left out. `first` is of rates below one largest worker: the first worker of a
-function, which is what most functions have.
+There are two sets of cases, from one seed. `random`: profiles of random models with 36 configurations each, as in the
+property tests. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at sequence
+length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory modelled
+as a runtime plus the activations of each concurrent request. A case is a rate, from a fifth to twelve times the
+throughput of the largest worker, and an SLO, from 2 to 8 times the fastest run. A gap is the additional cost relative
+to the program's; cases without a feasible configuration are left out. `first` has rates below one largest worker: the
+first worker of a function, which is what most functions have.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""How fast is the simulator: a day of a thousand functions at recorded rates, about 14 million requests, on one core?
+"""Measures the speed of the simulator: a day of a thousand functions, about 14 million requests, on one core.
 
-The scenario is scenarios/thousand.toml; --traces says where the recorded trace lies. Without --full a part of the day
-is simulated, in which all is as in any other part, and the day's time is told as what it is: the part's, multiplied.
+The scenario is scenarios/thousand.toml; `--traces` is the directory of the recorded trace. Without `--full`, only a
+part of the day is simulated, and the time of the day is extrapolated from it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measures what an idle node without clients holds, and what was added since an earlier reading.
+"""Measures the resources of an idle node without clients, and their growth since an earlier measurement.
 
 Memory is anonymous and shared PSS with the pages of the host store; files are those of the host store.
 """
@@ -11,7 +11,7 @@ from benchmarks.nodes import Node
 
 IDLE_S = 1.0
 LOOKS = 8
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 """Verification opens blocks for moments, so the lowest count of descriptors in several readings this far apart is
 taken.
 """
@@ -65,7 +65,7 @@ def at_rest(node: Node) -> Standing:
 def _descriptors(pids: list[int]) -> int:
     counts = [descriptors(pids)]
     for _ in range(LOOKS - 1):
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_INTERVAL_S)
         counts.append(descriptors(pids))
     return min(counts)
 

@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=float, action="append", help="share of all cores to ask for, also twice; default 0.55, then 0.75"
     )
-    parser.add_argument("--memory-gib", type=float, default=8.0, help="available to the node, as it is told; default 8")
+    parser.add_argument("--memory-gib", type=float, default=8.0, help="memory available to the node; default 8")
     parser.add_argument("--keep-alive", type=float, help="of every function, in seconds; else the default settings")
     parser.add_argument(
         "--isolation",

@@ -1,10 +1,11 @@
-"""What does a token cost a request?
+"""Measures the cost of a token per request.
 
-`python -m benchmarks.tokens [--seconds S] [--other CHECKOUT]`: nodes with the same small model, one warm worker each,
-take turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never
+`python -m benchmarks.tokens [--seconds S] [--other CHECKOUT]` compares nodes with the same small model and one warm
+worker each, in turns in the same run: one without tokens, one that requires them (with a request quota that is never
 reached), and with `--other` one of another version, whose environment is in CHECKOUT/.venv. The same model in a bare
-PyTorch loop takes turns with them: what an answer takes longer is what the node adds. Load comes from a process of its
-own over connections that stay open, with 1 and with 16 clients. Before that, what the daemon computes for a request.
+PyTorch loop is measured in turns with them: the difference is the node's overhead. The load comes from a separate
+process over open connections, with 1 and with 16 clients. Before that, the CPU time of the daemon per request is
+measured.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Which requests come when, if an hour of many functions is pressed into minutes on a small machine?
+"""Compresses an hour of requests of many functions into minutes on a small machine.
 
-Time is compressed, and of the trace's requests a share is kept, each by chance, so that what they ask of the machine's
-cores is what was wished. A request costs a run, and a wake besides if its function sleeps; at so many requests a second
-of one function, after Poisson, it does with the probability that none came within the keep-alive.
+Time is compressed, and each request of the trace is kept with a probability that gives the wanted load of the cores. A
+request costs a run, and also a wake if its function sleeps: with Poisson arrivals, the probability of that is the
+probability of no arrival within the keep-alive.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""How many bytes does a fine-tuned variant add, on disk and in memory? Part of `benchmarks.density`.
+"""Measures the bytes that a fine-tuned variant adds, on disk and in memory. Part of `benchmarks.density`.
 
-Variants go through a real node one after another; deploying one wakes it once, so its blocks are in the host store.
+Variants are deployed on a real node one after another. A deploy wakes the function once, so its blocks are in the host
+store.
 """
 
 import sys

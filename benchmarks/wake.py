@@ -42,7 +42,7 @@ from safetensors.torch import save_file
 
 from benchmarks import zoo
 from benchmarks.families import Family, as_tensors
-from benchmarks.measure import MIB, memory, print_result, told_spread
+from benchmarks.measure import MIB, memory, print_result, spread_text
 from benchmarks.nodes import Node, forget_pages, running_node
 from benchmarks.wire import Connection, binary_request
 from examples import minilm, minilm_handler
@@ -55,7 +55,7 @@ KINDS = ("warm", "sibling", "wake", "cold", "disk", "fresh", "loaded")
 DISCARDED = 2
 KEEP_ALIVE_S = 2.0
 """Long enough for a round, and short enough to wait for its end."""
-TEXT = b"Is anybody awake?"
+TEXT = b"Is this function awake?"
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Times = dict[str, list[float]]
 
@@ -203,7 +203,7 @@ def report(subjects: list[Subject], runs: int) -> None:
     titles = ("warm", "sibling", "wake", "cold", "disk", "fresh process", "of it after imports")
     print(f"{'model':16}" + "".join(f"{title:>24}" for title in titles))
     for subject in subjects:
-        cells = (told_spread(subject.times[kind]) if subject.times[kind] else "-" for kind in KINDS)
+        cells = (spread_text(subject.times[kind]) if subject.times[kind] else "-" for kind in KINDS)
         print(f"{subject.name:16}" + "".join(f"{cell:>24}" for cell in cells))
     print(f"\n{'over warm':16}{'sibling':>10}{'wake':>10}{'cold':>10}{'disk':>10}{'kept MiB':>10}", end="")
     print(f"{'fresh/wake':>12}{'loaded/wake':>13}")

@@ -1,7 +1,7 @@
-"""Which models do the papers serve? Their architectures by name, with seeded random weights, full size or small.
+"""The models that the papers serve, by name: architectures with seeded random weights, full size or small.
 
-`build("resnet50")` has the sizes of the papers' tables. `build("resnet50", small=True)` has the same layers in the
-same order, so thin that tests can run it. No weight is ever fetched. `python -m benchmarks.zoo` prints the table.
+`build("resnet50")` has the sizes of the papers' tables. `build("resnet50", small=True)` has the same layers in the same
+order, thin enough for tests. No weights are downloaded. `python -m benchmarks.zoo` prints the table.
 """
 
 import math

@@ -40,7 +40,7 @@ POLL_S = 0.05
 MEMORY = "/dev/shm"
 DATA = "~/.local/share/overwinter-demo"
 INTERRUPTED = 130
-FORESEEN = (OverwinterError, NodeError, MissingWeightsError, subprocess.SubprocessError, OSError)
+EXPECTED_ERRORS = (OverwinterError, NodeError, MissingWeightsError, subprocess.SubprocessError, OSError)
 
 
 class Deployed(NamedTuple):
@@ -72,7 +72,7 @@ def tour(stage: Stage) -> bool:
             asleep = measure(node, Path(blocks))
     family = [each.model.module for each in deployed if isinstance(each.model.module, Classifier)]
     with stage.working("measuring one plain PyTorch process"):
-        separate = measure_plain_process(family[0], "Is anybody awake?")
+        separate = measure_plain_process(family[0], "Is this function awake?")
     verdicts = [verdict for row in rows for verdict in row]
     uploads = {each.model.name: each.upload for each in deployed}
     show_functions(verdicts, uploads)
@@ -165,7 +165,7 @@ def main() -> int:
         if tour(Stage()):
             return 0
         print("error: not all answers agree with plain PyTorch's", file=sys.stderr)
-    except FORESEEN as error:
+    except EXPECTED_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

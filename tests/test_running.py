@@ -10,8 +10,8 @@ from overwinter.node.pressure import total_bytes
 from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.log_lines import LogLines
 from tests.node.rig import until
-from tests.node.said import Said
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=scheduler)
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             # The result of the first check has been logged by then.
             await until(lambda: len(looks) > 1)
             assert (await node.telemetry.activity()).host_budget == 20 * MIB
@@ -38,7 +38,7 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=SchedulerConfig(**given))
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             bounds = node.parts.config.scheduler
             assert bounds.memory_bytes is not None
             assert bounds.workers_max == given.get("workers_max", limits.workers_most([].append))
@@ -52,7 +52,7 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
 
 
 def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
-    said = Said()
+    said = LogLines()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), accounting_s=0.01)
 
     async def scene() -> None:

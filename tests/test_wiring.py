@@ -14,7 +14,7 @@ from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
 
 from .api.door import Door
-from .node.said import Said
+from .node.log_lines import LogLines
 
 LONG_S = 3000.0
 
@@ -46,7 +46,7 @@ def test_a_node_that_fails_waits_for_nobody(
         monkeypatch.setattr(wiring, "Drain", Heard)
         listener = wiring.bind("127.0.0.1", 0)
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
-        serving = asyncio.create_task(wiring.serve_node(config, listener, Said(), print))
+        serving = asyncio.create_task(wiring.serve_node(config, listener, LogLines(), print))
         _, writer = await asyncio.open_connection(*listener.getsockname())
         # The rest of the request never comes.
         writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")

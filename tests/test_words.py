@@ -42,6 +42,12 @@ RETIRED = {
     "staging": "load",
     "give way": "is stopped for",
     "gives way": "is stopped for",
+    "sparing": "throttle",
+    "shelter": "sandbox",
+    "foreseen": "expected",
+    "unforeseen": "unexpected",
+    "foresaw": "expected",
+    "anybody": "everyone, any process",
 }
 """The replacement of each retired word."""
 
@@ -76,7 +82,7 @@ RIGHT = {
     "tests/examples/": {"body"},
     "tests/model/test_layers.py": {"body"},
     # A name that an older version wrote.
-    "src/overwinter/store/kept.py": {"bodies"},
+    "src/overwinter/store/compatibility.py": {"bodies"},
     "tests/system/test_kept.py": {"bodies"},
     "tests/core/test_journal.py": {"body", "bodies", "rehearsal"},
     "CHANGELOG.md": {"body", "bodies", "mind", "promise", "tray", "rehearsal"},

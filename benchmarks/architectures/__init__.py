@@ -1,1 +1,1 @@
-"""Which layers do the zoo's networks have? Each file writes one family; sizes and weights are chosen in `zoo`."""
+"""The layers of the zoo's networks. Each file has one family of networks; sizes and weights are chosen in `zoo`."""

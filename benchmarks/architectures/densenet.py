@@ -1,4 +1,4 @@
-"""What is a DenseNet? Blocks in which every layer reads the outputs of all before it (Huang et al., 2017)."""
+"""DenseNet: blocks in which every layer reads the outputs of all layers before it (Huang et al., 2017)."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What is an Inception-v3? Blocks of parallel branches with factorised convolutions (Szegedy et al., 2016).
+"""Inception-v3: blocks of parallel branches with factorised convolutions (Szegedy et al., 2016).
 
 Letters name the block types as in the published code. The auxiliary classifier is left out: it only serves training.
 """

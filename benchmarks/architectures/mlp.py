@@ -1,4 +1,4 @@
-"""What is the least model worth serving? A few linear layers that cost their memory traffic and little else."""
+"""The smallest model of the zoo: a few linear layers, whose cost is mostly memory traffic."""
 
 from itertools import pairwise
 

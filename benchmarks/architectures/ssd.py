@@ -1,6 +1,6 @@
-"""What is an SSD300? A VGG16 whose six feature maps each predict boxes around fixed default boxes (Liu et al., 2016).
+"""SSD300: a VGG16 whose six feature maps each predict boxes around fixed default boxes (Liu et al., 2016).
 
-The 91-class form with 35.6 million parameters; suppression of overlapping boxes is left to the caller.
+The 91-class version with 35.6 million parameters; suppression of overlapping boxes is left to the caller.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What are the text models of a question-and-answer service? A TextCNN, an LSTM and a DSSM, at Tetris's sizes."""
+"""Text models of a question-and-answer service: a TextCNN, an LSTM and a DSSM, at Tetris's sizes."""
 
 import torch
 from torch import Tensor, nn

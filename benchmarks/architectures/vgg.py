@@ -1,4 +1,4 @@
-"""What is a VGG? A plain stack of 3x3 convolutions and three wide linear layers (Simonyan and Zisserman, 2015)."""
+"""VGG: a plain stack of 3x3 convolutions and three wide linear layers (Simonyan and Zisserman, 2015)."""
 
 from torch import Tensor, nn
 

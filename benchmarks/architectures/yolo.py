@@ -1,6 +1,6 @@
-"""What is a YOLOv8? C2f blocks, a spatial pyramid, a path up and down, and an anchor-free head (Reis et al., 2023).
+"""YOLOv8: C2f blocks, a spatial pyramid, a feature pyramid network, and an anchor-free head (Reis et al., 2023).
 
-Only the largest form, x, is described; suppression of overlapping boxes is left to the caller.
+Only the largest size, x, is here; suppression of overlapping boxes is left to the caller.
 """
 
 import torch

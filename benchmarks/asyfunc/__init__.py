@@ -1,1 +1,1 @@
-"""AsyFunc's evaluation: bursts on six models, by its own rules, its baselines' and ours."""
+"""AsyFunc's evaluation: bursts on six models, under its own rules, its baselines' and ours."""

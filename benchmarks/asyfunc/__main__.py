@@ -1,4 +1,4 @@
-"""Which part of AsyFunc? `python -m benchmarks.asyfunc --level model`: scaling by whole models, simulated."""
+"""Repeats AsyFunc's evaluation: `python -m benchmarks.asyfunc --level model` simulates scaling by whole models."""
 
 import argparse
 

@@ -1,10 +1,10 @@
-"""How long does a run of each of AsyFunc's models take here, on one core and on two?
+"""Measures the run times of AsyFunc's models on this machine, on one core and on two.
 
-`python -m benchmarks.asyfunc.latencies [model ...]` prints, for scenarios/asyfunc, the least of several runs in
-milliseconds by batch, on one core, and `serial`, the share of a run that a second core does not shorten: by Amdahl's
-law l(c) = l(1)·(serial + (1 - serial)/c), so serial = 2·l(2)/l(1) - 1. On one core the processor's time is told, which
-others on the machine hardly change; on two it is the clock's, of the smallest batch and of many runs, so that one of
-them had both cores to itself.
+`python -m benchmarks.asyfunc.latencies [model ...]` prints, for scenarios/asyfunc, the minimum of several runs in
+milliseconds by batch size, on one core, and `serial`, the share of a run that a second core does not shorten: by
+Amdahl's law l(c) = l(1)·(serial + (1 - serial)/c), so serial = 2·l(2)/l(1) - 1. On one core it measures CPU time, which
+other load hardly changes; on two cores the wall time of the smallest batch, over many runs, so that at least one run
+had both cores.
 """
 
 import argparse

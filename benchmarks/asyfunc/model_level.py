@@ -1,13 +1,14 @@
-"""What do AsyFunc's model-level scaling and its baselines cost under bursts, in memory, cores and missed SLOs?
+"""Simulates AsyFunc's model-level scaling and its baselines under bursts: memory, cores and SLO violations.
 
-The six models of scenarios/asyfunc.toml, one after the other, each alone on the machine, each under every policy with
-the same arrivals. Memory is the mean over time of weights and private memory; CPU utility is the paper's, cores of
-runs by their time over cores of workers by their time alive; a violation is a request not answered within the SLO,
-refused ones included. Everything is simulated: nothing here depends on the machine that it runs on.
+The six models of scenarios/asyfunc.toml are simulated one after the other, each alone on the machine, under every
+policy with the same arrivals. Memory is the mean over time of weights and private memory. CPU utility is the paper's:
+core seconds of runs divided by core seconds of live workers. A violation is a request that was not answered within the
+SLO, or was refused. Nothing here depends on the machine that runs the benchmark.
 
-MLS copies the weights for each worker and looks at the rate every 10 s, Overwinter shares them and starts a worker as
-soon as requests wait. So both stand there under equal conditions too, over several seeds: MLS on the rungs of
-benchmarks.ladder (all have the same private memory, so that rung is not there), and Overwinter looking every 10 s.
+MLS copies the weights for each worker and reads the rate every 10 s; Overwinter shares them and starts a worker as soon
+as requests wait. So both are also compared under equal conditions, over several seeds: MLS on the rungs of
+benchmarks.ladder (all workers have the same private memory, so that rung is left out), and Overwinter reading the rate
+every 10 s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ SCENARIO = Path(__file__).parent.parent.parent / "scenarios" / "asyfunc.toml"
 SAME_RULES = {"last-value": "mls"}
 """MLS expects the last value, so the policy is simulated once and shown under both names."""
 RULES = ("batch", "batch+", "mls", "on-demand", "k-last-value", "oracle", "overwinter")
-TOLD = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "oracle", "overwinter")
+REPORTED = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "oracle", "overwinter")
 PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
 PLAIN_MODEL = "ssd300"
 ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
@@ -176,8 +177,8 @@ def spread(field: str, values: Sequence[float]) -> str:
 def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
     """Print the paper's claims beside these results, and why they differ."""
     saved = {model: 1 - cell.memory / cells["batch"][model].memory for model, cell in cells["mls"].items()}
-    violated = {policy: mean(cells[policy], "violations") for policy in TOLD}
-    utility = {policy: mean(cells[policy], "cpu_utility") for policy in TOLD}
+    violated = {policy: mean(cells[policy], "violations") for policy in REPORTED}
+    utility = {policy: mean(cells[policy], "cpu_utility") for policy in REPORTED}
     print(f"""
 The paper and this
 * figure 1: on demand 10.5 % and last value 5.5 % violated, k times the last value 1.3 times the workers needed. Here
@@ -208,7 +209,7 @@ def run(seconds: float | None, seed: int | None, seeds: int) -> None:
     print(f"{scenario.duration_s:.0f} s around the greatest burst of a made day, {scenario.node.cores} cores")
     cells = table(scenario)
     print(f"\nmeans over the models\n{HEAD}")
-    for policy in TOLD:
+    for policy in REPORTED:
         means = {field: mean(cells[policy], field) for field in Cell.__struct_fields__[1:]}
         tell(policy, Cell(requests=0, **means))
     ready = figure_1(scenario, "prepared containers")

@@ -1,1 +1,1 @@
-"""Does a node answer as the author's own PyTorch would? `python -m benchmarks.fidelity` asks many architectures."""
+"""Compares answers of a node with PyTorch's for many architectures: `python -m benchmarks.fidelity`."""

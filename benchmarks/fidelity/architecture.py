@@ -1,4 +1,4 @@
-"""What is one architecture of the comparison? A module to build, and how to make its inputs at any size."""
+"""One architecture of the comparison: a module to build, and its inputs at any size."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,7 @@
-"""How is a model type that nobody chose made small enough to ask?
+"""Makes small models of random model types of `transformers`.
 
-By the names that its configuration has: widths, layers, heads and vocabularies get small values, and where the model
-cannot be built so, fewer of them do. Its inputs are made by the names that its `forward` takes.
+Widths, layers, heads and vocabularies of a configuration get small values, found by their names; if the model cannot be
+built with these, fewer of them do. Inputs are generated from the parameter names of its `forward`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,8 @@
-"""When is an answer right, and when is a refusal clear?
+"""Judges whether an answer is right, and whether a refusal is clear.
 
-A verdict is the worst of what was seen of an architecture: "wrong" unless every answer is eager PyTorch's own, bit for
-bit ("equal") or within the bound of its type ("within"), or what was not answered was refused in one clear sentence.
+The verdict on an architecture is the worst of its findings. It is "wrong" unless every answer equals eager PyTorch's
+bit for bit ("equal") or within the bound of its type ("within"), or a request without an answer was refused in one
+clear sentence.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Which architectures of `transformers` read and write text, or hear?"""
+"""Architectures of `transformers` for text and speech."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Which architectures of `transformers` see?"""
+"""Architectures of `transformers` for images."""
 
 from functools import partial
 

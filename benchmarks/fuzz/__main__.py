@@ -23,7 +23,7 @@ from benchmarks.fuzz.kind import Attacker, Kind
 from benchmarks.fuzz.manifests import Manifests
 from benchmarks.fuzz.outside import Outside
 from benchmarks.fuzz.programs import Programs
-from benchmarks.fuzz.report import hear, report
+from benchmarks.fuzz.report import count_records, report
 from benchmarks.fuzz.requests import Requests
 from benchmarks.fuzz.uploads import Uploads
 from benchmarks.hostile.arena import Arena, Neighbour, arena
@@ -85,7 +85,7 @@ def main() -> None:
             if neighbour is not None:
                 neighbour.stop()
             machine.close()
-    hear(neighbour.records, attacker)
+    count_records(neighbour.records, attacker)
     report(attacker, neighbour.records, options.seed)
 
 

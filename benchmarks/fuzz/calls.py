@@ -1,6 +1,7 @@
 """Kind 7: several tenants deploy, remove, load, call and measure at random while processes are killed and stopped.
 
-A model knows what is deployed; what it deems there must answer right or say why not, what it deems gone must be gone.
+A model tracks what is deployed. Deployed functions must answer correctly or with an explained error; removed ones must
+not be found.
 """
 
 import os

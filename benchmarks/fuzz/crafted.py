@@ -1,7 +1,7 @@
-"""Kind 5: programs of one call each, of every listed operator, with arguments that no export would make.
+"""Kind 5: programs of one call each, of every listed operator, with arguments that no export would produce.
 
-Most run between guard pages in processes of their own (`benchmarks.operator_fuzz`), beside the node; some are deployed
-to it, where they must be refused, fail or answer, and never end their worker.
+Most run between guard pages in separate processes (`benchmarks.operator_fuzz`), without the node. Some are deployed to
+the node, where they must be refused, fail or answer, and never end their worker.
 """
 
 import json

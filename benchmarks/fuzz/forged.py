@@ -1,4 +1,4 @@
-"""Kind 6: handlers that speak to the node in their worker's name. It costs their own worker and requests, no more."""
+"""Kind 6: handlers that send forged messages to the node. Only their own worker and requests may be affected."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is a kind of attack, and how is a share of the time filled with its tries?"""
+"""A kind of attack, and the loop that runs its tries for a share of the time."""
 
 import time
 from collections.abc import Callable, Sequence

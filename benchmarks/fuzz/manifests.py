@@ -1,4 +1,4 @@
-"""Kind 3: whatever can be sent as a manifest or a pipeline. What is accepted must serve, and be gone when removed."""
+"""Kind 3: random manifests and pipelines. What is accepted must serve, and be gone after its removal."""
 
 import json
 from random import Random
@@ -122,11 +122,11 @@ class Manifests:
         port = self._arena.port
         reply = judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{name}", tenant="mutants"))
         if reply is None or reply.status != 200:
-            self._arena.tally.add("wrong", f"{name} was deployed and cannot be removed: {_told(reply)}")
+            self._arena.tally.add("wrong", f"{name} was deployed and cannot be removed: {_reply_text(reply)}")
             return
         left = judged(self._arena, exchange(port, infer_request(name), ASK_S))
         if left is None or left.status != 404:
-            self._arena.tally.add("wrong", f"{name} was removed and answers {_told(left)}")
+            self._arena.tally.add("wrong", f"{name} was removed and answers {_reply_text(left)}")
 
     def _pipeline(self, case: str, rng: Random) -> None:
         pipeline: dict[str, Any] = {
@@ -156,7 +156,7 @@ class Manifests:
             quietly(lambda: self._arena.node.client.speaking_for("pipes").remove(name))
 
 
-def _told(reply: Reply | None) -> str:
+def _reply_text(reply: Reply | None) -> str:
     return "nothing" if reply is None else f"{reply.status}: {reply.said}"
 
 

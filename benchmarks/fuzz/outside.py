@@ -1,8 +1,8 @@
-"""Kind 8: handlers that try every way we know out of their worker, and tenants that reach for what is another's.
+"""Kind 8: handlers that try every known way out of their sandbox, and tenants that try to access others' data.
 
-What is read shows as a canary; what is written shows at the thing itself. A way that is open and harmed nothing of the
-canaries is a harm where the thing is not the worker's own (`READS`, `WRITES`), else it is only noted: the kernel can be
-reached through it.
+Reads are detected by canaries, writes by checking their target. A successful access that affected no canary is a harm
+if its target is not the worker's own (`READS`, `WRITES`); otherwise it is only noted, as a part of the kernel that a
+worker can reach.
 """
 
 import json
@@ -72,7 +72,7 @@ class Outside:
     def prepare(self) -> None:
         settings = {"memory_mib": 1024, "timeout_s": SPY_S, "keep_alive_s": 600.0}
         for name in SPIES:
-            handler = source(name, "told")
+            handler = source(name, "named")
             self._functions.deploy(self._arena.node.client, name, handler=handler, tenant="spies", **settings)
         for name in (self._victim.PLAIN, self._victim.HANDLED):
             self._arena.node.client.speaking_for(self._victim.TENANT).load(name)
@@ -248,7 +248,7 @@ class Outside:
         """Check that nothing of a removed function stays."""
         client = self._arena.node.client
         self._functions.deploy(
-            client, "guest", handler=source("kernel", "told"), tenant="guests", memory_mib=512, keep_alive_s=600.0
+            client, "guest", handler=source("kernel", "named"), tenant="guests", memory_mib=512, keep_alive_s=600.0
         )
         order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
         before = set(self._arena.node.worker_pids())

@@ -1,4 +1,4 @@
-"""Kind 4: mutants of encoded programs. They are refused, or they run; none ends its worker or fails unforeseen."""
+"""Kind 4: mutated encoded programs. They must be refused or run, without ending a worker or an unexpected failure."""
 
 from random import Random
 from typing import Any
@@ -74,7 +74,7 @@ class Programs:
         except ProgramError:
             return None
         except Exception as error:  # noqa: BLE001 - that is what is looked for
-            self._arena.tally.add("unforeseen_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
+            self._arena.tally.add("unexpected_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
             return None
         return program
 

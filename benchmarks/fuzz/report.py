@@ -1,11 +1,11 @@
-"""What came of the fuzz? What the neighbour suffered, the table by kind, examples, and the line for programs."""
+"""Reports the results of the fuzz: effects on the well-behaved tenant, the table by kind, examples, and RESULT."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.fuzz.kind import Attacker, Mark
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import HARMS, unforeseen_words
+from benchmarks.hostile.verdicts import HARMS, unexpected_words
 from benchmarks.measure import print_result
 
 KILLS = "calls"
@@ -28,7 +28,7 @@ def longest(records: Sequence[Record], marks: Sequence[Mark], what: str) -> dict
     return worst
 
 
-def hear(records: Sequence[Record], attacker: Attacker) -> None:
+def count_records(records: Sequence[Record], attacker: Attacker) -> None:
     """Count what the neighbour suffered: wrong answers, no answers, and unexpected errors."""
     tally = attacker.arena.tally
     downs = attacker.arena.restarts
@@ -43,18 +43,18 @@ def hear(records: Sequence[Record], attacker: Attacker) -> None:
         elif each.fate == "silent":
             tally.add("hung", "the neighbour was never answered")
         elif each.fate not in ("right", "asked", "down", "unanswered"):
-            tally.note(f"the neighbour was told {each.fate}: {each.said[:80]}")
+            tally.note(f"the neighbour got {each.fate}: {each.said[:80]}")
             # A request is tried twice; if every worker is killed, its failure is expected.
             killed = mark.kind == KILLS and SIGKILL in each.said
-            if unforeseen_words(each.fate, each.said) and not killed:
-                tally.add("unforeseen_5xx", f"the neighbour was told {each.fate}: {each.said}")
+            if unexpected_words(each.fate, each.said) and not killed:
+                tally.add("unexpected_5xx", f"the neighbour got {each.fate}: {each.said}")
 
 
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     """Print the table by kind, the first examples of each harm, and the line for programs."""
     tally = attacker.arena.tally
     stalls = {what: longest(records, attacker.marks, what) for what in ("live", "infer", "control")}
-    heads = "".join(f"{harm.replace('unforeseen_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
+    heads = "".join(f"{harm.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
     print(
         f"\n{'kind':12}{'tries':>7}{heads}{'stall ms':>10}{'infer ms':>10}{'control':>9}  stalled longest by, and infer"
     )

@@ -1,4 +1,4 @@
-"""Kind 1: whatever can be sent as a request. An answer that is a success must be right."""
+"""Kind 1: random inference requests. A successful answer must be right."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Kind 2: whatever can be sent as a block. What does not give its address must never be stored."""
+"""Kind 2: random block uploads. Content that does not match its address must never be stored."""
 
 import json
 import socket

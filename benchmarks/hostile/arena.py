@@ -178,7 +178,7 @@ class Arena:
         self.said = self._log.lines()
         own = [line for line in self.said if not OWN_WORDS.match(line)]
         if any(TRACEBACK in line for line in own):
-            self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
+            self.tally.add("unexpected_5xx", "a traceback in the log: " + _raised(own))
             kind, case, number = self.tally.here
             print(f"a traceback in the log, {kind}: {case} ({number}):", *tracebacks(own), sep="\n    ", flush=True)
         if not self.expects_death and any(ZYGOTE_DIED in line for line in own):
@@ -190,7 +190,7 @@ class Arena:
 
     def _last_words(self) -> str:
         lines = (self.root / "log").read_bytes()[-2000:].splitlines() if (self.root / "log").exists() else []
-        return _raised(lines) or _told(lines)
+        return _raised(lines) or _errors_logged(lines)
 
     def answers(self) -> bool:
         """Whether the event loop answers within `FROZEN_S`; otherwise the node is killed, and `examine` restarts it."""
@@ -300,7 +300,7 @@ def _raised(lines: list[bytes]) -> str:
     return "; ".join(dict.fromkeys(found))[:300]
 
 
-def _told(lines: list[bytes]) -> str:
+def _errors_logged(lines: list[bytes]) -> str:
     """Return the last lines of a log."""
     return b" | ".join(lines[-3:])[-300:].decode(errors="replace")
 

@@ -19,7 +19,7 @@ from benchmarks.hostile.exchange import END, Reply
 from benchmarks.wire import get
 
 EVERY_S = 0.01
-TOLD_FROM_S = 0.01
+REPORTED_FROM_S = 0.01
 """Faster answers are not reported one by one."""
 GIVE_UP_S = 120.0
 AGAIN_S = 0.1
@@ -73,7 +73,7 @@ class Question:
         self.waiting = True
         return None
 
-    def hear(self) -> Record | None:
+    def listen(self) -> Record | None:
         """Read the available bytes; None until the answer is complete."""
         assert self._end is not None
         try:
@@ -148,7 +148,7 @@ def port_of(file: Path) -> int | None:
 
 def tell(record: Record | None) -> None:
     """Print what is worth a line."""
-    if record is not None and (record.took >= TOLD_FROM_S or record.fate != "right"):
+    if record is not None and (record.took >= REPORTED_FROM_S or record.fate != "right"):
         print(json.dumps(record), flush=True)
 
 
@@ -168,7 +168,7 @@ def watch(port_file: Path, questions: list[Question]) -> None:
             return
         for question in heard:
             if question in ready:
-                tell(question.hear())
+                tell(question.listen())
 
 
 def main() -> None:

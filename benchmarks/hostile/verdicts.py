@@ -5,12 +5,12 @@ from typing import Literal, NamedTuple, get_args
 
 from benchmarks.hostile.exchange import Reply
 
-Harm = Literal["crashes", "unforeseen_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
+Harm = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
 HARMS: tuple[Harm, ...] = get_args(Harm)
 
 EXAMPLES_MAX = 3
 """The most examples of each harm by each case."""
-UNFORESEEN = "internal error ("
+UNEXPECTED = "internal error ("
 """The beginning of the node's answer to an unexpected error."""
 FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 """Signals that a process causes itself; others are sent to it, including those of limits."""
@@ -63,12 +63,12 @@ class Tally:
 
     def judge(self, reply: Reply | None) -> None:
         """Return whether an answer is unexpected; a missing answer is no harm by itself."""
-        fault = unforeseen(reply)
+        fault = unexpected(reply)
         if fault:
-            self.add("unforeseen_5xx", fault)
+            self.add("unexpected_5xx", fault)
 
 
-def unforeseen(reply: Reply | None) -> str:
+def unexpected(reply: Reply | None) -> str:
     """Return the text of a 5xx that is neither a function's failure nor a refusal; otherwise empty."""
     if reply is None or reply.status < 500 or reply.status in (503, 504, 507):
         return ""
@@ -76,10 +76,10 @@ def unforeseen(reply: Reply | None) -> str:
         return f"status {reply.status}: {reply.said}"
     # A function's failure is JSON with its own words; a server's error page is not.
     is_json = reply.headers.get("content-type", "").startswith("application/json")
-    return "" if is_json and not reply.said.startswith(UNFORESEEN) else f"500: {reply.said}"
+    return "" if is_json and not reply.said.startswith(UNEXPECTED) else f"500: {reply.said}"
 
 
-def unforeseen_words(fate: str, said: str) -> bool:
+def unexpected_words(fate: str, said: str) -> bool:
     """Whether the error of a well-behaved client is unexpected: any 500, because its function does not fail."""
     return fate.startswith("5") and fate not in ("503", "504", "507")
 

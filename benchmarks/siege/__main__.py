@@ -45,7 +45,7 @@ PATIENCE_S = 25.0
 """Longer than any function may take."""
 BOUNDS = {"--memory-bytes": 3 << 30, "--host-bytes": 2 << 30, "--requests-bytes-max": 512 << 20}
 """The node's configured limits: private memory of workers, host store, requests."""
-LOOK_S = 0.2
+CHECK_INTERVAL_S = 0.2
 START_S = 60.0
 END_S = 10.0
 SLACK = 4.0
@@ -118,7 +118,7 @@ def wait(found: Arena, seconds: float) -> None:
     """Wait; restart the node if it ends."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        time.sleep(min(LOOK_S, left))
+        time.sleep(min(CHECK_INTERVAL_S, left))
         found.examine()
 
 

@@ -1,7 +1,7 @@
-"""The process of the attackers: it is told an attack a line, and goes on with it until the next line.
+"""The attackers' process: it reads the name of an attack per line, and runs it until the next line.
 
-`python -m benchmarks.siege.attacker PORT SEED`. It is niced, and rests four times as long as it has computed, so that
-the machine is the node's; an empty line ends an attack, the end of the input ends it all.
+`python -m benchmarks.siege.attacker PORT SEED`. It has a high nice value, and sleeps four times as long as it computes,
+so that the machine is left to the node. An empty line ends an attack, the end of the input ends the process.
 """
 
 import contextlib

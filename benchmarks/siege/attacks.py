@@ -1,7 +1,7 @@
-"""What do others do to a node while somebody else is served? Each attack is a generator: a step, and a pause.
+"""The attacks on a node that serves another tenant. Each is a generator of steps with pauses.
 
-An attack ends when it is closed, and takes away what it has deployed. Its steps cost little here: what costs is the
-node's own work, or waiting.
+An attack that is closed ends and removes what it has deployed. Its steps cost the attacker little: the cost is work or
+waiting of the node.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The well-behaved tenant: twenty functions of real models, some with handlers, and answers that are known."""
+"""The well-behaved tenant: twenty functions of real models, some with handlers, with known answers."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""When has a node done with an attack? When it works and holds no more than before, and has none of its functions.
+"""Decides when a node has recovered from an attack: CPU time and memory as before, and no function of the attack left.
 
-Work is processor time of all its processes; the tenant's requests go on meanwhile, as they did when it was calm.
+CPU time is that of all its processes; the tenant's requests continue at the same rate as before the attacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from benchmarks.nodes import Node
 from benchmarks.siege.watch import quick
 from overwinter.core.errors import OverwinterError
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 MOST_S = 20.0
 """The longest wait."""
 FACTOR = 1.3
@@ -40,7 +40,7 @@ class Rest:
         """Wait until the node is calm again, or MOST_S have passed."""
         until = monotonic() + MOST_S
         while monotonic() < until:
-            cores = self._work(lambda: pause(LOOK_S))
+            cores = self._work(lambda: pause(CHECK_INTERVAL_S))
             if 0 <= cores <= FACTOR * self._cores + EXTRA_CORES and self._is_clean():
                 return
 

@@ -1,7 +1,7 @@
-"""How much memory does a node hold at its worst? Looked at all the time, and counted in full now and then.
+"""Tracks the peak memory of a node: a cheap estimate all the time, and a full measurement now and then.
 
-The kernel's full account (PSS) of many workers costs a core for a while, so it is read once in each phase, at its end.
-In between, what each process has to itself is taken from its count of pages, which anybody may read.
+A full measurement (PSS) of many workers takes a core for a while, so it is done once in each phase, at its end. In
+between, the private memory of each process is estimated from its page counts, which any user may read.
 """
 
 import os

@@ -222,7 +222,7 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
     steps = Steps(journal)
     soak.judge_expired(steps)
     list_counts("done", soak.done)
-    list_counts("what was told in refusals", soak.refusals)
+    list_counts("messages of refusals", soak.refusals)
     list_counts("what the scheduler did, and does again", steps.counts)
     counted = {kind: soak.counts[kind] for kind in ("wrong", "lost", "refused")}
     return {"requests": soak.counts.total(), **counted, **growth(readings[0], readings[-1])}

@@ -1,7 +1,7 @@
-"""Was an answer right for the time at which it was given, and does a refusal say what was so then?
+"""Decides whether an answer was right at its time, and whether the reason of a refusal was true at its time.
 
-Only what the author did and which processes were killed is known here, and what the answer says: nothing of the node's
-inside, and nothing of how busy the machine was.
+It uses only the author's actions, the killed processes and the answer: nothing of the node's state, and nothing of the
+load of the machine.
 """
 
 import hashlib

@@ -1,9 +1,10 @@
-"""What do a hundred requests cost, from 100 to 5000 a second? Tetris's figure 14b.
+"""The cost of a hundred requests, at rates from 100 to 5000 a second: Tetris's figure 14b.
 
-A combination of the four applications, a quarter of the requests for each, on nodes with as many cores as they need.
-A node takes up to 1000 requests a second, and beyond it there are several, each with its own blocks. The memory for
-100 requests is what is held while 100 arrive in a second. The paper prices it at $0.0504 an hour, AWS's r6g.medium, and
-multiplies by GB: 61.5 GB less are $0.000861 less only if each GB costs as much as the machine, which has 8.
+The load combines the four applications, a quarter of the requests for each, on nodes with as many cores as they need. A
+node takes up to 1000 requests a second; beyond that there are several nodes, each with its own blocks. The memory for
+100 requests is the memory in use while 100 arrive in a second. The paper uses $0.0504 an hour, the price of AWS's
+r6g.medium, and multiplies by GB: 61.5 GB less are $0.000861 less only if each GB costs as much as the machine, which
+has 8.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""What is saved beside baselines that are given Overwinter's conditions, one after the other?
+"""Compares memory and violations with baselines that get Overwinter's conditions one by one.
 
-Each baseline under the stable load (memory) and under bursts (violations) on each rung of benchmarks.ladder: with the
-paper's workers and rules; with workers that have only Overwinter's private memory, beside one zygote; with shared
+Each baseline runs under the stable load (memory) and under bursts (violations) on each rung of benchmarks.ladder: with
+the paper's workers and rules; with workers that have only Overwinter's private memory, and one zygote; with shared
 weights; starting workers as soon as requests wait; with Overwinter's alpha and beta. Tetris shares from the start.
-Overwinter weighs a core as 64 MiB and Tetris as nothing, so Overwinter stands there with both weights, and cores beside
-memory. Arrivals are drawn from several seeds; the spread is told beside the mean.
+Overwinter weighs a core as 64 MiB and Tetris as nothing, so Overwinter is shown with both weights, and cores are shown
+next to memory. Arrivals are drawn from several seeds; the spread is printed with the mean.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, climb
-from benchmarks.measure import told_shares
+from benchmarks.measure import shares_text
 from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario
@@ -84,8 +84,8 @@ def report(cells: Cells, seeds: int) -> None:
         print(f"\n{name:34}{'MiB':>8}{'cores':>8}{'saved by overwinter':>24}{'violations':>12}")
         for baseline in BASELINES:
             for title, each in on_rungs(baseline):
-                tell(f"{baseline}, {title}", row[each], told_shares(saved(row[OURS], row[each])))
-        tell("overwinter, memory alone", row[ALONE], told_shares(saved(row[OURS], row[ALONE])))
+                tell(f"{baseline}, {title}", row[each], shares_text(saved(row[OURS], row[each])))
+        tell("overwinter, memory alone", row[ALONE], shares_text(saved(row[OURS], row[ALONE])))
         tell("overwinter", row[OURS], "")
 
 

@@ -1,8 +1,8 @@
-"""Do weights that lie in the host store cost latency? The paper's figure 14d.
+"""Measures the effect of weights in the host store on latency: the paper's figure 14d.
 
-The same program runs over weights mapped from a node's host store and over a private copy of them, and the module runs
-as plain PyTorch does, all in this process and by turns. Then the node itself is asked as often, one request after the
-other, and none may be lost or wrong.
+The same program runs on weights mapped from a node's host store and on a private copy of them, and the module runs in
+plain PyTorch, all in this process and in turns. Then the node itself is called as often, one request after the other,
+and no answer may be lost or wrong.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The live part: what sharing saves on this machine, on real nodes and processes."""
+"""The live part: the savings of sharing on this machine, with real nodes and processes."""
 
 import sys
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""How long does a model take to load without Overwinter? A plain PyTorch process that says what its parts took.
+"""Measures the start of a plain PyTorch process, part by part.
 
-`python -m benchmarks.tetris.loading MODEL WEIGHTS INPUTS` imports all that it needs and prints a line; told to go on by
-a line of input, it builds the model without memory for its weights, takes them from the file, answers twice, and prints
-what that took as JSON.
+`python -m benchmarks.tetris.loading MODEL WEIGHTS INPUTS` imports all that it needs and prints a line. After a line of
+input it builds the model without memory for its weights, loads them from the file, answers twice, and prints the times
+as JSON.
 """
 
 import json

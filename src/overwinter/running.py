@@ -39,7 +39,7 @@ from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Lost, Verifier
-from overwinter.node.watching import ZygoteLimits
+from overwinter.node.zygote_process import ZygoteLimits
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler

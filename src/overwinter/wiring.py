@@ -78,7 +78,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     async def until_broken(node: Node) -> None:
         with suppress(Exception):
             await node.broken()
-        # Nobody answers any more: what waits would only keep the next start waiting.
+        # No request is answered any more: open connections would only delay the next start.
         drain.hurry()
 
     async def tell(node: Node) -> None:
@@ -106,7 +106,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
 
 def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
-    """Run a node in this process until it is told to stop."""
+    """Run a node in this process until it gets a signal to stop."""
     # The event loop shares the interpreter with computing threads, such as those that check programs, and waits for
     # each of them.
     sys.setswitchinterval(SWITCH_S)

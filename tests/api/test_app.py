@@ -140,11 +140,11 @@ def test_a_body_in_several_chunks(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/v2/models/nobody", 404, "unknown function 'nobody'"),
+        ("/v2/models/absent", 404, "unknown function 'absent'"),
         ("/v2/models/add/versions/9", 404, "version 9"),
         ("/v2/models/add/versions/two", 404, "whole numbers"),
         ("/v2/models/add/versions/-1", 404, "whole numbers"),
-        ("/v2/models/nobody/ready", 404, "unknown function 'nobody'"),
+        ("/v2/models/absent/ready", 404, "unknown function 'absent'"),
         ("/v2/models/add/stats", 404, "nothing at"),
         ("/v2/models/", 404, "nothing at"),
         ("/v3", 404, "nothing at"),
@@ -180,7 +180,7 @@ def test_a_full_node_says_when_to_come_back(http: httpx.Client) -> None:
     assert "512 requests waiting" in answer.json()["error"]
 
 
-def test_an_error_nobody_foresaw_is_logged_and_not_shown(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged_and_not_shown(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "overwinter.api"):
         answer = http.post("/v2/models/broken/infer", json=ECHO, headers={"X-Request-Id": "x7"})
     assert answer.status_code == 500

@@ -71,8 +71,8 @@ def test_state(client: Client) -> None:
     assert client.ready("echo-int16", 1)
     assert client.function("add")["version"] == 2
     assert client.function("add", 1)["traffic"] == 0
-    with pytest.raises(NotFoundError, match="nobody"):
-        client.ready("nobody")
+    with pytest.raises(NotFoundError, match="absent"):
+        client.ready("absent")
 
 
 def test_a_deploy(client: Client, served: Served) -> None:
@@ -96,8 +96,8 @@ def test_a_deploy(client: Client, served: Served) -> None:
 
 
 def test_errors_carry_the_nodes_words(client: Client) -> None:
-    with pytest.raises(NotFoundError, match="unknown function 'nobody'"):
-        client.infer("nobody", {"x": numpy.zeros(1)})
+    with pytest.raises(NotFoundError, match="unknown function 'absent'"):
+        client.infer("absent", {"x": numpy.zeros(1)})
     with pytest.raises(CallerError, match="'b' is missing"):
         client.infer("add", {"a": [[1, 2, 3]]})
     with pytest.raises(CallerError, match="unknown input 'c' of 'add'; its inputs are a, b"):

@@ -47,7 +47,7 @@ def test_a_block_is_stored_once(http: httpx.Client, served: Served) -> None:
     assert served.door.repository.read(address) == block
 
 
-def test_how_full_the_disk_is_is_logged_and_not_told(
+def test_free_disk_space_is_logged_and_not_shown_to_tenants(
     http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bounds = DiskBounds(free_min_bytes=1 << 60)
@@ -106,7 +106,7 @@ def test_uploads_that_drip_hold_no_thread(served: Served, http: httpx.Client) ->
             dripping.sendall(put_head(1 << 20) + bytes(1 << 10))
         while len(files_of(served) - before) < 2 * DISK_THREADS:
             pass
-        block = b"a block of somebody else"
+        block = b"a block of another tenant"
         assert http.put(f"{BLOCKS}/{address_of(block)}", content=block).status_code == 201
     while len(files_of(served) - before) > 1:
         pass

@@ -20,7 +20,7 @@ def held() -> Hold:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
-def test_each_is_told(count: int) -> None:
+def test_each_item_is_listed(count: int) -> None:
     assert json.loads(finish(listed(range(count), lambda each: {"n": each}, held()))) == [
         {"n": each} for each in range(count)
     ]

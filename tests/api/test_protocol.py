@@ -308,7 +308,7 @@ def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch
 class Computing:
     """A connection with a request in progress."""
 
-    caller = "somebody"
+    caller = "caller"
     looked_at = 0
 
     def waits(self) -> Waits:

@@ -17,7 +17,7 @@ STRANGER = {"Overwinter-Tenant": "stranger"}
 
 
 def test_no_answer_tells_a_tenant_what_another_has_sent(http: httpx.Client) -> None:
-    theirs, absent = b"their program", b"nobody's program"
+    theirs, absent = b"their program", b"an absent program"
     assert http.put(f"{BLOCKS}/{address_of(theirs)}", content=theirs).status_code == 201
 
     def seen(program: bytes) -> list[object]:

@@ -35,7 +35,7 @@ def test_health(client: triton.InferenceServerClient) -> None:
     assert client.is_model_ready("add")
     assert client.is_model_ready("add", "1")
     assert not client.is_model_ready("add", "7")
-    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("absent")
 
 
 def test_metadata(client: triton.InferenceServerClient) -> None:
@@ -148,8 +148,8 @@ def test_repository(client: triton.InferenceServerClient) -> None:
 
 
 def test_errors_have_a_status_and_a_text(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match="unknown function 'nobody'") as unknown:
-        client.infer("nobody", add_inputs(True, True))
+    with pytest.raises(InferenceServerException, match="unknown function 'absent'") as unknown:
+        client.infer("absent", add_inputs(True, True))
     assert unknown.value.status() == "404"
     with pytest.raises(InferenceServerException, match="'b' is missing") as missing:
         client.infer("add", add_inputs(True, True)[:1])
@@ -159,5 +159,5 @@ def test_errors_have_a_status_and_a_text(client: triton.InferenceServerClient) -
     with pytest.raises(InferenceServerException, match="512 requests waiting") as full:
         client.infer("busy", [infer_input("x", "FP32", numpy.zeros(1, dtype=numpy.float32), True)])
     assert full.value.status() == "503"
-    with pytest.raises(InferenceServerException, match="unknown function 'nobody'"):
-        client.load_model("nobody")
+    with pytest.raises(InferenceServerException, match="unknown function 'absent'"):
+        client.load_model("absent")

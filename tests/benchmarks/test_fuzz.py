@@ -16,7 +16,7 @@ from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
 from benchmarks.hostile.exchange import ATTACKER, HungError, Reply, connect, exchange
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import Tally, fatal_signal, unforeseen
+from benchmarks.hostile.verdicts import Tally, fatal_signal, unexpected
 
 VALID = {"inputs": [{"name": "x", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}], "id": "a", "deep": {"er": [None]}}
 
@@ -115,8 +115,8 @@ def reply(status, body, kind="application/json"):
         (reply(502, {"error": "?"}), True),
     ],
 )
-def test_a_500_is_unforeseen_unless_it_is_a_functions_own(answer, harm):
-    assert bool(unforeseen(answer)) == harm
+def test_a_500_is_unexpected_unless_it_is_a_functions_own(answer, harm):
+    assert bool(unexpected(answer)) == harm
 
 
 def test_only_signals_that_a_process_brings_upon_itself_are_fatal():
@@ -228,7 +228,7 @@ def answering(listener, content):
     return listener.getsockname()[1]
 
 
-def test_an_answer_is_read_whole_however_its_length_is_told(listener):
+def test_an_answer_is_read_completely_for_any_kind_of_length(listener):
     for content in (
         b"content-length: 2\r\n\r\nok",
         b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",

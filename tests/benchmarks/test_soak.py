@@ -89,20 +89,20 @@ def test_an_answer_of_a_shared_run_is_near(off, wanted):
     assert verdict_of(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, Weather()) == "wrong"
 
 
-TOLD = {
+REASONS = {
     "gone": (404, "no function 'f' is deployed here"),
     "kills": (500, "function f@1 failed twice: killed"),
     "unloaded": (503, "function f@1 is unloaded; load it first"),
 }
 
 
-@pytest.mark.parametrize("reason", TOLD)
+@pytest.mark.parametrize("reason", REASONS)
 def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_else(reason):
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
         history, weather = History(), Weather()
         getattr(history if hasattr(history, reason) else weather, reason).add(Span(begin, until))
-        found = {why: verdict_of(refused(*why), 0.0, 0, history, weather) for why in TOLD.values()}
-        assert {why for why, said in found.items() if said == "refused"} == ({TOLD[reason]} if there else set())
+        found = {why: verdict_of(refused(*why), 0.0, 0, history, weather) for why in REASONS.values()}
+        assert {why for why, said in found.items() if said == "refused"} == ({REASONS[reason]} if there else set())
         assert set(found.values()) <= {"refused", "lost"}
 
 
@@ -153,7 +153,7 @@ def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_gi
     assert not steps.overloaded(Span(20.0, 50.0))
 
 
-def test_a_journal_that_is_not_done_again_is_told(tmp_path):
+def test_a_journal_that_does_not_replay_is_reported(tmp_path):
     journal = tmp_path / "journal"
     with journal.open("wb") as file:
         Journal(SchedulerConfig(), 1, file).record(1.0, Alarm(), [SetAlarm(2.0)])

@@ -114,7 +114,7 @@ def test_how_a_command_ends(raised: BaseException, exit_code: int, words: str) -
 
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError(), ExceptionGroup("", [StoreError("a"), ZeroDivisionError()])])
-def test_what_nobody_foresaw_keeps_its_traceback(raised: Exception) -> None:
+def test_an_unexpected_error_keeps_its_traceback(raised: Exception) -> None:
     with pytest.raises(type(raised)):
         raising(raised).main(["command"], standalone_mode=False)
 

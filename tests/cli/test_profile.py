@@ -28,7 +28,7 @@ def test_wrong_calls_say_what_is_wrong(run: Run) -> None:
     run("deploy", "cli_scale:model", "--name", "unpaced")
     assert "must be whole numbers" in run("profile", "unpaced", "--cores", "1,two", exit_code=2).stderr
     assert "cores must be from 1 to" in run("profile", "unpaced", "--cores", "4096", exit_code=1).stderr
-    assert "no function 'nobody' here" in run("profile", "nobody", exit_code=1).stderr
+    assert "no function 'absent' here" in run("profile", "absent", exit_code=1).stderr
 
 
 def test_numbers_are_short() -> None:

@@ -54,7 +54,7 @@ def test_a_mistake_is_told_before_a_node_is_asked(local: Run, arguments: tuple[s
 def test_what_the_node_refuses_is_told_in_a_line(run: Run) -> None:
     deploy_twice(run, two := "refused")
     assert "no function 'refused@7'" in run("promote", two, "7", exit_code=1).output
-    assert "no function 'nobody'" in run("promote", "nobody", "1", exit_code=1).output
+    assert "no function 'absent'" in run("promote", "absent", "1", exit_code=1).output
     run("split", two, "1=90", "2=10")
     assert "promote another version first" in run("rm", f"{two}@2", "--yes", exit_code=1).output
     run("rm", two, "--yes")

@@ -66,7 +66,7 @@ def test_a_pipeline_has_the_same_bounds(name, wrong):
     parse_pipeline(PIPELINE.format(f"{name} = 100"))
 
 
-def test_what_was_kept_before_the_bounds_counts_as_the_nearest_and_is_told():
+def test_stored_values_out_of_bounds_are_limited_and_reported():
     kept = {"slo_ms": 5e-324, "memory_mib": 1 << 24, "concurrency": 64, "timeout_s": 5.0, "late": "serve"}
     within, results = brought_within(kept, BOUNDS)
     assert within == {"slo_ms": 0.1, "memory_mib": 1 << 20, "concurrency": 32, "timeout_s": 5.0, "late": "serve"}

@@ -137,7 +137,7 @@ def test_stages_that_do_not_fit_each_other_are_named(monkeypatch, boxes) -> None
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('function = "faces"', 'function = "nobody"', "stage 'faces' of pipeline 'street': no function 'nobody' here"),
+        ('function = "faces"', 'function = "absent"', "stage 'faces' of pipeline 'street': no function 'absent' here"),
         (', boxes = "detect:boxes" }\n\n[outputs]', "}\n\n[outputs]", "has no source for input 'boxes' of"),
         ('boxes = "detect:boxes"', 'squares = "detect:boxes"', "'cars' has no input 'squares'; its inputs are"),
         ('"detect:boxes"', '"detect:squares"', "stage 'detect' has no output 'squares'; it has 'boxes'"),

@@ -1,4 +1,4 @@
-"""Do the blocks of the README work when somebody pastes them, one after the other, into a shell?
+"""The blocks of the README work when they are pasted one after the other into a shell.
 
 Blocks of shell and of Python run in the order of the README, in one shell, in a fresh directory that has what the
 repository has for users, with the environment of the tests activated. Two kinds are treated otherwise:

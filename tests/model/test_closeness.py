@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from overwinter.core.agreement import Closeness
-from overwinter.model.closeness import BOUNDS, Meter, bound_of
+from overwinter.model.closeness import BOUNDS, ClosenessMeter, bound_of
 from overwinter.model.export import export
 
 ONE = torch.tensor([1.0, -2.0, 4.0])
@@ -20,7 +20,7 @@ PROGRAM = export(Identity(), (ONE,), {}).program
 
 
 def measured(wanted, given, bound=1e-3):
-    meter = Meter(PROGRAM, bound)
+    meter = ClosenessMeter(PROGRAM, bound)
     return meter.compare([wanted], [given]), meter.closeness()["output"]
 
 

@@ -307,7 +307,7 @@ def test_a_reference_runs_with_the_checks_of_a_program() -> None:
     ],
 )
 def test_a_reference_calls_nothing_that_a_program_may_not(target: Any, arguments: tuple[Any, ...]) -> None:
-    """Even where nobody reads what the call gives, and the program leaves it out."""
+    """Also if the result of the call is not used, and the program leaves it out."""
     made = torch.fx.Graph()
     made.call_function(target, arguments)
     made.output(None)

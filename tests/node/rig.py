@@ -20,15 +20,15 @@ from overwinter.node.effects import NodeEffects
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
-from overwinter.node.watching import ZygoteLimits
 from overwinter.node.workers import WorkerProcess
+from overwinter.node.zygote_process import ZygoteLimits
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.channel import close_all
 from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
-from tests.node.said import Said
+from tests.node.log_lines import LogLines
 
 START_S = 60.0
 
@@ -78,7 +78,7 @@ class Rig:
         self._bounds = bounds
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
-        self.said = Said()
+        self.said = LogLines()
         self._last = 0
         try:
             self._runner.run(self._start())
@@ -87,7 +87,7 @@ class Rig:
             raise
 
     async def _start(self) -> None:
-        self.registry = Registry(None, None, self.events.append, Said())
+        self.registry = Registry(None, None, self.events.append, LogLines())
         self.processes = Processes(self.registry, ZYGOTE_ENVIRONMENT, self.said, self._bounds)
         self.calls = Calls(self.events.append, None, None)
         self.effects = self.effects_over(None, asyncio.TaskGroup())
@@ -95,7 +95,7 @@ class Rig:
         await until(self.processes.is_up)
 
     def effects_over(self, hosts: HostStores | None, tasks: asyncio.TaskGroup) -> NodeEffects:
-        return NodeEffects(self.registry, self.processes, self.calls, hosts, tasks, self.events.append, Said())
+        return NodeEffects(self.registry, self.processes, self.calls, hosts, tasks, self.events.append, LogLines())
 
     def run(self, coroutine):
         return self._runner.run(coroutine)
@@ -221,5 +221,5 @@ def _warm_up(function: Function):
 async def until(truth: Callable[[], object], seconds: float = START_S) -> None:
     """Run the loop until the condition is true."""
     async with asyncio.timeout(seconds):
-        while not truth():  # noqa: ASYNC110 - what is waited for is told to nobody
+        while not truth():  # noqa: ASYNC110 - there is no event for what is waited for
             await asyncio.sleep(0.002)

@@ -9,7 +9,7 @@ from overwinter.node.accounting import SLACK_BYTES, Accounting, Mismatch
 from overwinter.scheduler.published import Published
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
-from overwinter.telemetry.accounts import ProcessMemory, WeighedWorker
+from overwinter.telemetry.accounts import MeasuredWorkerMemory, ProcessMemory
 from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.world import World, spec
 from tests.store.source import Source
@@ -126,7 +126,9 @@ def test_a_mismatch_that_returns_is_counted_again(parts):
 def test_a_worker_may_use_slightly_more_memory_than_its_profile(parts, expected, private, result):
     parts.load()
     assert list(parts.world.state.workers) == [1]
-    parts.accounting.accounts.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
+    parts.accounting.accounts.workers[1] = MeasuredWorkerMemory(
+        "f@1", ProcessMemory(private, private, 0), expected, 0.0
+    )
     parts.compare(3)
     assert parts.accounting.accounts.mismatches["workers"] == result
     assert len(parts.said) == result

@@ -21,16 +21,16 @@ from overwinter.node import background as node_background
 from overwinter.node import footprints as node_footprints
 from overwinter.node.background import Background
 from overwinter.node.footprints import Footprints
-from overwinter.node.proofs import wait_over
+from overwinter.node.process_identity import wait_over
 from overwinter.node.shares import CoreShares
-from overwinter.node.zygotes import ZygoteProcess
+from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.running import running
 from overwinter.store.repository import Repository
 from overwinter.telemetry.statistics import Statistics
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
+from .log_lines import LogLines
 from .rig import Function, Rig, Same, until
-from .said import Said
 
 MIB = 1 << 20
 HANDLER = "def preprocess(inputs, state):\n    print('handled', flush=True)\n    return inputs\n"
@@ -128,14 +128,14 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
     footprints = Footprints(dict, rig.processes, 1 << 40, [].append)
     background = Background(Statistics(), rig.processes, [].append, [].append)
 
-    def look():
-        footprints.look(0.0)
-        background.look(0.0)
+    def check():
+        footprints.check(0.0)
+        background.check(0.0)
 
     async def scene():
         await zygote_of(rig, asked)
         worker = await forked_ahead(rig, asked)
-        look()
+        check()
         await asyncio.sleep(0.01)
         assert worker in rig.processes.ahead.workers
         if beyond == "memory":
@@ -143,7 +143,7 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
             monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
         else:
             monkeypatch.setattr(node_background, "AHEAD_S", 0.0)
-        look()
+        check()
         await until(lambda: rig.exits(worker))
         assert rig.processes.ahead.workers == {}
 
@@ -214,7 +214,7 @@ def test_a_process_is_forked_ahead_once_its_zygote_answers_again_and_never_by_on
         rig.effects.carry_out(ForkAhead(first, asked.deployed.id))
         assert first not in zygote.workers
         del zygote.pending["pong"]
-        rig.processes.looked()
+        rig.processes.checked()
         await until(lambda: WorkerReady(first) in rig.events)
         zygote.full = True
         rig.effects.carry_out(ForkAhead(second, asked.deployed.id))
@@ -238,7 +238,7 @@ def test_a_node_wakes_a_function_in_a_process_forked_ahead_and_explains_it(tmp_p
     )
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             ahead = node.parts.processes.ahead.workers
             asked = [Tensor("x", "FP32", (1, 4), one.numpy().tobytes())]
             starts = []

@@ -15,15 +15,15 @@ from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 
 SPECS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("said", BYTES, ("n",)))
-SAID = pack_bytes([b"a", b"bc"])
-RIGHT = (TensorMeta("y", "FP32", (3, 2), 24), TensorMeta("said", BYTES, (2,), len(SAID)))
+TEXT = pack_bytes([b"a", b"bc"])
+RIGHT = (TensorMeta("y", "FP32", (3, 2), 24), TensorMeta("said", BYTES, (2,), len(TEXT)))
 
 
 @pytest.fixture(scope="module")
 def buffer() -> Iterator[SharedBuffer]:
     made = SharedBuffer.make("test")
     made.view[:24] = bytes(range(24))
-    made.view[64 : 64 + len(SAID)] = SAID
+    made.view[64 : 64 + len(TEXT)] = TEXT
     yield made
     made.close()
 
@@ -35,7 +35,7 @@ def answer(*metas: TensorMeta, buffer_bytes: int = FIRST_BYTES) -> Answer:
 def test_declared_outputs_are_accepted(buffer: SharedBuffer) -> None:
     [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
     assert (y.meta, said.meta) == RIGHT
-    assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
+    assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), TEXT)
 
 
 def test_elements_of_type_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) -> None:
@@ -53,25 +53,25 @@ def test_accepted_outputs_do_not_change(buffer: SharedBuffer) -> None:
     buffer.view[0] = 0
 
 
-Y, TOLD = RIGHT
+Y, TEXTS = RIGHT
 LIES = {
     "missing": (Y,),
-    "more": (Y, TOLD, TOLD),
-    "other name": (msgspec.structs.replace(Y, name="z"), TOLD),
-    "other order": (TOLD, Y),
-    "other type": (msgspec.structs.replace(Y, datatype="INT32"), TOLD),
-    "no type": (msgspec.structs.replace(Y, datatype="OBJECT"), TOLD),
-    "other rank": (msgspec.structs.replace(Y, shape=(6,)), TOLD),
-    "other size": (msgspec.structs.replace(Y, shape=(2, 3)), TOLD),
-    "negative sizes": (msgspec.structs.replace(Y, shape=(-3, 2), nbytes=-24), TOLD),
-    "more bytes than elements": (msgspec.structs.replace(Y, nbytes=32), TOLD),
-    "more elements than bytes": (msgspec.structs.replace(Y, shape=(4, 2)), TOLD),
-    "all elements there are": (msgspec.structs.replace(Y, shape=(1 << 62, 2)), TOLD),
-    "all bytes there are": (msgspec.structs.replace(Y, nbytes=1 << 62), TOLD),
-    "more texts": (Y, msgspec.structs.replace(TOLD, shape=(3,))),
-    "fewer texts": (Y, msgspec.structs.replace(TOLD, shape=(1,))),
-    "texts without end": (Y, msgspec.structs.replace(TOLD, shape=(1 << 62,))),
-    "half a text": (Y, msgspec.structs.replace(TOLD, nbytes=len(SAID) - 1)),
+    "more": (Y, TEXTS, TEXTS),
+    "other name": (msgspec.structs.replace(Y, name="z"), TEXTS),
+    "other order": (TEXTS, Y),
+    "other type": (msgspec.structs.replace(Y, datatype="INT32"), TEXTS),
+    "no type": (msgspec.structs.replace(Y, datatype="OBJECT"), TEXTS),
+    "other rank": (msgspec.structs.replace(Y, shape=(6,)), TEXTS),
+    "other size": (msgspec.structs.replace(Y, shape=(2, 3)), TEXTS),
+    "negative sizes": (msgspec.structs.replace(Y, shape=(-3, 2), nbytes=-24), TEXTS),
+    "more bytes than elements": (msgspec.structs.replace(Y, nbytes=32), TEXTS),
+    "more elements than bytes": (msgspec.structs.replace(Y, shape=(4, 2)), TEXTS),
+    "all elements there are": (msgspec.structs.replace(Y, shape=(1 << 62, 2)), TEXTS),
+    "all bytes there are": (msgspec.structs.replace(Y, nbytes=1 << 62), TEXTS),
+    "more texts": (Y, msgspec.structs.replace(TEXTS, shape=(3,))),
+    "fewer texts": (Y, msgspec.structs.replace(TEXTS, shape=(1,))),
+    "texts without end": (Y, msgspec.structs.replace(TEXTS, shape=(1 << 62,))),
+    "half a text": (Y, msgspec.structs.replace(TEXTS, nbytes=len(TEXT) - 1)),
 }
 
 

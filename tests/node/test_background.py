@@ -13,7 +13,7 @@ import torch
 from overwinter.core.actions import Run, StartWorker
 from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
-from overwinter.node.background import LOOK_S, TURNS, Background
+from overwinter.node.background import CHECK_INTERVAL_S, TURNS, Background
 from overwinter.node.cgroups import IDLE
 from overwinter.store.ledger import Ledger
 from overwinter.telemetry.metering import Meter
@@ -59,10 +59,10 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
 
     async def both():
         rests, spins = await scene(None), await scene(SPINS)
-        background.look(1.0)
+        background.check(1.0)
         before = clock.computed_s(spins.pid)
         await until(lambda: clock.computed_s(spins.pid) > before + 3 * BOUND_S)
-        background.look(1.0 + BOUND_S)
+        background.check(1.0 + BOUND_S)
         await until(lambda: rig.exits(spins.worker))
         return rests, spins
 
@@ -112,10 +112,10 @@ class Scene:
         before = clock.computed_s(worker.pid)
         await until(lambda: clock.computed_s(worker.pid) > before + 0.2)
 
-    async def look(self, now):
-        found = self.background.look(now)
+    async def check(self, now):
+        found = self.background.check(now)
         for worker in found:
-            await self.background.put_behind(worker)
+            await self.background.demote(worker)
         return found
 
     def is_behind(self, worker):
@@ -133,13 +133,13 @@ def test_a_worker_that_computes_outside_runs_is_demoted_and_gets_no_more_runs(ma
 
     async def act():
         worker = await scene.start(SPINS)
-        assert await scene.look(1.0) == []
+        assert await scene.check(1.0) == []
         assert not scene.is_behind(worker)
         await scene.compute(worker)
-        assert await scene.look(1.25) == [worker]
+        assert await scene.check(1.25) == [worker]
         assert scene.is_behind(worker)
         assert scene.posted == []
-        assert await scene.look(1.5) == await scene.look(1.75) == []
+        assert await scene.check(1.5) == await scene.check(1.75) == []
         assert scene.posted == [Demoted(worker.worker)]
         assert scene.decisions() == ["demote"]
 
@@ -156,12 +156,12 @@ def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
         run = machine.begin(worker, **x)
         arrived = Arrived(run, "f", None, None)
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, run, (run,))])
-        await scene.look(1.0)
+        await scene.check(1.0)
         await scene.compute(worker)
         # This is allowed: the expected time of a run is not known yet.
-        assert await scene.look(1.9) == []
+        assert await scene.check(1.9) == []
         await scene.compute(worker)
-        assert await scene.look(2.1) == [worker]
+        assert await scene.check(2.1) == [worker]
         assert scene.is_behind(worker)
         # This takes long where other processes compute all the time.
         await until(lambda: run in machine.ends(), BEHIND_S)
@@ -179,11 +179,13 @@ def test_computation_outside_runs_is_found_after_an_idle_time(rig):
         worker = await scene.start(SPINS)
         # Before the run began, as far as this process knows.
         os.kill(worker.pid, signal.SIGSTOP)
-        assert [await scene.look(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
+        assert [await scene.check(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
         os.kill(worker.pid, signal.SIGCONT)
         for _ in range(3):
             await scene.compute(worker)
-        assert worker in [each for number in range(TURNS) for each in await scene.look(5.25 + number * LOOK_S)]
+        assert worker in [
+            each for number in range(TURNS) for each in await scene.check(5.25 + number * CHECK_INTERVAL_S)
+        ]
 
     rig.run(act())
 
@@ -195,7 +197,7 @@ def test_a_run_that_only_waits_is_not_demoted(rig):
         worker = await scene.start(None)
         arrived = Arrived(1, "f", None, None)
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, 1, (1,))])
-        assert [await scene.look(now) for now in (1.0, 5.0, 9.0)] == [[], [], []]
+        assert [await scene.check(now) for now in (1.0, 5.0, 9.0)] == [[], [], []]
 
     rig.run(act())
 
@@ -208,15 +210,15 @@ def test_a_usually_slow_worker_is_not_demoted(rig):
         scene.statistics.tallies["f"].usual_run_s = 0.3
         arrived = Arrived(1, "f", None, None)
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, 1, (1,))])
-        await scene.look(1.0)
+        await scene.check(1.0)
         await scene.compute(worker)
-        assert await scene.look(2.1) == []
+        assert await scene.check(2.1) == []
         # It should have ended, but other processes used the core.
         await scene.compute(worker)
-        assert await scene.look(12.0) == []
+        assert await scene.check(12.0) == []
         for _ in range(6):
             await scene.compute(worker)
-        assert await scene.look(13.0) == [worker]
+        assert await scene.check(13.0) == [worker]
 
     rig.run(act())
 
@@ -229,12 +231,12 @@ def test_a_worker_that_loads_for_long_is_demoted_and_still_becomes_ready(rig):
         worker.ready = False
         for now in (0.5, 1.5):
             await scene.compute(worker)
-            found = await scene.look(now)
+            found = await scene.check(now)
         assert found == [worker]
-        await scene.look(1.75)
+        await scene.check(1.75)
         assert scene.posted == []
         worker.ready = True
-        await scene.look(2.0)
+        await scene.check(2.0)
         assert scene.posted == [Demoted(worker.worker)]
 
     rig.run(act())
@@ -246,9 +248,9 @@ def test_a_worker_that_loads_until_between_two_checks_is_not_demoted(rig):
     async def act():
         worker = await scene.start(SPINS, ready=False)
         worker.ready = False
-        await scene.look(0.25)
+        await scene.check(0.25)
         await scene.compute(worker)
         worker.ready = True
-        assert await scene.look(0.5) == []
+        assert await scene.check(0.5) == []
 
     rig.run(act())

@@ -97,7 +97,7 @@ def test_a_demoted_process_is_in_a_separate_group_with_idle_priority(parents):
     groups.make()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        groups.put_behind(child.pid)
+        groups.demote(child.pid)
         assert cores_of(child.pid) == groups.name + IDLE
         weights = [parent / cores_of(child.pid) / "cpu.idle" for parent in parents]
         assert all(int(place.read_text()) == 1 for place in weights if place.exists())

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from overwinter.node.cgroups import IDLE, Groups
-from overwinter.node.demotion import put_behind
+from overwinter.node.demotion import demote
 
 from .test_cgroups import cores_of
 
@@ -31,9 +31,9 @@ def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
     try:
         pidfd, own = os.pidfd_open(over.pid), os.pidfd_open(lives.pid)
         over.communicate()
-        put_behind(groups, lives.pid, pidfd)
+        demote(groups, lives.pid, pidfd)
         assert not is_behind(lives.pid)
-        put_behind(groups, lives.pid, own)
+        demote(groups, lives.pid, own)
         assert is_behind(lives.pid)
         for fd in (pidfd, own):
             with pytest.raises(OSError):

@@ -13,8 +13,8 @@ from overwinter.model.export import export
 from overwinter.node.runs import Runs
 from overwinter.running import running
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
-from tests.node.said import Said
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def deploying(tmp_path):
 
     def run(scene):
         async def within():
-            async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+            async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
                 for address, content in packed.contents.items():
                     node.repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
                 await scene(node, packed.manifest)

@@ -13,15 +13,15 @@ from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
 
+from .log_lines import LogLines
 from .rig import until
-from .said import Said
 
 POOL_MOST = 64
 """More threads than asyncio's default pool has."""
 
 
 def effects_over(tasks, functions, host=None, post=None, processes=None, log=None) -> NodeEffects:
-    hosts, log = SimpleNamespace(store=lambda name: host), log or Said()
+    hosts, log = SimpleNamespace(store=lambda name: host), log or LogLines()
     registry = Registry(hosts, None, post, log)
     registry.functions.update(functions)
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, tasks, post, log)

@@ -17,13 +17,13 @@ from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.log_lines import LogLines
 from tests.node.rig import until
-from tests.node.said import Said
 
 LOOKS = [
-    (Footprints, "look"),
-    (CoreShares, "look"),
-    (Background, "look"),
+    (Footprints, "check"),
+    (CoreShares, "check"),
+    (Background, "check"),
     (Accounting, "compare"),
     (verifying.Verifier, "_pass"),
     (HostStores, "room"),
@@ -71,7 +71,7 @@ def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
 
     for look in LOOKS:
         monkeypatch.setattr(*look, failing(look))
-    said = Said()
+    said = LogLines()
 
     async def scene():
         async with node_in(tmp_path, said) as node:
@@ -89,7 +89,7 @@ def test_a_programming_error_ends_the_node(tmp_path, monkeypatch):
     def mistaken(*arguments):
         raise TypeError("a mistake")
 
-    monkeypatch.setattr(Footprints, "look", mistaken)
+    monkeypatch.setattr(Footprints, "check", mistaken)
 
     async def scene():
         async with node_in(tmp_path, [].append):

@@ -35,7 +35,7 @@ class Scene:
         self.now = 0.0
 
     def bound(self, most_bytes: int) -> None:
-        self.footprints = Footprints(self.expected, self.rig.processes, most_bytes, self.hear)
+        self.footprints = Footprints(self.expected, self.rig.processes, most_bytes, self.listen)
 
     def expected(self) -> dict[int, int]:
         return {id_: worker.expected for id_, worker in self.state.workers.items()}
@@ -48,14 +48,14 @@ class Scene:
             )
         return worker
 
-    def hear(self, event) -> None:
+    def listen(self, event) -> None:
         self.events.append(event)
         for worker, nbytes in event.taken:
             self.state.workers[worker].taken, self.state.workers[worker].coming = nbytes, 0
 
-    def look(self) -> float:
+    def check(self) -> float:
         self.now += 1.0
-        return self.footprints.look(self.now)
+        return self.footprints.check(self.now)
 
     def taken(self, worker) -> int:
         return self.state.workers[worker.worker].taken
@@ -68,60 +68,60 @@ def scene(rig):
 
 def test_the_heap_counts_and_pages_shared_with_the_zygote_do_not(scene):
     greedy, plain = scene.start(GREEDY), scene.start()
-    scene.look()
+    scene.check()
     assert HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
     assert scene.taken(plain) < 48 * MIB
 
 
 def test_only_changes_are_posted(scene):
     worker = scene.start(GREEDY)
-    scene.look()
+    scene.check()
     first = scene.taken(worker)
     assert first
-    scene.look()
+    scene.check()
     assert len(scene.events) == 1
 
 
 def test_binds_that_took_less_memory_than_expected_are_posted(scene):
     worker = scene.start()
-    scene.look()
+    scene.check()
     first, result = scene.taken(worker), len(scene.events)
     scene.state.workers[worker.worker].coming = HEAP
-    scene.look()
+    scene.check()
     assert len(scene.events) == result + 1
     assert scene.state.workers[worker.worker].expected < first + HEAP
 
 
 def test_buffers_count_until_they_are_released(scene):
     worker = scene.start()
-    scene.look()
+    scene.check()
     before = scene.taken(worker)
 
     async def large():
         await scene.rig.ended(scene.rig.begin(worker, x=torch.zeros(1024, WIDTH)))
 
     scene.rig.run(large())
-    scene.look()
+    scene.check()
     assert scene.taken(worker) >= before + 2 * 32 * MIB
-    assert list(worker.give_back())
-    scene.look()
+    assert list(worker.release())
+    scene.check()
     assert scene.taken(worker) < before + 2 * 32 * MIB
 
 
 def test_memory_is_measured_more_often_while_the_sum_grows(scene):
     scene.start(GREEDY)
     scene.bound(2 * HEAP)
-    scene.look()
-    assert scene.look() == CALM_S
+    scene.check()
+    assert scene.check() == CALM_S
     scene.now -= 0.99
     scene.start(GREEDY)
-    assert scene.look() < CALM_S
+    assert scene.check() < CALM_S
 
 
 def test_a_worker_that_only_measures_is_ended_when_memory_is_scarce(scene):
     serving, measured = scene.start(GREEDY), scene.start(GREEDY, known=False)
     scene.bound(HEAP + HEAP // 2)
-    scene.look()
+    scene.check()
     scene.rig.run(until(lambda: scene.rig.exits(measured.worker)))
     assert "--memory-bytes" in scene.rig.exits(measured.worker)[0].reason
     assert not scene.rig.exits(serving.worker)

@@ -43,7 +43,7 @@ def test_an_event_posted_during_a_step_waits_for_its_turn():
     async def scene(recorder):
         recorder.journal = Journal(SchedulerConfig(), 10)
         recorder.loop = loop_over(recorder, journal=recorder.journal)
-        recorder.loop.post(Arrived(1, "nobody", None, None))
+        recorder.loop.post(Arrived(1, "absent", None, None))
         recorder.loop.post(Alarm())
 
     recorder = Recorder()
@@ -69,7 +69,7 @@ async def read_by(read):
     """What was carried out before this reader of three steps, and why the loop broke then."""
     effects = Quiet()
     loop = loop_over(effects, read)
-    for event in (Arrived(1, "nobody", None, None), Cancelled(1), Arrived(2, "nobody", None, None)):
+    for event in (Arrived(1, "absent", None, None), Cancelled(1), Arrived(2, "absent", None, None)):
         loop.post(event)
     before = effects.done
     await asyncio.sleep(0)
@@ -81,7 +81,7 @@ def test_readers_get_each_step_in_order_after_it_was_carried_out():
     seen = []
     before, failure = asyncio.run(read_by(lambda now, event, actions: seen.append((event, len(actions)))))
     assert (before, failure) == (2, None)
-    assert seen == [(Arrived(1, "nobody", None, None), 1), (Cancelled(1), 0), (Arrived(2, "nobody", None, None), 1)]
+    assert seen == [(Arrived(1, "absent", None, None), 1), (Cancelled(1), 0), (Arrived(2, "absent", None, None), 1)]
 
 
 class Answering:
@@ -105,7 +105,7 @@ async def answered_and_read():
 
     calling = asyncio.create_task(call())
     await asyncio.sleep(0)
-    loop.post(Arrived(1, "nobody", None, None))
+    loop.post(Arrived(1, "absent", None, None))
     await calling
     await asyncio.sleep(0)
     return order

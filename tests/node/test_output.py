@@ -8,8 +8,8 @@ import torch
 from overwinter.node import output
 from overwinter.node.output import Output
 
+from .log_lines import LogLines
 from .rig import Function, Same, until
-from .said import Said
 
 FLOOD = """
 import os
@@ -43,7 +43,7 @@ def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
 
 
 async def spoken(*parts: bytes) -> list[str]:
-    said = Said()
+    said = LogLines()
     mouth = Output("worker", said)
     mouth.belong("f@1")
     for part in parts:

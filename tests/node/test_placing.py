@@ -151,7 +151,7 @@ def test_a_stopping_node_does_not_finish_the_verification_of_blocks(rig, tmp_pat
         (StopWorker(WorkerId(0), kill=False), "WorkerError"),
         (StopWorker(WorkerId(0), kill=True), "WorkerError"),
     ],
-    ids=["by itself", "told to", "killed"],
+    ids=["by itself", "stopped", "killed"],
 )
 def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless_the_node_ended_it(
     rig, tmp_path, stop, error

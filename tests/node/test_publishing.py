@@ -17,8 +17,8 @@ from overwinter.model.export import export
 from overwinter.node.runs import Runs
 from overwinter.running import running
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
-from tests.node.said import Said
 
 STAGES = {"only": Stage(function="f", inputs={"x": "input:x"})}
 PIPELINE = Pipeline(name="passes", inputs=("x",), stages=STAGES, outputs={"y": "only:y"})
@@ -75,7 +75,7 @@ def run(tmp_path, scene) -> None:
 
     async def within() -> None:
         config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             for address, content in (*first.contents.items(), *second.contents.items()):
                 node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
             await scene(node, first.manifest, second.manifest)

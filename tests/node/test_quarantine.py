@@ -17,7 +17,7 @@ from overwinter.scheduler.ledger import LedgerError
 from overwinter.scheduler.policies import queueing
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
-from tests.node.said import Said
+from tests.node.log_lines import LogLines
 
 ONE = torch.ones(1)
 INPUT = Tensor("x", "FP32", (1,), ONE.numpy().tobytes())
@@ -42,7 +42,7 @@ def deploy(data, *names: str) -> None:
 def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path_factory, monkeypatch):
     """This was observed with `slo_ms = 5e-324`: the daemon ended, and ended again at each start."""
     deploy(tmp_path / "data", "bad", "good")
-    said = Said()
+    said = LogLines()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
     insert = queueing.insert
 

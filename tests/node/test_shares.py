@@ -100,9 +100,9 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
         while "ada" in shares._used or works.computed_alone_s() < 0.1:
             now += 0.1
             await asyncio.sleep(0.1)
-            shares.look(now)
+            shares.check(now)
         found = weights(groups, "ada")
-        shares.look(now + ALONE_S)
+        shares.check(now + ALONE_S)
         return usual, found, weights(groups, "ada")
 
     usual, found, later = rig.run(scene())
@@ -132,7 +132,7 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
             nonlocal now
             now += 0.1
             await asyncio.sleep(0.1)
-            shares.look(now)
+            shares.check(now)
             return weights(groups, "ada", "bob")
 
         while (found := await lowered()) == usual:

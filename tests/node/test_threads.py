@@ -18,8 +18,8 @@ from overwinter.node.threads import Threads
 from overwinter.running import running
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
-from tests.node.said import Said
 
 NUMBER = 3
 STACK_BYTES = 1 << 46
@@ -99,7 +99,7 @@ def test_a_node_keeps_serving_when_the_system_refuses_threads(tmp_path):
     repository.close()
 
     async def scene():
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             with no_more_threads():
                 waking = asyncio.create_task(node.load("f", None))
                 # Its blocks come by a thread.

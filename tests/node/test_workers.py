@@ -21,8 +21,8 @@ from overwinter.node.runs import BUFFERS_IDLE_S
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
 
+from .log_lines import LogLines
 from .rig import Function, until
-from .said import Said
 
 
 class Wide(torch.nn.Module):
@@ -520,7 +520,7 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    process = WorkerProcess(1, wide.deployed, load, None, Said())
+                    process = WorkerProcess(1, wide.deployed, load, None, LogLines())
                 except OSError:
                     failures += 1
                     continue

@@ -16,8 +16,8 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.watching import UNUSED_CHECKS, ZygoteLimits
-from overwinter.node.zygotes import Room, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.node.zygotes import UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
 
@@ -249,10 +249,10 @@ def test_an_unresponsive_base_zygote_ends_together_with_stopping_zygotes(rig):
             while True:
                 base.channel.send(Ping())
         for tenant in ("ada", "bob"):
-            # The base zygote is told to end it, and the system reports no process.
-            zygotes.tenants[tenant] = ZygoteProcess(tenant, Room())
-            zygotes.hear(zygotes.tenants[tenant])
-        rig.processes.looked()
+            # The base zygote is instructed to end it, and the system reports no process.
+            zygotes.tenants[tenant] = ZygoteProcess(tenant, ZygoteMemory())
+            zygotes.listen(zygotes.tenants[tenant])
+        rig.processes.checked()
         assert not zygotes.tenants
         assert zygotes.base is not base
         await until(rig.processes.is_up)
@@ -303,14 +303,14 @@ class Double:
     """A process in the place of a tenant's zygote that runs any code."""
 
     def __init__(self, rig: Rig, code: str, victim: int) -> None:
-        self.zygote = ZygoteProcess("eve", Room(1 << 50, 1 << 50))
+        self.zygote = ZygoteProcess("eve", ZygoteMemory(1 << 50, 1 << 50))
         fd = self.zygote.there.fileno()
         command = [sys.executable, "-c", DOUBLE + code + "\ntime.sleep(600)", str(fd), str(victim)]
         self.process = subprocess.Popen(command, pass_fds=[fd])
         self.zygote.pid = self.process.pid
         self.zygote.pidfd = os.pidfd_open(self.process.pid)
         rig.processes.zygotes.tenants["eve"] = self.zygote
-        rig.processes.zygotes.hear(self.zygote)
+        rig.processes.zygotes.listen(self.zygote)
 
     def close(self) -> None:
         self.process.kill()
@@ -320,7 +320,7 @@ class Double:
 FORGED = {
     "nonsense": "end.send(b'\\xc1')",
     "an answer to no question": "channel.send(Pong())",
-    "a program that nobody wanted": "channel.send(ProgramReady())",
+    "an unexpected program": "channel.send(ProgramReady())",
     "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
     "a fork of another's": "channel.send(Forked(victim), [smaps()])",
     "an end of another's": "channel.send(Exited(victim, 0))",
@@ -368,9 +368,9 @@ def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
         calm.registry.functions[eve.deployed.id] = eve.deployed
         calm.processes.prepare("eve", "unknown@1", "f" * 64)
         os.kill(double.process.pid, signal.SIGCONT)
-        calm.processes.looked()
+        calm.processes.checked()
         while double.process.poll() is None:
-            calm.processes.looked()
+            calm.processes.checked()
             await asyncio.sleep(0.01)
         assert double.process.wait() == 7
         calm.registry.functions.clear()

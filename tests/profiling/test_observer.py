@@ -83,14 +83,14 @@ def test_what_lasts_and_differs_is_told_once_a_minute():
 
 
 @pytest.mark.parametrize("seconds", [0.085, 0.1, 0.115])
-def test_what_goes_as_measured_is_not_told(seconds):
+def test_times_as_measured_are_not_reported(seconds):
     service = Service()
     service.worker()
     service.runs(10 * RUNS_MIN, seconds)
     assert service.corrections == []
 
 
-def test_what_was_never_measured_is_not_told():
+def test_unmeasured_configurations_are_not_reported():
     for service in (Service(None), Service(Profile(weight_bytes=1, macs=1))):
         service.worker()
         service.runs(3 * RUNS_MIN, 5.0)
@@ -140,7 +140,7 @@ def test_nothing_is_kept_of_what_is_gone():
     service.step(WorkerExited(WorkerId(1), "WorkerError", "killed"))
     service.step(Removed(FUNCTION))
     observer = service.observer
-    assert (observer._seen, observer._told_at) == ({}, {})
+    assert (observer._seen, observer._reported_at) == ({}, {})
 
 
 def test_arrivals_are_counted():

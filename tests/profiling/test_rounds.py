@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.profiling.rounds import Rounds
+from overwinter.profiling.rounds import TenantTurns
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
@@ -12,7 +12,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     had: list[str] = []
     inside = 0
 
-    async def one(rounds: Rounds, number: int, tenant: str) -> None:
+    async def one(rounds: TenantTurns, number: int, tenant: str) -> None:
         nonlocal inside
         async with rounds.turn(tenant):
             inside += 1
@@ -24,7 +24,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
                 inside -= 1
 
     async def everybody() -> None:
-        rounds = Rounds()
+        rounds = TenantTurns()
         tasks = [asyncio.ensure_future(one(rounds, number, tenant)) for number, tenant in enumerate(tenants)]
         await asyncio.sleep(0)
         for number in cancelled:

@@ -18,7 +18,7 @@ from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.stepper import Answered, Ask, Cancel, Dropped, Event, Fail, Failed, PipelineRequest, Started, step
 from overwinter.core.tensor import Tensor, TensorSpec
-from overwinter.node.stages import Passage
+from overwinter.node.stages import PipelineRun
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.scenario import Application
 from overwinter.simulation.workloads import Poisson
@@ -78,7 +78,7 @@ class Functions:
         return self._known[name]
 
     async def infer(self, call: Call) -> Result:
-        """Wait to be told."""
+        """Wait for the next event."""
         self._log.append(("ask", call.name, call.version, self.now + call.timeout_s, call.due))
         self.running[call.name] = asyncio.get_running_loop().create_future()
         try:
@@ -102,7 +102,7 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
     pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
-    passage = Passage(
+    passage = PipelineRun(
         pipeline, functions, functions.infer, Call("p", None, [x]), deadline, lambda: Seconds(functions.now)
     )
     call = asyncio.ensure_future(passage.run())

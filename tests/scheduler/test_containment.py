@@ -196,7 +196,7 @@ class AnyFailure(AnyOrder):
         assert not world.open, "requests without an answer"
         world.send(MemoryPressure(1 << 40))
         world.calm()
-        assert not world.alive, "workers that nobody needs"
+        assert not world.alive, "unneeded workers"
         sound = spec("well", 1, (("shared", 5),), profile=SOUND)
         world.deploy(sound)
         asked = world.arrive("well")

@@ -283,4 +283,4 @@ def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_e
     assert world.now < ends < f.backoff_until
     while not world.alive:
         world.ring()
-    assert world.state.giving_back == "f@1"
+    assert world.state.releasing == "f@1"

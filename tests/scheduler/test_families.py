@@ -4,7 +4,7 @@ import pytest
 
 from overwinter.core.actions import Bind, Drop, Explanation, Refuse, Reply, Run, StartWorker, StopWorker, Unbind
 from overwinter.core.events import Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked, WorkerExited
-from overwinter.scheduler.mates import FORGIVEN
+from overwinter.scheduler.shared_runs import FORGIVEN
 from tests.scheduler.world import World, spec
 
 

@@ -41,8 +41,8 @@ class AnyClaims(RuleBasedStateMachine):
             self.claims[owner] = {**self.claims[owner], self.resources[at]: amount}
 
     @rule(owner=OWNERS)
-    def give_back(self, owner):
-        if self.is_known(owner, lambda: self.ledger.give_back(owner)):
+    def release(self, owner):
+        if self.is_known(owner, lambda: self.ledger.release(owner)):
             del self.claims[owner]
             self.draining.discard(owner)
 

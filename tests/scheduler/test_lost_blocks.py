@@ -7,7 +7,7 @@ from overwinter.core.events import HostCapacityMeasured, LoadAsked
 from tests.scheduler.world import World, spec
 
 
-def told_load(world: World) -> list[str | None]:
+def load_results(world: World) -> list[str | None]:
     return [action.error for action in world.log if isinstance(action, LoadFinished)]
 
 
@@ -18,7 +18,7 @@ def test_a_new_version_whose_blocks_vanished_before_it_started_is_tried_again():
     world.die(lost_blocks=True)
     assert [load.function for load in world.loads] == ["f@1"]
     world.settle()
-    assert told_load(world) == [None]
+    assert load_results(world) == [None]
     assert isinstance(world.answers[_asked(world)], Reply)
 
 
@@ -29,7 +29,7 @@ def test_a_load_whose_blocks_vanished_is_tried_again():
     world.load_blocks()
     world.die(lost_blocks=True)
     world.settle()
-    assert told_load(world) == [None]
+    assert load_results(world) == [None]
 
 
 def test_blocks_that_vanish_twice_in_a_row_are_a_failure():
@@ -38,7 +38,7 @@ def test_blocks_that_vanish_twice_in_a_row_are_a_failure():
     for _ in range(2):
         world.load_blocks()
         world.die(lost_blocks=True)
-    assert told_load(world) == ["WorkerError"]
+    assert load_results(world) == ["WorkerError"]
     assert world.state.functions == {}
 
 

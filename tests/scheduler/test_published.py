@@ -1,4 +1,4 @@
-"""What others are told of the scheduler agrees with its tables, and stays as it was."""
+"""Published snapshots agree with the scheduler's tables, and do not change."""
 
 from random import Random
 

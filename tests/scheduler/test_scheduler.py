@@ -477,7 +477,7 @@ def test_a_deadline_holds_when_the_function_goes(event):
     assert world.answers[request].error == "DeadlineError"
 
 
-def told_load(world) -> list:
+def load_results(world) -> list:
     return [(action.function, action.error) for action in world.log if isinstance(action, LoadFinished)]
 
 
@@ -511,11 +511,11 @@ def test_a_load_hears_that_the_function_went_away(until, event, error):
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
     until(world)
-    assert not told_load(world)
+    assert not load_results(world)
     world.send(event)
-    assert told_load(world) == [("f@1", error)]
+    assert load_results(world) == [("f@1", error)]
     world.settle()
-    assert told_load(world) == [("f@1", error)]
+    assert load_results(world) == [("f@1", error)]
 
 
 def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
@@ -524,11 +524,11 @@ def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
     world.send(LoadAsked("f@1"))
     world.load_blocks()
     world.die()
-    assert told_load(world) == [("f@1", "WorkerError")]
+    assert load_results(world) == [("f@1", "WorkerError")]
     world.send(LoadAsked("f@1"))
     world.ring()
     world.settle()
-    assert told_load(world) == [("f@1", "WorkerError"), ("f@1", None)]
+    assert load_results(world) == [("f@1", "WorkerError"), ("f@1", None)]
 
 
 def test_a_load_that_comes_while_the_function_gives_way_is_heard():
@@ -545,7 +545,7 @@ def test_a_load_that_comes_while_the_function_gives_way_is_heard():
         world.settle()
         if world.alarm is not None:
             world.ring()
-    assert told_load(world) == [("f@1", None)]
+    assert load_results(world) == [("f@1", None)]
 
 
 def test_a_new_version_under_an_old_id_is_another_function():
@@ -577,7 +577,7 @@ def test_an_old_stage_that_fails_does_not_touch_the_new_load():
     request = world.arrive()
     world.fail_load()
     assert request not in world.answers
-    assert not [error for _, error in told_load(world) if error]
+    assert not [error for _, error in load_results(world) if error]
     world.settle()
     assert isinstance(world.answers[request], Reply)
 

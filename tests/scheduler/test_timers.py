@@ -1,4 +1,4 @@
-"""One time per key, the earliest; the node is told only when the alarm must be earlier than it knows."""
+"""One time per key, the earliest; the node gets a new alarm only if it must be earlier."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_every_key_is_looked_at_at_its_earliest_time(wishes):
     assert rung == earliest
 
 
-def test_a_later_wish_changes_nothing_and_an_earlier_one_is_told():
+def test_a_later_time_changes_nothing_and_an_earlier_one_moves_the_alarm():
     timers = Timers()
     timers.arm("f", 5.0)
     assert timers.next_alarm() == 5.0

@@ -294,7 +294,7 @@ class World:
         # Idle workers may stay forever, until their memory is needed.
         self.send(MemoryPressure(1 << 40))
         self.calm()
-        assert not self.alive, "workers that nobody needs"
+        assert not self.alive, "unneeded workers"
         assert not self.resources.memory.taken, "memory of workers that are gone"
         for id_ in patient:
             answer = self.answers[id_]

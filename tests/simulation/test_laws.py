@@ -2,12 +2,12 @@
 
 import pytest
 
-from overwinter.simulation.laws import Law
+from overwinter.simulation.laws import LatencyLaw
 
 
 def law(**changes):
     table = {"alone_ms": 100.0, "serial": 0.5, "runtime_mib": 50.0, "request_mib": 10.0}
-    return Law(**table | changes)
+    return LatencyLaw(**table | changes)
 
 
 def test_a_row_for_each_combination():

@@ -205,7 +205,7 @@ def test_one_function_more_changes_no_other_functions_arrivals():
     assert both.functions["a"].requests != both.functions["b"].requests
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     result: list[float] = []
     World(scene(function(rate=40.0))).run(result.append)
     assert result == sorted(result)

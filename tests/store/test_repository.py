@@ -12,7 +12,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
 from overwinter.core.profile import Point, Profile
 from overwinter.store.blocks import address_of
-from overwinter.store.kept import kept_manifest
+from overwinter.store.compatibility import stored_manifest
 from overwinter.store.manifest import Block, Piece
 from overwinter.store.repository import Repository
 from tests.store.family import (
@@ -123,7 +123,7 @@ def test_functions_outlive_the_repository_object(repository):
     again.close()
 
 
-def test_settings_kept_before_there_were_bounds_count_as_the_nearest_and_are_told(repository):
+def test_stored_settings_out_of_bounds_are_limited_and_reported(repository):
     base().deploy(repository)
     old = {"slo_ms": 5e-324, "memory_mib": 1 << 24}
     with sqlite3.connect(repository.root / "catalog.sqlite") as catalog:
@@ -239,7 +239,7 @@ def test_removal_frees_what_no_other_function_needs(repository):
 def test_collections_read_each_manifest_once(repository, monkeypatch):
     read = []
     monkeypatch.setattr(
-        "overwinter.store.repository.kept_manifest", lambda data: (read.append(data), kept_manifest(data))[1]
+        "overwinter.store.repository.stored_manifest", lambda data: (read.append(data), stored_manifest(data))[1]
     )
     for model in (base(), head_variant("other", seed=1)):
         model.deploy(repository)

@@ -6,7 +6,7 @@ from overwinter.core.errors import ConflictError, NotFoundError
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.core.versions import Share
 from overwinter.store.catalog import Catalog
-from overwinter.store.traffic import KeptTraffic
+from overwinter.store.traffic import StoredTraffic
 
 F, T = FunctionName("f"), TenantId("t")
 
@@ -22,14 +22,14 @@ def catalog(tmp_path):
 
 @pytest.fixture
 def traffic(catalog):
-    return KeptTraffic(catalog.file)
+    return StoredTraffic(catalog.file)
 
 
 def test_it_is_there_again_after_a_restart(tmp_path, catalog, traffic):
     traffic.put(F, (Share(1, 90), Share(2, 10)))
     traffic.put(F, (Share(3, 100),))
     again = Catalog(tmp_path / "catalog.sqlite")
-    assert KeptTraffic(again.file).all() == {F: (Share(3, 100),)}
+    assert StoredTraffic(again.file).all() == {F: (Share(3, 100),)}
     again.close()
     traffic.put(F, ())
     assert traffic.all() == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.errors import CallerError, NotFoundError, StoreError
-from overwinter.store.tokens import FILE, LOCK, NOTHING, Quota, TokenFile
+from overwinter.store.tokens import FILE, LOCK, NO_TOKENS, Quota, TokenFile
 
 
 def test_a_token_is_found_by_its_text_alone(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_file_tells_nobody_a_token(tmp_path: Path) -> None:
 
 def test_what_is_revoked_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
-    assert (file.read(), file.version()) == (NOTHING, None)
+    assert (file.read(), file.version()) == (NO_TOKENS, None)
     first, text = file.create("acme", ("infer",), "", 0.0)
     second, other = file.create("acme", ("infer",), "", 0.0)
     before = file.version()

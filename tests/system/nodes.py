@@ -195,7 +195,7 @@ def ask(node: NodeProcess, name: str, value: float = 1.0, **options) -> list[flo
 
 @contextmanager
 def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
-    """The first number of each answer of somebody who asks, one request after another, until the end of the block."""
+    """The first number of each answer of a client that sends one request after another until the end of the block."""
     stop, answers = threading.Event(), []
 
     def keep_asking() -> None:

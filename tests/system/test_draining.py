@@ -1,4 +1,4 @@
-"""A node that is told to stop answers open requests, refuses new ones, and ends when all are answered, or at
+"""A stopping node answers open requests, refuses new ones, and ends when all are answered, or at
 its limit.
 """
 
@@ -38,7 +38,7 @@ class Asked:
     def _ask(self, node: NodeProcess, seconds: float) -> None:
         try:
             self.answer = ask(node, "slow", seconds)
-        except Exception as error:  # noqa: BLE001 - told to the test
+        except Exception as error:  # noqa: BLE001 - the test checks it
             self.error = str(error)
 
     def join(self) -> None:

@@ -33,7 +33,7 @@ def channel():
 FORGED = {
     "ready twice": "msgspec.msgpack.encode(['Ready'])",
     "load failed late": "msgspec.msgpack.encode(['LoadFailed', 'x', 'y'])",
-    "answer to nobody": "msgspec.msgpack.encode(['Answer', 99, [], 0])",
+    "unexpected answer": "msgspec.msgpack.encode(['Answer', 99, [], 0])",
     "no message": "b'\\xc1'",
 }
 

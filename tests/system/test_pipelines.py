@@ -187,8 +187,8 @@ def test_mismatched_tensors_are_refused_by_name(street):
     def changed(**changes):
         return msgspec.structs.replace(CHAIN, name="never", **changes)
 
-    stage = Stage(function="nobody", inputs={"x": "first:y"})
-    with pytest.raises(NotFoundError, match="stage 'second' of pipeline 'never': no function 'nobody' here"):
+    stage = Stage(function="absent", inputs={"x": "first:y"})
+    with pytest.raises(NotFoundError, match="stage 'second' of pipeline 'never': no function 'absent' here"):
         street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}))
     stage = Stage(function="p-cars", inputs={"x": "first:y", "rows": "first:y"})
     with pytest.raises(CallerError, match=r"'first:y' is FP32 .*, and input 'rows' takes INT64"):

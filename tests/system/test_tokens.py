@@ -114,7 +114,7 @@ def test_functions_of_another_tenant_appear_not_to_exist(tenants: Tenants) -> No
     assert {each["name"] for each in tenants.alice.functions()} == {"vault"}
 
 
-@pytest.mark.parametrize("header", ["alice", "ops", "nobody"])
+@pytest.mark.parametrize("header", ["alice", "ops", "absent"])
 def test_no_header_changes_the_tenant_of_a_token(tenants: Tenants, header: str) -> None:
     with httpx.Client(base_url=tenants.node.url, trust_env=False) as http:
         headers = {"authorization": f"Bearer {tenants.tokens['bob']}", "overwinter-tenant": header}
@@ -131,7 +131,7 @@ def test_no_answer_names_functions_of_another_tenant(tenants: Tenants) -> None:
         "activity": tenants.bob.activity(),
         "usage": tenants.bob.usage(),
         "usage of the other": tenants.bob.usage("alice"),
-        "usage of nobody": tenants.bob.usage("nobody"),
+        "usage of an absent tenant": tenants.bob.usage("absent"),
         "metrics": tenants.bob.metrics(),
     }
     for path in ("/v2/models", "/v2/repository/index"):
@@ -141,7 +141,7 @@ def test_no_answer_names_functions_of_another_tenant(tenants: Tenants) -> None:
         what: [word for word in ("alice", "vault", "chain", "ops") if word in str(it)] for what, it in results.items()
     }
     assert named == {what: [] for what in results}
-    assert results["usage of the other"] == results["usage of nobody"] == []
+    assert results["usage of the other"] == results["usage of an absent tenant"] == []
     assert all("bobs" in str(results[what]) for what in ("functions", "activity", "usage", "metrics", "/v2/models"))
     assert "bob.." not in str(results)
 

@@ -100,7 +100,7 @@ def test_an_invalid_split_is_refused_and_changes_nothing(node: NodeProcess):
         with pytest.raises(error, match=said):
             node.client.set_traffic("traffic-split", shares)
     with pytest.raises(NotFoundError):
-        node.client.set_traffic("nobody", {1: 100})
+        node.client.set_traffic("absent", {1: 100})
     with pytest.raises(ConflictError, match="promote another version first"):
         node.client.remove("traffic-split", 2)
     assert traffic(node, "traffic-split") == {1: 90, 2: 10, 3: 0}

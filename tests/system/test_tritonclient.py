@@ -78,5 +78,5 @@ def test_errors_have_the_nodes_message(triton):
     tensor.set_data_from_numpy(numpy.zeros((1, 5), dtype=numpy.float32))
     with pytest.raises(InferenceServerException, match=r"shape \[1, 5\]"):
         triton.infer("triton-plain", [tensor])
-    with pytest.raises(InferenceServerException, match="nobody"):
-        triton.infer("nobody", [tensor])
+    with pytest.raises(InferenceServerException, match="absent"):
+        triton.infer("absent", [tensor])

@@ -121,7 +121,7 @@ def test_two_tenants_never_share_a_zygote_that_holds_programs(node: NodeProcess,
     try:
         held = [found_in(pid, words()) for pid in zygotes]
     except PermissionError:
-        pytest.skip("nobody but root may look into a contained zygote")
+        pytest.skip("only root may inspect a sandboxed zygote")
     assert sorted(each for each in held if each) == [[word] for word in words()]
 
 

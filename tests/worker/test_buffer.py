@@ -74,7 +74,7 @@ def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
     theirs = SharedBuffer.open(os.dup(ours.fd))
     ours.view[:] = b"x" * len(ours.view)
     assert os.fstat(ours.fd).st_blocks * 512 == 16 * KEPT_BYTES
-    assert len(list(ours.give_back())) > 1
+    assert len(list(ours.release())) > 1
     assert os.fstat(ours.fd).st_blocks * 512 == KEPT_BYTES
     assert bytes(theirs.view[KEPT_BYTES - 1 : KEPT_BYTES + 1]) == b"x\0"
     theirs.view[-1:] = b"y"
@@ -86,7 +86,7 @@ def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
 def test_a_small_buffer_keeps_its_memory():
     buffer = SharedBuffer.make("test")
     buffer.view[-4:] = b"kept"
-    assert not list(buffer.give_back())
+    assert not list(buffer.release())
     assert bytes(buffer.view[-4:]) == b"kept"
     buffer.close()
 

@@ -8,14 +8,14 @@ from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 COUNTS = """
 import torch
-from overwinter.worker.heap import give_back_heap
+from overwinter.worker.heap import release_heap
 
 def own_kib():
     with open("/proc/self/smaps_rollup") as rows:
         return sum(int(row.split()[1]) for row in rows if row.startswith("Private_Dirty:"))
 
 torch.set_num_threads(1)
-give_back_heap()
+release_heap()
 before = own_kib()
 """
 END_OF_HEAP = """
@@ -30,7 +30,7 @@ for _ in range(5):
     del blocks
     ctypes.CDLL(None).malloc_trim(0)
     trimmed = own_kib()
-    give_back_heap()
+    release_heap()
     given = max(given, trimmed - own_kib())
 print(given)
 """
@@ -38,12 +38,12 @@ BUFFERS = """
 with torch.inference_mode():
     for size in (64, 256, 768):
         torch.nn.functional.linear(torch.ones(128, size), torch.ones(size, size), torch.ones(size))
-give_back_heap()
+release_heap()
 print(own_kib() - before)
 """
 
 
-def told_kib(code: str) -> int:
+def reported_kib(code: str) -> int:
     """Run this code in a process, and return the number of KiB that it prints."""
     environment = {**os.environ, **ZYGOTE_ENVIRONMENT}
     result = subprocess.run(
@@ -53,8 +53,8 @@ def told_kib(code: str) -> int:
 
 
 def test_the_end_of_a_heap_of_huge_pages_is_given_back():
-    assert told_kib(END_OF_HEAP) > 512
+    assert reported_kib(END_OF_HEAP) > 512
 
 
 def test_buffers_for_products_of_matrices_are_given_back():
-    assert told_kib(BUFFERS) < 1024
+    assert reported_kib(BUFFERS) < 1024

@@ -9,7 +9,7 @@ import pytest
 
 BEGIN = """
 import ctypes, json, os, sys, time
-from overwinter.worker import launch, namespaces, places
+from overwinter.worker import launch, namespaces, python_paths
 missing = namespaces.leave()
 if missing:
     print(json.dumps({"missing": missing}))
@@ -19,8 +19,8 @@ launch._fork(os.open("/dev/null", os.O_RDONLY))
 SEE = (
     BEGIN
     + """
-missing = namespaces.show_only(places.python_places())
-namespaces.give_up_rights()
+missing = namespaces.show_only(python_paths.python_paths())
+namespaces.drop_privileges()
 
 def attempt(step):
     try:

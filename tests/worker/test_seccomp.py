@@ -74,7 +74,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 place = ctypes.create_string_buffer(4096)
 arm = platform.machine() == "aarch64"
 log = os.dup(1)
-missing = Sandbox().close_in(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
 if any("not filtered" in lack for lack in missing):
     # What follows would be done, and to the tests themselves.
     print(json.dumps({"missing": missing}))

@@ -79,11 +79,11 @@ def test_what_fails_on_a_request_made_up_is_told_with_the_way_out(prepared, hand
 def test_what_fails_on_a_sample_refuses(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
     with pytest.raises((HandlerError, CallerError), match=words):
-        trial.prove(made, [{"x": torch.ones(1, 3)}])
+        trial.check_trial(made, [{"x": torch.ones(1, 3)}])
 
 
-def test_a_handler_that_waits_for_ever_is_told(prepared, monkeypatch):
-    monkeypatch.setattr(trial, "MADE_UP_S", 1)
+def test_a_handler_that_waits_forever_is_reported(prepared, monkeypatch):
+    monkeypatch.setattr(trial, "GENERATED_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     assert "more than 1 s" in trial.doubts(made, made.program.inputs)
 
@@ -92,14 +92,14 @@ def test_a_handler_that_waits_for_ever_at_a_sample_refuses(prepared, monkeypatch
     monkeypatch.setattr(trial, "SAMPLES_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):
-        trial.prove(made, [{"x": torch.ones(1, 3)}])
+        trial.check_trial(made, [{"x": torch.ones(1, 3)}])
 
 
 def test_the_sample_that_failed_is_named_by_its_number(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    1 / inputs['x'][0, 0].item()\n    return inputs\n")
-    trial.prove(made, [{"x": torch.ones(1, 3)}])
+    trial.check_trial(made, [{"x": torch.ones(1, 3)}])
     with pytest.raises(HandlerError, match="sample 2.*ZeroDivisionError"):
-        trial.prove(made, [{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+        trial.check_trial(made, [{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
 
 
 @pytest.mark.parametrize(

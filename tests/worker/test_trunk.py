@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from overwinter.model.closeness import Meter, bound_of
+from overwinter.model.closeness import ClosenessMeter, bound_of
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.messages import Failure
@@ -75,7 +75,7 @@ class Family:
         self.alone = 0
         given = answer(asked)
         together = not self.alone
-        meter = Meter(self.program, bound_of(self.program))
+        meter = ClosenessMeter(self.program, bound_of(self.program))
         for right, left in zip(wanted, given, strict=True):
             assert not isinstance(left, Failure), left
             assert meter.compare(list(right.values()), list(left.values())) == ""

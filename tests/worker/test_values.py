@@ -54,7 +54,7 @@ class Long(torch.Tensor):
 class Wrapped(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise KeyError("nobody runs this")
+        raise KeyError("this is not run")
 
 class Heavy(bytes):
     def __len__(self):

@@ -14,7 +14,7 @@ from overwinter.worker.messages import ForkWorker, ForkZygote, ToZygote
 
 here, there = pair()
 here.close()
-box = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
+box = SimpleNamespace(enter_as_zygote=lambda uid, limits, keep: None)
 means = zygote.Means(Channel(there, ToZygote), None, box, None)
 """
 FORKS = {

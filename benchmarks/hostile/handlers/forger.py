@@ -1,4 +1,4 @@
-"""Says to the node whatever it is told to: {"way": ..., "seed": ...}; nothing of it at its trial."""
+"""Sends forged messages to the node, chosen by {"way": ..., "seed": ...}; it sends none during its trial."""
 
 import array
 import contextlib

@@ -1,4 +1,4 @@
-"""Takes what it can get, as told: {"way": ..., "seconds": ...}; nothing at its trial."""
+"""Uses up a resource, chosen by {"way": ..., "seconds": ...}; none at its trial."""
 
 import contextlib
 import json

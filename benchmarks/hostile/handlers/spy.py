@@ -291,13 +291,13 @@ def write_blocks(asked):
 
 
 def outlive(asked):
-    """Not to end with its parent, and not to notice that nobody waits any more."""
+    """Outlive the parent process."""
     libc.prctl(1, 0, 0, 0, 0)
     time.sleep(asked["seconds"])
 
 
 def log_pipe(asked):
-    """Let nobody else be heard: no waiting for room in the pipe, and no room."""
+    """Block the log of others: fill the pipe, and do not wait."""
     for fd in (1, 2):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
     threading.Thread(target=flood, args=(time.monotonic() + 1.5,), daemon=True).start()

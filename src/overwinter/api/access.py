@@ -17,7 +17,7 @@ from overwinter.api.tenancy import TenantFront
 from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
 from overwinter.core.ids import TenantId
 from overwinter.node import clock
-from overwinter.store.tokens import NOTHING, SCOPES, Known, Quota, Scope, Token, TokenFile, is_tenant
+from overwinter.store.tokens import NO_TOKENS, SCOPES, KnownTokens, Quota, Scope, Token, TokenFile, is_tenant
 
 AUTHORIZATION = b"authorization"
 TENANT = b"overwinter-tenant"
@@ -30,7 +30,7 @@ CALLER = "overwinter.caller"
 SEEN_MAX = 4096
 """The most header values that are cached: one token can be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
-UNREADABLE = "this node cannot read its tokens and lets nobody in; on its machine `overwinter token list` says why"
+UNREADABLE = "this node cannot read its tokens and refuses all requests: there, `overwinter token list` says why"
 ABSENT = (
     "this node asks for a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
 )
@@ -72,7 +72,7 @@ class Access:
         self._audit = audit
         self.anonymous = Caller(front)
         """The caller of requests without a token."""
-        self._known: Known = NOTHING
+        self._known: KnownTokens = NO_TOKENS
         self._version: object = None
         self._required = False
         self._seen: dict[bytes, _Grant] = {}
@@ -118,7 +118,7 @@ class Access:
             return
         # Forget the old tokens first: they must not be valid even if reading the new file fails.
         self._seen.clear()
-        self._known = NOTHING
+        self._known = NO_TOKENS
         # `version` is older than the content that is read now: if the file changes meanwhile, it is read again.
         try:
             self._known = self._file.read()

@@ -12,12 +12,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from overwinter.api.access import Access
-from overwinter.api.border import Border
 from overwinter.api.budget import Budget
 from overwinter.api.connections import Connections
 from overwinter.api.deployments import DeploymentApi
 from overwinter.api.draining import Drain
 from overwinter.api.inference import InferenceApi
+from overwinter.api.middleware import RequestMiddleware
 from overwinter.api.operations import routes_of
 from overwinter.api.pages import Pages
 from overwinter.api.profiles import ProfileApi
@@ -52,7 +52,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
     # Each path is one thing: none is found at another one.
     router = Router(routes_of(operations), redirect_slashes=False)
-    return Border(router, access, budget, drain, open_paths)
+    return RequestMiddleware(router, access, budget, drain, open_paths)
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:

@@ -15,7 +15,7 @@ _log = logging.getLogger("overwinter.api")
 
 
 def answer_error(scope: Scope, error: Exception) -> Response:
-    """The answer to a request that failed; what nobody expected is logged."""
+    """The answer to a request that failed; unexpected errors are logged."""
     if isinstance(error, HTTPException):
         return _no_operation(scope)
     if not isinstance(error, OverwinterError):

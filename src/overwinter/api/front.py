@@ -88,7 +88,7 @@ class Deployed(Protocol):
         ...
 
 
-class Tried(Deployed, Protocol):
+class DeployResult(Deployed, Protocol):
     """The result of a deploy of a function."""
 
     @property
@@ -201,7 +201,7 @@ class Front(Protocol):
         """Run a function or a pipeline. The outputs must not change after it returns."""
         ...
 
-    async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> Tried:
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> DeployResult:
         """Register a new version whose blocks are all stored; its tenant may have at most `functions_max` functions."""
         ...
 

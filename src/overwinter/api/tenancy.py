@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import msgspec
 
-from overwinter.api.exposure import TenantTelemetry
-from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Telemetry, Tried, Upload
+from overwinter.api.front import Blocks, Deployed, DeployResult, Front, FunctionView, Telemetry, Upload
+from overwinter.api.tenant_telemetry import TenantTelemetry
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
 from overwinter.core.function import Availability
@@ -188,7 +188,7 @@ class TenantFront:
         result = await self._node.infer(Call(inner, call.version, call.inputs, call.timeout_s, call.priority))
         return Result(call.name, result.version, result.outputs, result.start)
 
-    async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> Tried:
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployResult:
         """Register a new version of a function of the tenant."""
         inner = self._new(manifest.name)
         theirs = msgspec.structs.replace(manifest, name=inner, tenant=self._tenant)

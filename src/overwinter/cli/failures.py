@@ -1,7 +1,7 @@
-"""How is an error told to whoever started a command?
+"""Formats the errors of a command for its user.
 
-What is raised on purpose, and what the system refuses, is told in words. Anything else is a programming error, and
-needs its traceback.
+Errors that are raised on purpose, and errors of the operating system, are printed as one line. Anything else is a
+programming error, and needs its traceback.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ EXPECTED_ERRORS = (OverwinterError, OSError)
 
 
 def expected_errors(error: Exception) -> list[Exception]:
-    """The errors of a group, or the one; none where one of them is not foreseen."""
+    """Return the errors of a group, or the one error; none if any of them is unexpected."""
     errors = list(_leaves(error))
     return errors if all(isinstance(each, EXPECTED_ERRORS) for each in errors) else []
 
 
 def error_text(error: Exception) -> str:
-    """An error in words."""
+    """Return the text of an error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return (error.whole() if isinstance(error, OverwinterError) else str(error)) or type(error).__name__

@@ -158,7 +158,7 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
 
 
 def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
-    """The configuration; UsageError where it is none, or would let in anybody who was not asked to."""
+    """Return the configuration; raise UsageError if it is invalid, or would admit callers without tokens."""
     from overwinter.store.tokens import TokenFile
 
     try:
@@ -167,16 +167,16 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
         raise click.UsageError(str(error)) from error
     if is_loopback(config.host) or TokenFile(Path(config.data)).read().asked:
         return config
-    anybody = (
+    everyone = (
         "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
         "functions and pipelines under any tenant's name, and read metrics and usage of all"
     )
     if not insecure:
         raise click.UsageError(
-            f"--host {config.host}: without tokens {anybody}. Make one first (overwinter token create --data "
+            f"--host {config.host}: without tokens {everyone}. Make one first (overwinter token create --data "
             f"{config.data}), or say --insecure"
         )
-    warning = f"listening on {config.host} without tokens: {anybody}"
+    warning = f"listening on {config.host} without tokens: {everyone}"
     log(warning if log_format == "json" else f"warning: {warning}")
     return config
 

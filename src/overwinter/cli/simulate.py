@@ -15,7 +15,7 @@ from overwinter.core.errors import CallerError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from overwinter.simulation.capacity import Capacity, Tried
+    from overwinter.simulation.capacity import Attempt, Capacity
     from overwinter.simulation.scenario import Scenario
     from overwinter.telemetry.report import Figures, Report
 
@@ -93,9 +93,11 @@ def _run_once(scenario: "Scenario", base: Path, journal: Path | None) -> "Report
 def _find_capacity(scenario: "Scenario", base: Path, target: float) -> "Capacity":
     from overwinter.simulation.capacity import capacity
 
-    def print_attempt(tried: "Tried") -> None:
-        fits = "fits" if tried.fits else "does not fit"
-        click.echo(f"{tried.copies} copies, {tried.functions} functions: {tried.attainment:.4f}, {fits}", err=True)
+    def print_attempt(attempts: "Attempt") -> None:
+        fits = "fits" if attempts.fits else "does not fit"
+        click.echo(
+            f"{attempts.copies} copies, {attempts.functions} functions: {attempts.attainment:.4f}, {fits}", err=True
+        )
 
     with _missing_trace_as_error():
         return capacity(scenario, target, base, print_attempt)

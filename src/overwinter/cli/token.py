@@ -14,7 +14,7 @@ from overwinter.cli.serve import DEFAULTS
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from overwinter.store.tokens import Known, Quota, Scope
+    from overwinter.store.tokens import KnownTokens, Quota, Scope
 
 
 def data_directory(command: Command) -> Command:
@@ -148,7 +148,7 @@ def _record(data: Path, tenant: str, what: str, id_: str) -> None:
         write_line(data / FILE, line)
 
 
-def _table(known: "Known") -> "Table":
+def _table(known: "KnownTokens") -> "Table":
     from overwinter.cli.tables import plain_table
 
     table = plain_table()

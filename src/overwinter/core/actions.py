@@ -48,7 +48,7 @@ class Drop(_Action, frozen=True):
 
 
 class Evict(_Action, frozen=True):
-    """A function's blocks are no longer held for it in its host store; Drop removes those that nobody else needs."""
+    """A function's blocks are no longer held for it in its host store; Drop removes those that no other needs."""
 
     function: FunctionId
     why: str

@@ -30,7 +30,7 @@ class OverwinterError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, retry_after_s: float | None = None, totals: str = "") -> None:
-        """`totals`: what the node has and uses in all. Its operator is told, and no tenant."""
+        """`totals`: what the node has and uses in total. Only its operator sees them."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.totals = totals

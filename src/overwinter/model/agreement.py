@@ -13,12 +13,12 @@ import torch
 
 from overwinter.core.agreement import Agreement, Batching
 from overwinter.core.errors import ProgramError
-from overwinter.model.closeness import Meter, bound_of
+from overwinter.model.closeness import ClosenessMeter, bound_of
 from overwinter.model.compile import compile_program
 from overwinter.model.conversion import Exported, Reference
 from overwinter.model.declared import Declared
-from overwinter.model.draws import KINDS, Draws, Kind
 from overwinter.model.joining import batching
+from overwinter.model.random_inputs import KINDS, Kind, RandomInputs
 from overwinter.model.structure import BATCH, Program
 
 FREE = 2
@@ -124,14 +124,14 @@ class _Trial:
         self.sizes: list[Sizes] = []
         self.notes: list[str] = []
         self.bound = bound_of(program)
-        self.meter = Meter(program, self.bound)
+        self.meter = ClosenessMeter(program, self.bound)
         self._program = program
         self._weights = weights
         self._run = compile_program(program)
         self._declared = Declared(program)
         self._checks = {call.args[1] for call in program.calls if call.operator == "aten._assert_scalar.default"}
         self._reference = reference
-        self._draws = Draws(program, reference.examples)
+        self._draws = RandomInputs(program, reference.examples)
         self._kind: Kind = KINDS[0]
         """The most varied kind of inputs on which the model runs at the example's sizes."""
 
@@ -156,7 +156,7 @@ class _Trial:
         if isinstance(first, Exception) or isinstance(second, Exception):
             error = first if isinstance(first, Exception) else second
             raise ProgramError(f"the model fails when the same call is repeated: {_words(error)}")
-        fault = Meter(self._program, self.bound).compare(first, second)
+        fault = ClosenessMeter(self._program, self.bound).compare(first, second)
         if fault:
             raise ProgramError(
                 f"the model returns other outputs when the same call is repeated: {fault}; a program keeps no "
@@ -251,7 +251,7 @@ class _Trial:
         if not fault:
             return ""
         again = self._model(inputs)
-        if isinstance(again, Exception) or Meter(self._program, self.bound).compare(wanted, again):
+        if isinstance(again, Exception) or ClosenessMeter(self._program, self.bound).compare(wanted, again):
             return "the model's outputs are random"
         if undeclared or not torch.backends.mha.get_fastpath_enabled():
             return fault

@@ -27,7 +27,7 @@ def bound_of(program: Program) -> float:
     return max([BOUNDS[dtype] for dtype in held if dtype in BOUNDS], default=BOUNDS["float32"])
 
 
-class Meter:
+class ClosenessMeter:
     """Measures the differences of pairs of outputs."""
 
     def __init__(self, program: Program, bound: float) -> None:

@@ -23,7 +23,7 @@ from overwinter.model.macs import macs
 from overwinter.model.nested import inline_nested
 from overwinter.model.operators import CHECKS, is_allowed
 from overwinter.model.program import MAX_TEXT, validate
-from overwinter.model.refusals import way_out
+from overwinter.model.refusals import operator_remedy
 from overwinter.model.sizes import Sizes, symbolic_kind
 from overwinter.model.structure import (
     Argument,
@@ -91,7 +91,8 @@ def convert(
         name = operator_name(node.target)
         if node.target is not operator.getitem and not is_allowed(name):
             raise ProgramError(
-                f"{name} is not an operator that a program may call; called at {source_line(node)}{way_out(name)}"
+                f"{name} is not an operator that a program may call; called at "
+                f"{source_line(node)}{operator_remedy(name)}"
             )
     conversion = _Conversion(exported, sizes, words)
     conversion.number_weights(nodes)

@@ -21,11 +21,11 @@ from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.graph import guard_calls
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.refusals import check_module, no_cache
+from overwinter.model.restoring import restored
 from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
 from overwinter.model.tracing import Words, border, fixing_line, trace
-from overwinter.model.untouched import untouched
 
 __all__ = ["Exported", "export", "export_saved"]
 
@@ -66,7 +66,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     def run(tensors: Sequence[torch.Tensor], calls: int = 1) -> list[torch.Tensor]:
         placed = [tensor.to(own.device) for own, tensor in zip(arguments.examples, tensors, strict=True)]
         args, kwargs = arguments.filled(placed)
-        with untouched(module), no_cache(module):
+        with restored(module), no_cache(module):
             return [_tensors(module(*args, **kwargs)) for _ in range(calls)][-1]
 
     return _converted(

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from overwinter.core.errors import ProgramError
 from overwinter.model.guards import guarded
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_allowed, is_symbolic
-from overwinter.model.refusals import way_out
+from overwinter.model.refusals import operator_remedy
 
 MAX_LINE = 300
 """The most characters of a source line in a message."""
@@ -112,7 +112,8 @@ def guard_calls(module: GraphModule) -> None:
             nested = isinstance(node.target, torch._ops.HigherOrderOperator)
             if not (nested or node.target is operator.getitem or is_allowed(name) or name in _TAKEN_OUT):
                 raise ProgramError(
-                    f"{name} is not an operator that a program may call; called at {source_line(node)}{way_out(name)}"
+                    f"{name} is not an operator that a program may call; called at "
+                    f"{source_line(node)}{operator_remedy(name)}"
                 )
             if not isinstance(node.target, torch._ops.OpOverload):
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from overwinter.core.agreement import Batching
-from overwinter.model.closeness import Meter
+from overwinter.model.closeness import ClosenessMeter
 from overwinter.model.structure import BATCH, Program
 
 SAME_KERNELS = 0.01
@@ -55,7 +55,7 @@ def batching(
     stranger = _unlike(requests[1], request)
     if not stranger:
         return Batching("no two different requests could be drawn from the example inputs")
-    meter = Meter(program, bound)
+    meter = ClosenessMeter(program, bound)
     for rows in shared:
         requests = [request(count, seed) for seed, count in enumerate(rows)]
         try:
@@ -88,7 +88,7 @@ def _touched(
             [beside, _] = _shared(answer, [own, stranger])
         except Exception:  # noqa: BLE001 - a run that fails is repeated with each request alone
             continue
-        fault = Meter(program, bound).compare(wanted, beside)
+        fault = ClosenessMeter(program, bound).compare(wanted, beside)
         if fault:
             return fault
     return ""

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from overwinter.core.errors import ProgramError
 from overwinter.model.graph import operator_name, source_line
 from overwinter.model.operators import MUTATING, REFUSE_VALUES, VIEWS
-from overwinter.model.refusals import way_out
+from overwinter.model.refusals import operator_remedy
 
 _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._functional_assert")
 
@@ -40,7 +40,9 @@ def _inline(module: GraphModule, node: Node) -> None:
     leading = _SWITCHES.get(str(node.target))
     if leading is None:
         name = str(node.target)
-        raise ProgramError(f"{name} cannot be part of a flat program; called at {source_line(node)}{way_out(name)}")
+        raise ProgramError(
+            f"{name} cannot be part of a flat program; called at {source_line(node)}{operator_remedy(name)}"
+        )
     count, is_harmless = leading
     if not is_harmless(node.args[:count]):
         raise ProgramError(

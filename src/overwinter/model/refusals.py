@@ -48,7 +48,7 @@ _FAILURES: tuple[tuple[str, str], ...] = (
 """The remedy for a failed export, by a pattern of its message."""
 
 
-def way_out(operator: str) -> str:
+def operator_remedy(operator: str) -> str:
     """Return the remedy for a refused operator, as the end of a sentence; empty if none is known."""
     namespace, _, name = operator.rpartition("predispatch.")[2].partition(".")
     if name and namespace.startswith("quantized"):
@@ -59,7 +59,7 @@ def way_out(operator: str) -> str:
     return next((f"; {way}" for pattern, way in _WAYS_OUT if re.match(pattern, bare)), "")
 
 
-def way_past(failure: str) -> str:
+def failure_remedy(failure: str) -> str:
     """Return the remedy for a failed export with this text, as the end of a sentence; empty if none is known."""
     return next((f"; {way}" for pattern, way in _FAILURES if re.search(pattern, failure)), "")
 

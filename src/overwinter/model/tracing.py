@@ -21,8 +21,8 @@ from torch.export import Dim, ExportedProgram
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import Arguments, SizeRanges
-from overwinter.model.refusals import no_cache, way_past
-from overwinter.model.untouched import untouched
+from overwinter.model.refusals import failure_remedy, no_cache
+from overwinter.model.restoring import restored
 
 Words = dict[sympy.Expr, str | None]
 """The author's message for each failed `torch._check`, by its condition; None without a message."""
@@ -49,7 +49,7 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> 
     with (
         border("the model cannot be exported", f"; the example inputs are {given}: are these the model's shapes?"),
         torch.no_grad(),
-        untouched(module),
+        restored(module),
         no_cache(module),
         _overheard() as words,
     ):
@@ -90,7 +90,7 @@ def border(what: str, doubt: str = "") -> Iterator[None]:
         failure = f"{known or _first_line(error)}{_user_line(error)}"
         # Errors of the exporter itself have their own classes.
         doubted = doubt if not known and type(error) in (RuntimeError, IndexError, ValueError) else ""
-        raise ProgramError(f"{what}: {failure}{way_past(failure) or doubted}") from error
+        raise ProgramError(f"{what}: {failure}{failure_remedy(failure) or doubted}") from error
     finally:
         logging.disable(disabled)
 

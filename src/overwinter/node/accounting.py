@@ -19,7 +19,15 @@ from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
-from overwinter.telemetry.accounts import KINDS, Accounts, FileMemory, Kind, ProcessMemory, StoreView, WeighedWorker
+from overwinter.telemetry.accounts import (
+    KINDS,
+    Accounts,
+    FileMemory,
+    Kind,
+    MeasuredWorkerMemory,
+    ProcessMemory,
+    StoreView,
+)
 from overwinter.telemetry.statistics import Statistics
 
 WEIGHED = 16
@@ -75,7 +83,7 @@ class Accounting:
             if need is None or memory is None:
                 continue
             self._weighed(worker, memory)
-            accounts.workers[worker] = WeighedWorker(need.function, memory, need.profiled_bytes, now)
+            accounts.workers[worker] = MeasuredWorkerMemory(need.function, memory, need.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
         accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in needs}
@@ -155,7 +163,7 @@ def _file_text(nbytes: int | None, file: FileMemory | None) -> str | None:
     return None
 
 
-def _worker_mismatches(workers: Mapping[WorkerId, WeighedWorker]) -> Iterator[Mismatch]:
+def _worker_mismatches(workers: Mapping[WorkerId, MeasuredWorkerMemory]) -> Iterator[Mismatch]:
     for worker, process in workers.items():
         if process.expected is not None and process.memory.private > process.expected * SLACK + SLACK_BYTES:
             message = (

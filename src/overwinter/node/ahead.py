@@ -14,9 +14,9 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.preparing import Preparing
-from overwinter.node.watching import Zygotes
 from overwinter.node.workers import WorkerListener, WorkerProcess
-from overwinter.node.zygotes import Room, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteMemory, ZygoteProcess
+from overwinter.node.zygotes import Zygotes
 from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
@@ -33,7 +33,7 @@ class Forker(Protocol):
         """Ask a zygote for a worker; raises one of UNASKABLE."""
         ...
 
-    def hear(self, process: WorkerProcess) -> None:
+    def listen(self, process: WorkerProcess) -> None:
         """Receive the messages of a worker from now on."""
         ...
 
@@ -46,7 +46,7 @@ class Forker(Protocol):
         ...
 
 
-class Ahead:
+class AheadProcesses:
     """The processes that were requested in advance and are not used yet."""
 
     def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
@@ -55,7 +55,7 @@ class Ahead:
         self._log = log
         self._throttle = LogThrottle(log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
-        self._rooms: dict[WorkerId, Room | None] = {}
+        self._rooms: dict[WorkerId, ZygoteMemory | None] = {}
         """The room of the zygote that was asked for each process; None: no zygote was asked yet."""
 
     def fork(self, function: DeployedFunction, worker: WorkerId, listener: WorkerListener) -> None:
@@ -71,10 +71,10 @@ class Ahead:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         process.is_ahead = True
         self.workers[worker], self._rooms[worker] = process, None
-        self._forker.hear(process)
+        self._forker.listen(process)
         self.advance(tenant)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Retry zygotes that could not fork when they were asked."""
         for tenant in {
             process.family.tenant for worker, process in self.workers.items() if self._rooms[worker] is None

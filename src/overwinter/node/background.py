@@ -15,7 +15,7 @@ from typing import NamedTuple
 from overwinter.core.events import Demoted, Event
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
-from overwinter.node.demotion import put_behind
+from overwinter.node.demotion import demote
 from overwinter.node.faults import Faults
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.processes import Processes
@@ -23,7 +23,7 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics, Statistics
 from overwinter.telemetry.underway import LivingWorker
 
-LOOK_S = 0.1
+CHECK_INTERVAL_S = 0.1
 TURNS = 10
 """Workers without runs that did not compute are checked this many times less often."""
 PATIENCE, PATIENCE_S = 4.0, 1.0
@@ -40,7 +40,7 @@ BOUND_S = 5.0
 """The seconds of a core beyond its runs and its share after which a worker is stopped."""
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """The state of a worker at the last check."""
 
     at: Seconds
@@ -75,28 +75,30 @@ class Background:
         self._post = post
         self._throttle = LogThrottle(log)
         self._bound_s = bound_s
-        self._seen: dict[WorkerId, Seen] = {}
+        self._seen: dict[WorkerId, Observation] = {}
         self._turn = 0
-        self._behind: dict[WorkerId, bool] = {}
+        self._demoted: dict[WorkerId, bool] = {}
         """The demoted workers, and whether the scheduler knows."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             found: list[WorkerProcess] = []
             with faults.contained("workers' time"):
-                found = self.look(clock.now())
+                found = self.check(clock.now())
             for process in found:
                 with faults.contained("workers behind all others"):
-                    await self.put_behind(process)
+                    await self.demote(process)
 
-    def look(self, now: Seconds) -> list[WorkerProcess]:
+    def check(self, now: Seconds) -> list[WorkerProcess]:
         """Bill the processor time since the last check, and stop workers that do not stop computing; returns those to
         demote.
         """
         before, self._seen = self._seen, {}
-        self._behind = {worker: since for worker, since in self._behind.items() if worker in self._statistics.workers}
+        self._demoted = {
+            worker: reported for worker, reported in self._demoted.items() if worker in self._statistics.workers
+        }
         self._turn = (self._turn + 1) % TURNS
         found = []
         for worker, living in list(self._statistics.workers.items()):
@@ -113,7 +115,7 @@ class Background:
             seen = self._seen[worker] = _seen(last, living, process.ready, computed_s, now)
             if seen.over_s > self._bound_s:
                 self._stop(process, living, seen, now)
-            elif worker in self._behind:
+            elif worker in self._demoted:
                 self._tell(process)
             elif max(seen.over_s, seen.late_s) > BEYOND_S:
                 self._decide(process, living, seen, now)
@@ -129,17 +131,17 @@ class Background:
             if computed_s is not None and computed_s > AHEAD_S:
                 ahead.give_up(process, f"it computed {computed_s:.1f} s of a core before anything ran in it")
 
-    async def put_behind(self, process: WorkerProcess) -> None:
+    async def demote(self, process: WorkerProcess) -> None:
         """Demote a worker, so that it gets only idle cores. This takes a while, so a thread does it."""
         processes = self._processes
         if process.pid is None or process.pidfd is None or processes.process(process.worker) is not process:
             return
         # The node closes its own descriptor when the process ends, while the thread may still use it.
         pidfd = os.dup(process.pidfd)
-        await asyncio.to_thread(put_behind, processes.zygotes.groups, process.pid, pidfd)
+        await asyncio.to_thread(demote, processes.zygotes.groups, process.pid, pidfd)
 
     def _decide(
-        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Seen, now: Seconds
+        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
     ) -> None:
         what = "run" if process.ready else "load"
         reason = f"its {what} goes on for much longer than usual"
@@ -150,15 +152,17 @@ class Background:
         )
         self._throttle.log(("demote", process.family.tenant), message)
         living.tally.decisions.append(DecisionRecord(now, "demote", reason))
-        self._behind[process.worker] = False
+        self._demoted[process.worker] = False
 
     def _tell(self, process: WorkerProcess) -> None:
         """Inform the scheduler at the next check: a worker that was slow to load may have begun to run by then."""
-        if process.ready and not self._behind[process.worker]:
-            self._behind[process.worker] = True
+        if process.ready and not self._demoted[process.worker]:
+            self._demoted[process.worker] = True
             self._post(Demoted(process.worker))
 
-    def _stop(self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Seen, now: Seconds) -> None:
+    def _stop(
+        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
+    ) -> None:
         reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
         self._throttle.log(
             ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
@@ -168,18 +172,18 @@ class Background:
 
 
 def _seen(
-    last: Seen | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
-) -> Seen:
+    last: Observation | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
+) -> Observation:
     """The current state; processor time outside runs is billed."""
     allowed_s = living.busy_until(now) * living.cores
     if last is None:
-        return Seen(now, computed_s, allowed_s, loading=not ready)
+        return Observation(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
     if not ready or last.loading:
         # This counts as the wake's, including what came after the check before its end.
         is_late = not ready and _is_late(living, ready, computed_s, now)
         late_s = last.late_s + spent_s if is_late else 0.0
-        return Seen(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
+        return Observation(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
     begun = _begun(living)
     run_s = spent_s + (last.run_s if begun == last.begun else 0.0)
     late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
@@ -189,10 +193,10 @@ def _seen(
         payer.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
     still = spent_s < NOISE * passed_s and over_s == 0.0
-    return Seen(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
+    return Observation(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
 
 
-def _rests(last: Seen, living: LivingWorker[FunctionStatistics]) -> bool:
+def _rests(last: Observation, living: LivingWorker[FunctionStatistics]) -> bool:
     """Whether it computed nothing at the last check, and has run nothing since."""
     return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
 

@@ -1,4 +1,4 @@
-"""Tracks the functions that each worker was told to bind, and the blocks that it received for them."""
+"""Tracks the functions that each worker was instructed to bind, and the blocks that it received for them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Bindings:
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
-        """Record that the worker was told to bind a function; raise ValueError if it was told before."""
+        """Record that the worker was instructed to bind a function; raise ValueError if it was before."""
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
@@ -53,7 +53,7 @@ class Bindings:
         return report
 
     def end(self, function: str) -> None:
-        """Record that the worker was told to unbind a function; raise ValueError unless it has answered the bind."""
+        """Record the order to unbind a function; raise ValueError unless the worker has answered the bind."""
         if function not in self._blocks or function in self._asked:
             raise ValueError(f"{function} is not bound")
         del self._functions[function]

@@ -167,7 +167,7 @@ class Groups:
         """Whether tenants have separate groups, and processes can be demoted."""
         return self._idle is not None
 
-    def put_behind(self, pid: int) -> None:
+    def demote(self, pid: int) -> None:
         """Demote a process, so that it gets only idle cores; raise OSError if that fails. Takes milliseconds."""
         if self._idle is None:
             raise FileNotFoundError("there are no control groups")

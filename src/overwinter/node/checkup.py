@@ -132,8 +132,8 @@ def contained() -> list[str]:
         try:
             os.close(here)
             lacking = namespaces.leave()
-            os.write(there, "\n".join([*lacking, *Sandbox().try_out()]).encode())
-        except BaseException as error:  # noqa: BLE001 - the border of the child: whatever it was, it is told
+            os.write(there, "\n".join([*lacking, *Sandbox().test()]).encode())
+        except BaseException as error:  # noqa: BLE001 - the border of the child: every error is reported
             os.write(there, f"workers cannot be contained: {error}".encode())
         finally:
             os._exit(0)

@@ -10,19 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from overwinter.node.cgroups import Groups
-from overwinter.node.proofs import is_over
+from overwinter.node.process_identity import is_over
 
 PASSES = 100
 """The most passes over the threads of a process. A thread created during a pass may still have the old priority."""
 
 
-def put_behind(groups: Groups, pid: int, pidfd: int) -> None:
+def demote(groups: Groups, pid: int, pidfd: int) -> None:
     """Demote the process, and close its descriptor. Takes milliseconds. If the process has ended, another process with
     its pid is not affected.
     """
     try:
         if not is_over(pidfd):
-            groups.put_behind(pid)
+            groups.demote(pid)
     except OSError:
         # There is no group, or the process has ended.
         _make_idle(pid, pidfd)

@@ -123,7 +123,7 @@ class NodeEffects:
             self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
             self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
-            # Nobody waits for this: it makes the next wakes cheaper.
+            # No request waits for this: it makes the next wakes cheaper.
             with suppress(*MACHINE):
                 await asyncio.to_thread(host.join_pages, function.blobs)
 

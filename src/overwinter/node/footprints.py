@@ -79,10 +79,10 @@ class Footprints:
         while True:
             began, pause_s = clock.now(), CALM_S
             with faults.contained("workers' memory"):
-                pause_s = self.look(began)
+                pause_s = self.check(began)
             await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
 
-    def look(self, now: Seconds) -> float:
+    def check(self, now: Seconds) -> float:
         """Measure all workers, and report changes; returns the seconds until the next measurement."""
         processes = self._processes
         every = [*processes.workers(), *processes.ahead.workers.values()]

@@ -182,7 +182,7 @@ class DeployedFunction:
             pieces=tuple(places[weight] for weight in range(len(places))),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
-            trial=trial if warm_up or trial.made_up or samples else None,
+            trial=trial if warm_up or trial.generated or samples else None,
         )
 
     def samples(self) -> list[Tensor]:

@@ -77,8 +77,8 @@ class Loop:
             while self._events:
                 self._turn(self._events.popleft())
         except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may go on after it failed
-            if self._scheduler.in_hand is not None:
-                self._quarantine.add(self._scheduler.in_hand, error)
+            if self._scheduler.current is not None:
+                self._quarantine.add(self._scheduler.current, error)
             self._fail(error)
         finally:
             self._turning = False

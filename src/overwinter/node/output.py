@@ -42,7 +42,7 @@ class Output:
         self._lines = self._bytes = self._dropped = 0
         self._pause: asyncio.TimerHandle | None = None
         self._window: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._here, self._hear)
+        self._loop.add_reader(self._here, self._receive)
 
     def belong(self, function: FunctionId) -> None:
         """Record the function whose worker the process is."""
@@ -69,14 +69,14 @@ class Output:
         self._end_window()
         os.close(self._here)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         self._loop.remove_reader(self._here)
         with contextlib.suppress(BlockingIOError):
             words = os.read(self._here, READ_BYTES)
             if not words:
                 return
             self._take(words)
-        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._here, self._hear)
+        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._here, self._receive)
 
     def _take(self, words: bytes) -> None:
         if self._window is None:

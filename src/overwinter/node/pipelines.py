@@ -21,8 +21,8 @@ from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pi
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.registry import Registry
-from overwinter.node.stages import Infer, Passage
-from overwinter.store.repository import KeptPipeline, Repository
+from overwinter.node.stages import Infer, PipelineRun
+from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 
@@ -59,7 +59,7 @@ class PipelineView:
 
     platform = "overwinter_pipeline"
 
-    def __init__(self, kept: KeptPipeline, seen: PipelineStatistics, functions: Registry) -> None:
+    def __init__(self, kept: StoredPipeline, seen: PipelineStatistics, functions: Registry) -> None:
         self._kept = kept
         self._requests = seen.requests
         self._functions = functions
@@ -136,7 +136,7 @@ class Pipelines:
         self._infer = infer
         self._kept = kept
         self._now = now
-        self._known: dict[FunctionName, tuple[KeptPipeline, PipelineStatistics]] = {}
+        self._known: dict[FunctionName, tuple[StoredPipeline, PipelineStatistics]] = {}
         self._coming: list[tuple[Pipeline, TenantId]] = []
         """Those that are being stored."""
         self.changing = asyncio.Lock()
@@ -246,7 +246,7 @@ class Pipelines:
         begun = self._now()
         own_s = kept.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
-        passage = Passage(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
+        passage = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
         requests.running += 1
         try:
             outputs = await passage.run()
@@ -262,7 +262,7 @@ class Pipelines:
         seen.durations.add(seconds)
         return Result(call.name, kept.version, outputs, passage.start)
 
-    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, PipelineStatistics]:
+    def _found(self, name: FunctionName, version: int | None) -> tuple[StoredPipeline, PipelineStatistics]:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")

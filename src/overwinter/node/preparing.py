@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from overwinter.core.ids import Address, FunctionId, TenantId
 from overwinter.node.registry import Registry
-from overwinter.node.watching import Zygotes
+from overwinter.node.zygotes import Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import Forget, Prepare
 
@@ -30,7 +30,7 @@ class Preparing:
         self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
         self._under_way: dict[TenantId, FunctionId] = {}
         self._unneeded: dict[TenantId, dict[Address, None]] = {}
-        """The programs that a zygote has but should drop, and was not told yet."""
+        """The programs that a zygote has but should drop, and has no message about yet."""
 
     def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
         """Let the tenant's zygote compile a function's program as soon as it can, and drop another program."""
@@ -43,7 +43,7 @@ class Preparing:
         """Whether programs of the tenant wait for compilation."""
         return bool(self._wanted.get(tenant))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Stop zygotes that are unused or too small; start preparations that are possible now."""
         tenants = self._registry.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
@@ -65,7 +65,7 @@ class Preparing:
             return
         zygote = self._zygotes.tenants.get(tenant)
         if zygote is None and self._zygotes.has_room():
-            zygote = self._zygotes.begin(tenant, self._registry.room_of(tenant))
+            zygote = self._zygotes.begin(tenant, self._registry.zygote_memory_of(tenant))
         while zygote is not None and zygote.can_fork and self._wanted.get(tenant):
             function = next(iter(self._wanted[tenant]))
             del self._wanted[tenant][function]

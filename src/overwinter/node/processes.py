@@ -14,7 +14,7 @@ import msgspec
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
-from overwinter.node.ahead import UNASKABLE, Ahead
+from overwinter.node.ahead import UNASKABLE, AheadProcesses
 from overwinter.node.answers import failed
 from overwinter.node.bindings import BindCallback
 from overwinter.node.functions import DeployedFunction
@@ -22,11 +22,11 @@ from overwinter.node.log import Log
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
-from overwinter.node.proofs import wait_over
+from overwinter.node.process_identity import wait_over
 from overwinter.node.registry import Registry
-from overwinter.node.watching import UNREADABLE, ZygoteLimits, Zygotes
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
-from overwinter.node.zygotes import ZygoteProcess
+from overwinter.node.zygote_process import ZygoteLimits, ZygoteProcess
+from overwinter.node.zygotes import UNREADABLE, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
@@ -69,7 +69,7 @@ class Processes:
         self.zygotes = Zygotes(self, environment, log, bounds or ZygoteLimits())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
-        self.ahead = Ahead(self, self._preparing, log)
+        self.ahead = AheadProcesses(self, self._preparing, log)
 
     def start(self) -> None:
         """Start the base zygote; `is_up` reports when it can fork. Workers requested earlier wait for it."""
@@ -136,10 +136,10 @@ class Processes:
         if zygote.tenant is not None:
             self.ahead.advance(zygote.tenant)
 
-    def looked(self) -> None:
+    def checked(self) -> None:
         """All zygotes were checked: one may have become idle, and may be stopped for another."""
-        self._preparing.look()
-        self.ahead.look()
+        self._preparing.check()
+        self.ahead.check()
         alive = {process.family.tenant for process in self._workers.values()}
         self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
 
@@ -172,7 +172,7 @@ class Processes:
         if bind is not None:
             process.bindings.begin_first(function, bind)
         self._workers[order.worker] = process
-        self.hear(process)
+        self.listen(process)
 
     def _forked(
         self,
@@ -199,9 +199,9 @@ class Processes:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         return process
 
-    def hear(self, process: WorkerProcess) -> None:
+    def listen(self, process: WorkerProcess) -> None:
         """Receive the messages of a worker from now on."""
-        self._loop.add_reader(process.channel.fileno(), self._hear_worker, process)
+        self._loop.add_reader(process.channel.fileno(), self._receive_from_worker, process)
 
     def _order(self, process: WorkerProcess, order: ForkWorker) -> None:
         """Ask a zygote for a worker, or wait for the base zygote; raises one of UNASKABLE."""
@@ -286,7 +286,7 @@ class Processes:
         elif not process.over:
             process.kill()
 
-    def _hear_worker(self, process: WorkerProcess) -> None:
+    def _receive_from_worker(self, process: WorkerProcess) -> None:
         try:
             message, _ = process.channel.receive()
             self._take(process, message)
@@ -329,7 +329,7 @@ class Processes:
                 process.failure = failed(message)
 
     def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
-        """Hear no more of a worker that must not go on, and kill it; its end is told with this reason."""
+        """Stop listening to a worker and kill it; its end is reported with this reason."""
         process.failure = Failure(error, reason)
         self._loop.remove_reader(process.channel.fileno())
         self.kill(process)

@@ -106,7 +106,7 @@ class Quotas:
         most = self._config.pipelines_max
         if len(known) >= most:
             totals = f"{len(known)} pipelines, and at most {most}"
-            raise NoSpaceError("this node has no room for more pipelines: remove one that nobody calls", totals=totals)
+            raise NoSpaceError("this node has its maximum of pipelines: remove one that is not used", totals=totals)
         own, own_max = list(known.values()).count(tenant), -(-most // 2)
         if own >= own_max and most > 1:
             raise NoSpaceError(f"tenant {tenant!r} has {own} pipelines, and may have {own_max}: remove one first")

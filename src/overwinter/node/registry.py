@@ -9,7 +9,7 @@ from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.views import DeployedView, TenantBlocks
 from overwinter.node.workers import WorkerProcess
-from overwinter.node.zygotes import Room
+from overwinter.node.zygote_process import ZygoteMemory
 from overwinter.scheduler.published import Published
 from overwinter.store.blocks import without_addresses
 from overwinter.store.hosts import HostStores
@@ -80,7 +80,7 @@ class Registry:
         """The tenants that have functions."""
         return {function.manifest.tenant for function in self.functions.values()}
 
-    def room_of(self, tenant: TenantId) -> Room:
+    def zygote_memory_of(self, tenant: TenantId) -> ZygoteMemory:
         """The limits of the tenant's largest worker."""
         families: dict[Family, list[DeployedFunction]] = {}
         for function in self.functions.values():
@@ -88,7 +88,7 @@ class Registry:
                 families.setdefault(function.family, []).append(function)
         memory_bytes = [function.memory_bytes for its in families.values() for function in its]
         mapped = [mapped_bytes(its) for its in families.values()]
-        return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *mapped))
+        return ZygoteMemory(max(ZygoteMemory().memory_bytes, *memory_bytes), max(ZygoteMemory().mapped_bytes, *mapped))
 
     def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """A function's program and weights, and their descriptors; None when it is not to be prepared."""

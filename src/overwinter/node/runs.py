@@ -117,7 +117,7 @@ class Runs:
             elif payload is not None:
                 payload.outputs = outcome
         if process.is_idle_since(answer.run) and process.is_large():
-            self._loop.call_later(BUFFERS_IDLE_S, self._give_back, process, answer.run, process.give_back())
+            self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         self._post(RunEnded(process.worker, answer.run, tuple(failures)))
 
     def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
@@ -129,9 +129,9 @@ class Runs:
         failures = tuple(RunFailure(request, "OverloadedError", message) for request in flight.requests)
         self._post(RunEnded(process.worker, run, failures))
 
-    def _give_back(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
+    def _release(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
         """As long as nothing runs; others have their turn between two pieces."""
         if process.is_idle_since(run):
             for _ in pieces:
-                self._loop.call_soon(self._give_back, process, run, pieces)
+                self._loop.call_soon(self._release, process, run, pieces)
                 return

@@ -18,7 +18,7 @@ from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
 
-LOOK_S = 0.1
+CHECK_INTERVAL_S = 0.1
 MEMORY_S = 0.3
 """The time in which past usage decays to a third."""
 SCARCE = 0.6
@@ -60,11 +60,11 @@ class CoreShares:
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             with faults.contained("tenants' shares"):
-                self.look(clock.now())
+                self.check(clock.now())
 
-    def look(self, now: Seconds) -> None:
+    def check(self, now: Seconds) -> None:
         """Weigh the tenants by what they have used."""
         processes = self._processes
         if not processes.zygotes.groups.shares_cores:

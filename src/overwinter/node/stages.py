@@ -37,7 +37,7 @@ Infer = Callable[[Call], Awaitable[Result]]
 """Runs a function."""
 
 
-class Passage:
+class PipelineRun:
     """One request to a pipeline: carries out the stepper's orders, and holds the tensors."""
 
     def __init__(

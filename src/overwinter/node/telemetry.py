@@ -15,7 +15,7 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.printed import Line
-from overwinter.node.sharing import Shared
+from overwinter.node.single_flight import SingleFlight
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.snapshot import Snapshot
 from overwinter.store.ledger import Ledger
@@ -65,8 +65,8 @@ class Telemetry:
         self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
-        self._metrics = Shared(self._render)
-        self._activity = Shared(self._look)
+        self._metrics = SingleFlight(self._render)
+        self._activity = SingleFlight(self._look)
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""

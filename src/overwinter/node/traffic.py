@@ -16,14 +16,14 @@ from overwinter.core.versions import Shares, Versions, check_shares, default_of
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.registry import Registry
 from overwinter.store.manifest import Manifest
-from overwinter.store.traffic import KeptTraffic
+from overwinter.store.traffic import StoredTraffic
 
 
 class TrafficSplits:
     """Promotions and splits. Belongs to the loop's thread."""
 
     def __init__(
-        self, functions: Registry, pipelines: Pipelines, kept: KeptTraffic, post: Callable[[Event], None]
+        self, functions: Registry, pipelines: Pipelines, kept: StoredTraffic, post: Callable[[Event], None]
     ) -> None:
         self._functions = functions
         self._post = post

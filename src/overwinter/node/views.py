@@ -64,7 +64,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     created: float
     """Seconds since 1970."""
     sharing: FamilySnapshot | None = None
-    """Its family as a whole; only told of one function at a time."""
+    """Its whole family; only in the description of a single function."""
 
 
 class DeployedView:

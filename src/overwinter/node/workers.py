@@ -17,7 +17,7 @@ from overwinter.node.log import Log
 from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Output
 from overwinter.node.printed import Line, Printed
-from overwinter.node.proofs import kill
+from overwinter.node.process_identity import kill
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker, Load, Measured, Ready
@@ -82,7 +82,7 @@ class WorkerProcess:
         self.tried = False
         """Whether it has reported the start of a trial."""
         self.dismissed = False
-        """Whether the node has ended it, or told it to end."""
+        """Whether the node has ended it, or instructed it to end."""
         self._handled = load.source_bytes is not None
         self.pid: int | None = None
         self.pidfd: int | None = None
@@ -229,10 +229,10 @@ class WorkerProcess:
         """Whether its buffers may have more memory than they may keep."""
         return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
 
-    def give_back(self) -> Iterator[None]:
+    def release(self) -> Iterator[None]:
         """Release the memory of large buffers, piece by piece, while nothing runs."""
         for buffer in chain.from_iterable(self.slots):
-            yield from buffer.give_back()
+            yield from buffer.release()
 
     def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
         """Record its process, and kill it if that was requested before."""

@@ -1,91 +1,391 @@
-"""The node's record of one zygote."""
+"""Supervises the zygotes: one base zygote, and those of some tenants.
 
+A zygote must answer each request in time. One that does not is killed with all its children, and replaced: the base
+zygote at once, a tenant's when a program is to be prepared again. A zygote that sends an unexpected message is killed
+too.
+"""
+
+import asyncio
 import os
 import subprocess
-from typing import Literal, NamedTuple
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Protocol
 
 from overwinter.core.ids import TenantId, WorkerId
-from overwinter.node.proofs import kill
-from overwinter.node.workers import WorkerProcess
-from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import ForkWorker, FromZygote
+from overwinter.node.cgroups import Groups
+from overwinter.node.log import Log
+from overwinter.node.output import Output
+from overwinter.node.process_identity import child_of, is_smaps_of
+from overwinter.node.zygote_process import SLOW, Pending, ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.worker.messages import (
+    Exited,
+    Forked,
+    ForkZygote,
+    FromZygote,
+    KillZygote,
+    Ping,
+    Pong,
+    Prepare,
+    ProgramReady,
+    Unforked,
+    Up,
+)
+from overwinter.worker.sandbox import zygote_uid_of
 
-Pending = WorkerId | Literal["up", "pong", "program"]
-"""An answer that a zygote has yet to send: a worker, the report of its start, a pong, a compiled program."""
-SLOW: frozenset[Pending] = frozenset(("up", "program"))
-"""The tasks that may take longer; the zygote does nothing else meanwhile."""
+GONE_S = 5.0
+RESTART_FIRST_S = 0.1
+RESTART_MAX_S = 10.0
+TICKS = 4
+"""The number of checks within the time in which a zygote must answer."""
+UNUSED_CHECKS = 2 * TICKS
+"""The checks after which an unused tenant's zygote may be stopped for another tenant."""
+UNREADABLE = (ValueError, TypeError)
+"""What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 
 
-class Room(NamedTuple):
-    """The private memory and address space of the largest worker that a zygote may fork.
+class ZygoteListener(Protocol):
+    """Receives the events of zygotes: the owner of the workers."""
 
-    The default suffices for most functions, so that a larger function that is deployed later seldom needs another
-    zygote.
-    """
+    def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
+        """A requested worker is running; without a descriptor it has ended already."""
+        ...
 
-    memory_bytes: int = 4 << 30
-    mapped_bytes: int = 8 << 30
+    def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
+        """A worker ended, or could not be forked."""
+        ...
 
-    def holds(self, order: ForkWorker) -> bool:
-        """Whether the worker is not larger."""
-        return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
+    def zygote_idle(self, zygote: ZygoteProcess) -> None:
+        """A zygote is ready, or has finished a preparation."""
+        ...
+
+    def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
+        """The zygote and its programs are lost; its workers are dead, and still to be reported."""
+        ...
+
+    def checked(self) -> None:
+        """All zygotes were checked."""
+        ...
 
 
-class ZygoteProcess:
-    """The node's record of one zygote: its channel, its workers, its pending answers."""
+class Zygotes:
+    """Starts, checks and ends the zygotes."""
 
-    def __init__(self, tenant: TenantId | None, room: Room | None) -> None:
-        """Create the record; the base zygote has neither tenant nor room. Raises OSError when the system has no
-        descriptors left.
-        """
-        self.tenant = tenant
-        self.room = room
-        self.number = 0
-        """The number of the order by which the base zygote forked it."""
-        self.process: subprocess.Popen[bytes] | None = None
-        """The process object, if the node itself started it."""
-        self.pid: int | None = None
-        self.pidfd: int | None = None
-        self.smaps: int | None = None
-        self.workers: dict[WorkerId, WorkerProcess] = {}
-        self.unheard: set[WorkerId] = set()
-        """The workers whose exit the kernel reported before the zygote."""
-        self.pending: dict[Pending, int] = {}
-        """The number of checks since each was requested."""
-        self.unused_checks = 0
-        """The checks since it last had something to do."""
-        self.small = False
-        """Whether it was asked for a worker larger than its room."""
-        self.overran = False
-        """Whether a compilation timed out."""
-        self.full = False
-        """Whether its last fork failed, and none of its workers has ended since."""
-        here, self.there = pair()
-        here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
+    def __init__(
+        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits
+    ) -> None:
+        """Create it. `environment` contains all variables that zygotes and workers get."""
+        self._listener = listener
+        self._environment = dict(environment)
+        self._log = log
+        self._words = Output("zygote", log)
+        self.groups = Groups()
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self._failures = 0
+        self._closing = False
+        self._last = 0
+        self._reported: set[str] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self.base: ZygoteProcess | None = None
+        self.tenants: dict[TenantId, ZygoteProcess] = {}
+        """The one used longest ago first."""
+        self.up = asyncio.Event()
+        """Set once workers can be forked for the first time."""
 
-    @property
-    def can_fork(self) -> bool:
-        """Whether a fork that is requested now is expected to begin at once."""
-        late = any(checks > 1 for answer, checks in self.pending.items())
-        return self.pid is not None and not self.full and not late and not self.pending.keys() & SLOW
+    def every(self) -> list[ZygoteProcess]:
+        """Return the base zygote and the tenants'."""
+        return [zygote for zygote in (self.base, *self.tenants.values()) if zygote is not None]
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is unused, apart from processes forked in advance."""
-        return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
+    def is_up(self) -> bool:
+        """Whether workers can be forked, as far as is known."""
+        return self.base is not None and self.base.can_fork
 
-    def kill(self) -> None:
-        """Kill it and its workers."""
-        if self.pidfd is not None:
-            kill(self.pidfd)
-        for process in self.workers.values():
-            process.kill()
+    # Start
 
-    def close(self) -> None:
-        """Close the node's resources of the zygote."""
-        self.channel.close()
-        self.there.close()
-        for fd in (self.smaps, self.pidfd):
-            if fd is not None:
-                os.close(fd)
+    def start(self) -> None:
+        """Start the base zygote and the supervision; `is_up` reports when it can fork."""
+        zygote = ZygoteProcess(None, None)
+        arguments = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
+        self._tell_lacks(self.groups.missing)
+        try:
+            zygote.process = subprocess.Popen(
+                [sys.executable, "-m", "overwinter.worker.launch", *arguments],
+                pass_fds=[zygote.there.fileno()],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words.there,
+                stderr=self._words.there,
+                cwd=Path(sys.prefix),
+                # Without a terminal: the output of a function reaches one only through the node's log.
+                start_new_session=True,
+            )
+        except OSError as error:
+            zygote.close()
+            raise OSError(error.errno, f"no process for the base zygote: {error.strerror}") from error
+        zygote.pending["up"] = 0
+        self.base = zygote
+        self.listen(zygote)
+        if self._looking is None:
+            self._look_later()
+
+    def has_room(self) -> bool:
+        """Whether one more tenant can have a zygote."""
+        return self.is_up() and (len(self.tenants) < self._bounds.zygotes_max or self._unused() is not None)
+
+    def _unused(self) -> ZygoteProcess | None:
+        """Return a zygote that may be stopped for another, the least recently used."""
+        return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
+
+    def begin(self, tenant: TenantId, room: ZygoteMemory) -> ZygoteProcess | None:
+        """Start a tenant's zygote within the limit; None if the system or the base zygote cannot."""
+        unused = self._unused()
+        if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
+            self.end(unused)
+        if self.base is None:
+            return None
+        self._last += 1
+        try:
+            zygote = ZygoteProcess(tenant, room)
+        except OSError as error:
+            self._log(f"no zygote for {tenant}: {error}")
+            return None
+        zygote.pending["up"] = 0
+        zygote.number = self._last
+        order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), room.memory_bytes, room.mapped_bytes)
+        try:
+            with self.groups.entry(tenant) as group:
+                self.base.channel.send(order, [zygote.there.fileno(), *group])
+        except (ChannelClosedError, OSError):
+            zygote.close()
+            return None
+        self.tenants[tenant] = zygote
+        self.listen(zygote)
+        return zygote
+
+    def listen(self, zygote: ZygoteProcess) -> None:
+        """Receive the zygote's messages from now on, and close the other end of its channel here."""
+        zygote.there.close()
+        self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
+
+    def used(self, zygote: ZygoteProcess) -> None:
+        """Mark this zygote as recently used."""
+        zygote.unused_checks = 0
+        if zygote.tenant is not None:
+            self.tenants[zygote.tenant] = self.tenants.pop(zygote.tenant)
+
+    # Checks
+
+    def _look_later(self) -> None:
+        self._looking = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._look)
+
+    def _look(self) -> None:
+        """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
+        self._look_later()
+        for zygote in self.every():
+            for answer in zygote.pending:
+                # Messages that wait behind a compilation are not late.
+                if answer in SLOW or not zygote.pending.keys() & SLOW:
+                    zygote.pending[answer] += 1
+            zygote.unused_checks = zygote.unused_checks + 1 if zygote.is_idle else 0
+            late = [each for each, checks in zygote.pending.items() if checks > self._checks_allowed(zygote, each)]
+            if late:
+                zygote.overran = "program" in late
+                self.lose(zygote, f"it did not answer in time ({late[0]})")
+            elif not zygote.pending:
+                self._ask(zygote, Ping(), "pong")
+        self._listener.checked()
+
+    def _checks_allowed(self, zygote: ZygoteProcess, answer: Pending) -> int:
+        """Return the number of checks without an answer that are allowed."""
+        allowed = self._bounds.zygote_timeout_s
+        if answer == "program":
+            allowed = self._bounds.warm_up_timeout_s
+        elif answer == "up" and zygote is self.base:
+            # The base zygote still imports modules.
+            allowed = self._bounds.start_timeout_s
+        return ceil(TICKS * allowed / self._bounds.zygote_timeout_s)
+
+    def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
+        """Let a tenant's zygote compile a program; it cannot fork meanwhile."""
+        self.used(zygote)
+        self._ask(zygote, order, "program", fds)
+
+    def _ask(
+        self,
+        zygote: ZygoteProcess,
+        order: Ping | Prepare | KillZygote,
+        answer: Pending | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        if answer is not None:
+            zygote.pending[answer] = 0
+        try:
+            zygote.channel.send(order, fds)
+        except ChannelClosedError:
+            pass  # its exit is about to arrive
+        except OSError as error:
+            self.lose(zygote, f"it cannot receive messages: {error}")
+
+    # Messages of zygotes
+
+    def _receive(self, zygote: ZygoteProcess) -> None:
+        """Read one message, which must be expected: a zygote cannot block the event loop with messages."""
+        try:
+            message, fds = zygote.channel.receive()
+        except BlockingIOError:
+            return
+        except ChannelClosedError:
+            self.lose(zygote, "it died")
+            return
+        except UNREADABLE as error:
+            self.lose(zygote, f"it sent an invalid message: {error}")
+            return
+        try:
+            self._handle(zygote, message, fds)
+        except (ValueError, OSError) as error:
+            self.lose(zygote, f"it sent an impossible message: {error}")
+        finally:
+            # The needed descriptors were removed from the list.
+            close_all(fds)
+
+    def _handle(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
+        """Handle a message; ValueError if it is unexpected or impossible."""
+        match message:
+            case Up():
+                self._settle(zygote, "up")
+                self._came_up(zygote, message, fds)
+            case Pong():
+                self._settle(zygote, "pong")
+            case ProgramReady():
+                self._settle(zygote, "program")
+                self._listener.zygote_idle(zygote)
+            case Forked(worker):
+                self._settle(zygote, worker)
+                pid = zygote.channel.sender
+                pidfd = child_of(zygote.pid or 0, pid)
+                self._listener.worker_forked(zygote, message, pidfd, _taken(fds, pid))
+            case Unforked(worker, reason):
+                self._settle(zygote, worker)
+                zygote.full = zygote.tenant is not None
+                self._listener.worker_ended(zygote, worker, None, reason)
+            case Exited(worker, status):
+                zygote.pending.pop(worker, None)
+                zygote.full = False
+                if worker not in zygote.workers.keys() | zygote.unheard:
+                    raise ValueError(f"worker {worker} is not its own")
+                zygote.unheard.discard(worker)
+                self._listener.worker_ended(zygote, worker, status)
+
+    def _settle(self, zygote: ZygoteProcess, answer: Pending) -> None:
+        if zygote.pending.pop(answer, None) is None:
+            raise ValueError(f"it was not asked for that ({answer})")
+
+    def _came_up(self, zygote: ZygoteProcess, message: Up, fds: list[int]) -> None:
+        zygote.pid = zygote.channel.sender
+        if zygote.process is None:
+            base = self.base.pid if self.base is not None else None
+            zygote.pidfd = child_of(base or 0, zygote.pid)
+        else:
+            # In its own namespaces its parent is the process that waits for it.
+            zygote.pidfd = os.pidfd_open(zygote.pid)
+        # None if the node had no free descriptor; its memory is then not counted.
+        zygote.smaps = _taken(fds, zygote.pid)
+        if zygote.tenant is None:
+            self._tell_lacks(message.uncontained)
+            self._failures = 0
+            self.up.set()
+        self._listener.zygote_idle(zygote)
+
+    def _tell_lacks(self, lacks: Iterable[str]) -> None:
+        for lack in set(lacks) - self._reported:
+            self._reported.add(lack)
+            self._log(f"workers are not fully contained here: {lack}")
+
+    # Shutdown
+
+    def end(self, zygote: ZygoteProcess) -> None:
+        """Stop a tenant's zygote that is not needed any more."""
+        self._drop(zygote)
+        self._listener.zygote_lost(zygote, in_warm_up=False)
+
+    def lose(self, zygote: ZygoteProcess, why: str) -> None:
+        """Kill a zygote and its workers if they still run; with the base zygote all others end too."""
+        if zygote not in self.every():
+            return
+        whose = "the base zygote" if zygote is self.base else f"the zygote of {zygote.tenant}"
+        self._log(f"{whose} is lost: {why}")
+        others = list(self.tenants.values()) if zygote is self.base else []
+        for each in (zygote, *others):
+            self._drop(each)
+        if zygote.tenant is None:
+            self._failures += "up" in zygote.pending
+            # Restart first, because the callbacks may ask the new base zygote to fork workers again.
+            self._restart()
+        self._listener.zygote_lost(zygote, in_warm_up="program" in zygote.pending)
+        for other in others:
+            self._listener.zygote_lost(other, in_warm_up=False)
+
+    def _drop(self, zygote: ZygoteProcess) -> None:
+        self._loop.remove_reader(zygote.channel.fileno())
+        zygote.kill()
+        if zygote.process is not None:
+            # The zygote ends with the process that waits for it.
+            zygote.process.kill()
+            zygote.process.wait()
+        if zygote.tenant is None:
+            self.base = None
+        else:
+            del self.tenants[zygote.tenant]
+            if zygote.pidfd is None and self.base is not None:
+                self._ask(self.base, KillZygote(zygote.number))
+        zygote.close()
+
+    def _restart(self) -> None:
+        """Restart at once, so that workers can be requested; with increasing delays if it fails to start."""
+        if self._failures == 0:
+            self._start_again()
+        else:
+            delay = min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
+            self._loop.call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        try:
+            if not self._closing and self.base is None:
+                self.start()
+        except OSError as error:
+            self._log(f"the base zygote cannot be started, which is tried again: {error}")
+            self._failures += 1
+            self._restart()
+
+    async def close(self) -> None:
+        """Kill all zygotes, and wait until the base zygote has ended."""
+        self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+        processes = [zygote.process for zygote in self.every() if zygote.process is not None]
+        for zygote in self.every():
+            self._loop.remove_reader(zygote.channel.fileno())
+            zygote.kill()
+            zygote.close()
+        for process in processes:
+            await asyncio.to_thread(_wait_or_kill, process)
+        self._words.close()
+        await asyncio.to_thread(self.groups.close)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    """Wait until all processes of a zygote have ended, and kill it after a while."""
+    try:
+        process.wait(GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _taken(fds: list[int], pid: int) -> int | None:
+    """Take the smaps descriptor of the process out of the list, if it was received."""
+    return fds.pop() if fds and is_smaps_of(fds[0], pid) else None

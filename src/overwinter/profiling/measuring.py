@@ -32,7 +32,7 @@ START_S = 120.0
 GONE_S = 5.0
 COLD_S = 0.05
 """A worker that was idle for this long runs once before a run counts."""
-NOBODY = RequestId(0)
+NO_REQUEST = RequestId(0)
 
 
 class DisturbedError(Exception):
@@ -145,7 +145,7 @@ class MeasuredWorker:
         self._took = []
         for _ in range(self._configuration.concurrency):
             self._begin(process)
-        await self._hear(disturbed)
+        await self._receive(disturbed)
         self._last = self._now()
         return self._took
 
@@ -153,7 +153,7 @@ class MeasuredWorker:
         self._runs += 1
         run = RunId(self._runs)
         batch = self._configuration.batch
-        slot = process.begin(run, (NOBODY,) * batch)
+        slot = process.begin(run, (NO_REQUEST,) * batch)
         buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)
         try:
@@ -170,7 +170,7 @@ class MeasuredWorker:
         self._expect()
         self._asked = asked
         self._processes.send(process, asked)
-        measured: Measured = await self._hear(disturbed)
+        measured: Measured = await self._receive(disturbed)
         return measured
 
     def _worker(self) -> WorkerProcess:
@@ -185,7 +185,7 @@ class MeasuredWorker:
             self._heard.result()
             self._heard = asyncio.get_running_loop().create_future()
 
-    async def _hear(self, disturbed: Callable[[], bool]) -> Any:
+    async def _receive(self, disturbed: Callable[[], bool]) -> Any:
         disturbed_at: Seconds | None = None
         while not self._heard.done():
             await asyncio.wait({self._heard}, timeout=POLL_S)

@@ -12,7 +12,7 @@ RUNS_MIN = 20
 """Runs of one configuration before they count against what was measured."""
 WAKES_MIN = 5
 DEVIATION = 0.2
-"""Relative difference that is told."""
+"""The relative difference from the profile that is reported."""
 EVERY_S = 60.0
 """At most this often for each function."""
 SMOOTHING = 0.1
@@ -47,7 +47,7 @@ class Observer(ServiceObserver):
         self._tell = tell
         self._seen: dict[FunctionId, dict[Configuration | None, _Seen]] = {}
         """By configuration; None: of wakes."""
-        self._told_at: dict[FunctionId, Seconds] = {}
+        self._reported_at: dict[FunctionId, Seconds] = {}
 
     def arrived(self, now: Seconds) -> None:
         """A request arrived."""
@@ -65,7 +65,7 @@ class Observer(ServiceObserver):
     def removed(self, function: FunctionId) -> None:
         """The version is gone."""
         self._seen.pop(function, None)
-        self._told_at.pop(function, None)
+        self._reported_at.pop(function, None)
 
     def _note(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
         if self._profile_of(id_) is None:
@@ -82,8 +82,8 @@ class Observer(ServiceObserver):
 
     def _compare(self, id_: FunctionId, now: Seconds) -> None:
         profile = self._profile_of(id_)
-        told_at = self._told_at.get(id_)
-        if profile is None or (told_at is not None and now - told_at < EVERY_S):
+        reported_at = self._reported_at.get(id_)
+        if profile is None or (reported_at is not None and now - reported_at < EVERY_S):
             return
         points = []
         wake_s = None
@@ -96,7 +96,7 @@ class Observer(ServiceObserver):
             if point is not None and seen.count >= RUNS_MIN and _differs(seen.mean_s, point.latency_s):
                 points.append(msgspec.structs.replace(point, latency_s=seen.mean_s))
         if points or wake_s is not None:
-            self._told_at[id_] = now
+            self._reported_at[id_] = now
             self._tell(id_, Correction(tuple(points), wake_s))
 
 

@@ -31,7 +31,7 @@ from overwinter.profiling.machine import core_count, fingerprint
 from overwinter.profiling.measuring import batch_limit
 from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
-from overwinter.profiling.rounds import Rounds
+from overwinter.profiling.rounds import TenantTurns
 from overwinter.profiling.survey import BEGINS, Survey
 
 BACKGROUND_S = 600.0
@@ -50,7 +50,7 @@ class Profiler:
         self._tasks = tasks
         self._log = parts.log
         self._machine = fingerprint()
-        self._rounds = Rounds()
+        self._rounds = TenantTurns()
         self._background: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
@@ -117,11 +117,11 @@ class Profiler:
         self._do_soon(self._correct(id_, correction), f"the profile of {id_} was not corrected")
 
     def _do_soon(self, work: Coroutine[Any, Any, object], failed: str) -> None:
-        task = self._tasks.create_task(self._told(work, failed))
+        task = self._tasks.create_task(self._reporting(work, failed))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _told(self, work: Coroutine[Any, Any, object], failed: str) -> None:
+    async def _reporting(self, work: Coroutine[Any, Any, object], failed: str) -> None:
         """Log the failure of a background measurement."""
         try:
             await work

@@ -45,7 +45,7 @@ class Quiet:
         """Wait until a measurement may run; return a mark for `disturbed`."""
         while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
             await asyncio.sleep(min(rest_s, SERVING_S))
-        while self._busy():  # noqa: ASYNC110 - nobody tells when workers and requests are all at rest
+        while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and starts
             await asyncio.sleep(POLL_S)
         return self._requests.arrivals
 

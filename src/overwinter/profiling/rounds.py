@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from overwinter.core.ids import TenantId
 
 
-class Rounds:
+class TenantTurns:
     """A lock that is passed among tenants in rotation, and among a tenant's measurements in order."""
 
     def __init__(self) -> None:

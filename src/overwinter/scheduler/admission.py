@@ -17,14 +17,14 @@ from math import inf
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, mates, memory, order, retention, victims
+from overwinter.scheduler import ahead, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.binding import begin_bind, claimed_in_line, could_fit, roomiest
+from overwinter.scheduler.binding import begin_bind, best_fit, claimed_in_line, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
-from overwinter.scheduler.idle import give_room
+from overwinter.scheduler.idle import make_room
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
@@ -70,7 +70,7 @@ def _is_left(cycle: Cycle) -> bool:
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin the function's wants one after the other, until it has none or must wait."""
-    cycle.in_hand, function.batch_at = function.spec.id, None
+    cycle.current, function.batch_at = function.spec.id, None
     going_on = True
     while going_on:
         if cycle.policy.order == "deadline" and len(function.queue) > 1 and function.has_slot:
@@ -117,10 +117,10 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     order.leave(cycle, function)
     if send.late and function.spec.settings.late == "refuse" and not function.family.best_effort:
         _shed(cycle, function, send)
-    parts = mates.take(cycle, function, send)
+    parts = shared_runs.take(cycle, function, send)
     if parts:
         overdue_at = begin_run(cycle, send.worker, parts)
-        if mates.is_suspect(parts[0].function):
+        if shared_runs.is_suspect(parts[0].function):
             # Arm a timer for the overdue time, when other functions need not wait for this run any longer.
             cycle.timers.arm(send.worker.id, overdue_at)
     return True
@@ -158,7 +158,7 @@ def _give_cores(cycle: Cycle) -> None:
             late_first = function.spec.id not in line.hopeful or order.is_turn_of_late(line.given)
             line.given += 1
         else:
-            function = order.in_a_hurry(cycle)
+            function = order.urgent(cycle)
             if function is None:
                 break
         order.leave(cycle, function)
@@ -209,7 +209,7 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_room: bool) -> None:
     """Join the line for places, unless the want would not fit if all others left: then the function waits for the runs
-    of its own workers, whose ends mark it, and nobody waits behind it.
+    of its own workers, whose ends mark it, and no other function waits behind it.
     """
     function.starts, function.lacks_room = starts, lacks_room
     if could_fit(cycle, function):
@@ -233,7 +233,7 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
     """Start workers of these configurations while resources allow and no other function is before this one; return
     their number.
     """
-    if function.spec.id == cycle.state.giving_back:
+    if function.spec.id == cycle.state.releasing:
         return 0
     for started, point in enumerate(points):
         if order.is_behind(cycle, function) or not _fits(cycle, function, cycle.resources.of_start(point)):
@@ -273,7 +273,7 @@ def _give_places(cycle: Cycle) -> None:
     """Begin the want of the first function in the queue if there is a place, otherwise make one."""
     may_leave, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
-        if function.lacks_room and roomiest(function) is None:
+        if function.lacks_room and best_fit(function) is None:
             # Another function took the slot.
             _look_again(cycle, function)
             return
@@ -324,13 +324,13 @@ def _stop_excessive(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     if idle.worker is None:
         memory.outgrew(cycle, excessive)
     else:
-        give_room(cycle, idle.worker)
+        make_room(cycle, idle.worker)
     return True
 
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Drain a worker to make a place, or first stop a process forked in advance; False: nothing may be stopped now."""
-    if ahead.give_room(cycle, function, wanted):
+    if ahead.make_room(cycle, function, wanted):
         return True
     victim = victims.for_place(cycle, function, wanted)
     if victim.worker is None:
@@ -338,7 +338,7 @@ def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
             cycle.timers.arm("places", victim.at)
         return False
     if victim.worker.is_idle:
-        give_room(cycle, victim.worker)
+        make_room(cycle, victim.worker)
         return True
     other = victim.worker.tenant != function.spec.tenant
     until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None

@@ -72,7 +72,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
         return None
     need.failures = 0
     del cycle.state.ahead[found.id]
-    cycle.ledger.give_back(worker_owner(found.id))
+    cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
     message = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
     cycle.decide(function, "ahead", message)
@@ -88,7 +88,7 @@ def look_at(cycle: Cycle, at: float) -> None:
         cycle.timers.arm(KEY, at)
 
 
-def look(cycle: Cycle) -> None:
+def check(cycle: Cycle) -> None:
     """Stop processes that are not needed, and fork one more if no function has to wait for it."""
     if not cycle.ahead_due:
         return
@@ -210,7 +210,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> bool:
     _end_start(cycle, found)
     if not found.stopping:
         _fail(cycle, found)
-    cycle.ledger.give_back(worker_owner(found.id))
+    cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
     cycle.places_changed = cycle.ahead_due = True
     forget_tenant(cycle, found.tenant)
@@ -265,7 +265,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
     return next(iter(found), None)
 
 
-def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+def make_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Stop a process for what a function wants; False: no process would help."""
     found = victim(cycle, function, wanted)
     if found is not None:
@@ -273,7 +273,7 @@ def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     return found is not None
 
 
-def give_back(cycle: Cycle, nbytes: float) -> int:
+def release(cycle: Cycle, nbytes: float) -> int:
     """Stop processes until this many bytes are freed, or none is left; return the freed bytes. None is forked for a
     while.
     """

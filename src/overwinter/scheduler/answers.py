@@ -18,7 +18,7 @@ def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
     """Remove an answered or cancelled request; None if it was already removed."""
     request = cycle.state.requests.pop(id_, None)
     if request is not None:
-        cycle.ledger.give_back(request_owner(id_))
+        cycle.ledger.release(request_owner(id_))
         forget_tenant(cycle, request.tenant)
     return request
 

@@ -43,7 +43,7 @@ def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
 
-def roomiest(function: Function) -> Worker | None:
+def best_fit(function: Function) -> Worker | None:
     """Return the worker with a free slot in which a bind would add the least private memory."""
     return min(_free(function), key=lambda each: (_growth(function, each), each.id), default=None)
 
@@ -51,7 +51,7 @@ def roomiest(function: Function) -> Worker | None:
 def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
     """Return the claim of what a function in the queue for places waits for: memory for a bind, or a worker."""
     if function.lacks_room:
-        worker = roomiest(function)
+        worker = best_fit(function)
         return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
     return cycle.resources.of_start(function.starts or function.latency.usual)
 
@@ -108,7 +108,7 @@ def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
         return
     victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
-        idle.give_room(cycle, victim)
+        idle.make_room(cycle, victim)
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:

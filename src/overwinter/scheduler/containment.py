@@ -1,6 +1,6 @@
 """Contains failures of policies: when a policy fails on one function, only that function is taken out of service.
 
-Policies change no table. Each is called through `asked`, which has a default answer in case the policy fails, and
+Policies change no table. Each is called through `call_policy`, which has a default answer in case the policy fails, and
 remembers the function. The tables are consistent at any such moment, and at the end of the step the function is
 unloaded with the reason, as if by its owner. Any other failure ends the node.
 """
@@ -15,18 +15,18 @@ from overwinter.scheduler.state import Function, State
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """The exceptions that a policy may raise on unexpected numbers."""
 
-Asked = ParamSpec("Asked")
-Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def asked(
+def call_policy(
     state: State,
     function: Function,
-    otherwise: Answer,
-    policy: Callable[Asked, Answer],
-    *args: Asked.args,
-    **kwargs: Asked.kwargs,
-) -> Answer:
+    otherwise: Result,
+    policy: Callable[Arguments, Result],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
     """Return a policy's answer about a function, or `otherwise` if the policy fails."""
     try:
         return policy(*args, **kwargs)
@@ -38,7 +38,7 @@ def asked(
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
     """Expected seconds of a run; None: unknown."""
     try:
-        # A copy of `asked` without its overhead, because this is called most often.
+        # A copy of `call_policy` without its overhead, because this is called most often.
         return function.latency.latency_s(point, batch)
     except FAILURES as error:
         remember(state, function.spec.id, error)
@@ -49,7 +49,7 @@ def joint_s(state: State, function: Function, point: Point, counts: Sequence[int
     """Return the same for a shared run that the function leads, with these numbers of requests of each function."""
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
-    return asked(state, function, None, function.latency.joint_s, point, counts, function.own)
+    return call_policy(state, function, None, function.latency.joint_s, point, counts, function.own)
 
 
 def remember(state: State, function: FunctionId, error: Exception) -> None:

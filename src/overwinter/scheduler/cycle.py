@@ -58,12 +58,12 @@ class Cycle:
         """Whether a worker ended or may be stopped, or another function waits for a place."""
         self.bytes_changed = False
         """Whether bytes of a host store are or may become free, or another function waits for them."""
-        self.in_hand: FunctionId | None = None
+        self.current: FunctionId | None = None
         """The function that is being handled, if there is one."""
 
     def begin(self, now: Seconds) -> None:
         """Begin to handle the next event."""
-        self.now, self.actions, self.in_hand = now, [], None
+        self.now, self.actions, self.current = now, [], None
         self.cores_changed = self.places_changed = self.bytes_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:

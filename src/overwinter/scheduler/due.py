@@ -8,7 +8,7 @@ from typing import get_args
 
 from overwinter.core.actions import StopWorker
 from overwinter.core.ids import FunctionId, WorkerId
-from overwinter.scheduler import ahead, deaths, families, functions, mates
+from overwinter.scheduler import ahead, families, functions, shared_runs, worker_exits
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
@@ -22,7 +22,7 @@ from overwinter.scheduler.timers import Key
 LINES: tuple[Line, ...] = get_args(Line)
 
 
-def look(cycle: Cycle) -> None:
+def check(cycle: Cycle) -> None:
     """Handle all timers that are due."""
     state = cycle.state
     for key in cycle.timers.pop_due(cycle.now):
@@ -41,7 +41,7 @@ def look(cycle: Cycle) -> None:
             ahead.hung(cycle, WorkerId(key))
 
 
-def look_at_lines(cycle: Cycle) -> None:
+def check_lines(cycle: Cycle) -> None:
     """Handle the queues whose time has come, even if the alarm has not fired yet."""
     for line in LINES:
         at = cycle.timers.at(line)
@@ -62,7 +62,7 @@ def _line(cycle: Cycle, line: Key) -> None:
 
 def _function(cycle: Cycle, function: Function) -> None:
     """Refuse requests past their deadline; check the rate; unbind or release what is unused; restart after backoff."""
-    cycle.in_hand, now = function.spec.id, cycle.now
+    cycle.current, now = function.spec.id, cycle.now
     for request in [each for each in cycle.state.open_requests(function) if each.deadline <= now]:
         if request.id in function.queue:
             function.queue.remove(request.id)
@@ -92,7 +92,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
         if binding.leaving and binding.until is not None and binding.until <= now:
             _refuse_runs(cycle, worker, binding.function)
             binding.until = None
-    if mates.is_stuck(cycle, worker):
+    if shared_runs.is_stuck(cycle, worker):
         families.mark(cycle, worker.family)
     at = _must_end_at(cycle, worker)
     if now < at:
@@ -187,4 +187,4 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
     for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
         functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")
     for function in {each.spec.id: each for each in alone}.values():
-        deaths.quarantine(cycle, function)
+        worker_exits.quarantine(cycle, function)

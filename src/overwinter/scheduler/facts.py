@@ -38,7 +38,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
-from overwinter.scheduler import ahead, deaths, families, functions, mates, memory
+from overwinter.scheduler import ahead, families, functions, memory, shared_runs, worker_exits
 from overwinter.scheduler.answers import (
     close_request,
     open_request,
@@ -48,7 +48,7 @@ from overwinter.scheduler.answers import (
 )
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
 from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, smoothed, stop, time_slice_s
@@ -57,7 +57,7 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.retention import evict
 from overwinter.scheduler.sizing import count_arrival
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import winnable_bytes
+from overwinter.scheduler.victims import evictable_bytes
 
 
 def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
@@ -79,7 +79,7 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
             _bind_failed(cycle, event)
         case WorkerExited():
             if not ahead.exited(cycle, event):
-                deaths.worker_exited(cycle, event)
+                worker_exits.worker_exited(cycle, event)
         case Cancelled(request):
             _cancelled(cycle, request)
         case BlocksLoaded():
@@ -87,7 +87,7 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
         case LoadFailed():
             _load_failed(cycle, event)
         case Deployed():
-            cycle.in_hand = event.function.id
+            cycle.current = event.function.id
             functions.deploy(cycle, event)
         case Removed(id_):
             functions.remove(cycle, id_)
@@ -108,7 +108,7 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
             if id_ in cycle.state.functions:
                 cycle.state.functions[id_].forecast = rate
         case MemoryPressure(nbytes):
-            memory.give_back(cycle, nbytes)
+            memory.release(cycle, nbytes)
         case MemoryMeasured():
             memory.measured(cycle, event)
         case HostCapacityMeasured(nbytes):
@@ -124,7 +124,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     function = _named(cycle, event)
     if function is None:
         return
-    cycle.in_hand, spec, now = function.spec.id, function.spec, cycle.now
+    cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
         refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, spec.id)
         return
@@ -144,7 +144,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     queueing.insert(function.queue, request, cycle.state.requests)
     cycle.timers.arm(spec.id, deadline)
     cycle.mark(function)
-    mates.changed(cycle, function)
+    shared_runs.changed(cycle, function)
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
@@ -166,7 +166,7 @@ def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     if function is not None and id_ in function.queue:
         function.queue.remove(id_)
         cycle.mark(function)
-        mates.changed(cycle, function)
+        shared_runs.changed(cycle, function)
 
 
 def _run_ended(cycle: Cycle, event: RunEnded) -> None:
@@ -174,7 +174,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if worker is None or event.run not in worker.runs:
         return
     run = end_run(cycle, worker, event.run)
-    cycle.in_hand, whose = run.function.spec.id, run.functions
+    cycle.current, whose = run.function.spec.id, run.functions
     failures = {failure.request: failure for failure in event.failures}
     for part in run.parts:
         _answer(cycle, part, failures)
@@ -189,7 +189,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
         # After a failure the run was repeated for each function, so its time says nothing about a shared run.
         if len(counts) == 1 or not failures:
-            asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
+            call_policy(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
         else:
             trunk.sharing.count(several=True)
         _prepare(cycle, function, spent_s)
@@ -236,7 +236,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     family.start_s = smoothed(family.start_s, cycle.now - worker.start.began)
     end_start(cycle, worker)
     worker.since = worker.ready_at = cycle.now
-    cycle.in_hand, function.lost = function.spec.id, False
+    cycle.current, function.lost = function.spec.id, False
     if worker.drain is None:
         tenant = cycle.state.tenants[worker.tenant]
         heappush(tenant.slices, (cycle.now + time_slice_s(function), worker.id))
@@ -261,7 +261,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
     if binding.leaving or function.removed:
         unbind_if_done(cycle, worker, binding)
     else:
-        cycle.in_hand = function.spec.id
+        cycle.current = function.spec.id
         if function.announce:
             functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
@@ -284,7 +284,7 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
     else:
         worker.refuses.add(event.function)
     if not function.removed:
-        cycle.in_hand = function.spec.id
+        cycle.current = function.spec.id
         cycle.mark(function)
     _look_after(cycle, worker, function)
     _mark_others(cycle, worker, function)
@@ -348,7 +348,7 @@ def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
         return
     release(cycle, function)
     missing, is_full = missing_bytes(cycle, function), event.error == "NoSpaceError" and not function.load_again
-    may_do = is_full and missing <= winnable_bytes(cycle, function)
+    may_do = is_full and missing <= evictable_bytes(cycle, function)
     function.load_again = may_do and evict(cycle, missing, function)
     if function.load_again:
         # The tmpfs is fuller than the tables say, but the evicted bytes may suffice.

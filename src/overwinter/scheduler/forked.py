@@ -21,7 +21,7 @@ class ForkedAhead(msgspec.Struct, eq=False):
     start: Operation | None
     """The start operation; None when it waits."""
     stopping: bool = False
-    """Whether it was told to stop; its exit is awaited."""
+    """Whether it is stopping; its exit is awaited."""
 
 
 class Need(msgspec.Struct):

@@ -165,8 +165,8 @@ def _let_go(cycle: Cycle, function: Function, why: str) -> None:
     state = cycle.state
     cycle.timers.disarm(function.spec.id)
     order.leave(cycle, function)
-    if function.spec.id == state.giving_back:
-        state.giving_back, cycle.bytes_changed = None, True
+    if function.spec.id == state.releasing:
+        state.releasing, cycle.bytes_changed = None, True
     for worker in list(function.workers.values()):
         let_go(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
     release(cycle, function)

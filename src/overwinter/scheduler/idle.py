@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies.worker_eviction import RULES, Idle
@@ -33,7 +33,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
     cost_s = start_s + family.bind_s * (len(worker.bound) - 1)
     # The uses of a family are divided among its workers.
     idle = Idle(cycle.now, cycle.clock, family.uses / len(family.workers), cost_s, worker.nbytes)
-    return asked(cycle.state, _any_of(worker), 0.0, RULES[cycle.policy.worker_eviction], idle)
+    return call_policy(cycle.state, _any_of(worker), 0.0, RULES[cycle.policy.worker_eviction], idle)
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
@@ -47,7 +47,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
     return sorted(idle, key=attrgetter("value", "since", "id"))
 
 
-def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
+def make_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
     cycle.clock = max(cycle.clock, worker.value)
     why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"

@@ -243,7 +243,7 @@ def _check_lines(cycle: Cycle) -> None:
         # function took its slot there, it leaves the queue at its turn.
         runs_on = function.line == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
-        assert id_ != state.giving_back, f"{id_} waits in a queue while it is drained for its bytes"
+        assert id_ != state.releasing, f"{id_} waits in a queue while it is drained for its bytes"
         assert function.line == "cores" or function.loaded == (function.line == "places"), (
             f"{id_} waits in the wrong queue, {function.line}"
         )
@@ -304,7 +304,7 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
     free = [worker.id for worker in function.slots()]
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
-    waits = cycle.now < function.backoff_until or id_ == cycle.state.giving_back
+    waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
     host = worker_to_bind_in(cycle, function)
     if host is not None and not function.on_trial and not waits:
         assert function.is_starting or function.loading is not None, (

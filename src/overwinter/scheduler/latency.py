@@ -15,7 +15,7 @@ from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import Address, FunctionId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Configuration, Point, between
-from overwinter.scheduler.sharing import Sharing
+from overwinter.scheduler.sharing_costs import Sharing
 
 WORKER_BYTES = 16 << 20
 """The private memory that is assumed for an unmeasured worker."""

@@ -121,7 +121,7 @@ class Ledger:
             entry.claim = {**entry.claim, resource: amount}
             resource._add(entry, amount - before)
 
-    def give_back(self, owner: Owner) -> None:
+    def release(self, owner: Owner) -> None:
         """Remove the owner and its claim."""
         entry = self._entries.pop(owner, None)
         if entry is None:

@@ -25,7 +25,7 @@ from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
-from overwinter.scheduler.retention import give_back_blocks, give_back_idle
+from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.victims import OWN_S, may_give
 
@@ -52,7 +52,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     cycle.actions += [StopWorker(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
     over -= ahead.leaving_bytes(cycle)
-    over -= ahead.give_back(cycle, over)
+    over -= ahead.release(cycle, over)
     over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
         over -= excessive.nbytes
@@ -68,17 +68,17 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
         if won < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
             won += worker.nbytes
-            idle.give_room(cycle, worker, kill=True)
+            idle.make_room(cycle, worker, kill=True)
     return won
 
 
-def give_back(cycle: Cycle, nbytes: int) -> None:
+def release(cycle: Cycle, nbytes: int) -> None:
     """Release memory because the machine is short of it: stop processes forked in advance, then drop unheld blocks,
     then stop idle workers, then workers far beyond their need.
     """
-    won = ahead.give_back(cycle, nbytes)
-    won += give_back_blocks(cycle, nbytes - won)
-    won += give_back_idle(cycle, nbytes - won)
+    won = ahead.release(cycle, nbytes)
+    won += release_blocks(cycle, nbytes - won)
+    won += release_idle(cycle, nbytes - won)
     while won < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
         if not is_far_beyond(excessive):
             return
@@ -127,8 +127,8 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
     """Kill a worker that exceeds the available memory. Its requests are refused, because a retry would take as much. If
     its excess is small, they are retried as after any death.
     """
-    why, had = _told(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
-    cycle.in_hand, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
+    why, had = _reason(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
+    cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
     for function in had:
         if not function.removed:
             cycle.decide(function, "stop", why)
@@ -163,7 +163,7 @@ def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
         families.mark(cycle, family)
 
 
-def _told(worker: Worker, limit: int | None) -> str:
+def _reason(worker: Worker, limit: int | None) -> str:
     """Why a worker is stopped, and what can be done."""
     most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
     return (

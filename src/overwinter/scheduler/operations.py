@@ -205,7 +205,7 @@ def end_worker(cycle: Cycle, worker: Worker) -> None:
     end_start(cycle, worker)
     for owner in _under_way(worker):
         end(cycle, owner)
-    cycle.ledger.give_back(worker_owner(worker.id))
+    cycle.ledger.release(worker_owner(worker.id))
     _leave_tenant(cycle, worker)
     del cycle.state.workers[worker.id], worker.family.workers[worker.id]
     for binding in worker.bound.values():
@@ -288,6 +288,6 @@ def _free_cores(cycle: Cycle, owner: Owner) -> None:
 
 def end(cycle: Cycle, owner: Owner) -> None:
     """An operation ended: release its claim."""
-    cycle.ledger.give_back(owner)
+    cycle.ledger.release(owner)
     if cycle.state.holding.pop(owner, None) is not None:
         cycle.cores_changed = True

@@ -121,7 +121,7 @@ def first_for_cores(cycle: Cycle) -> Function | None:
     return hopeful
 
 
-def in_a_hurry(cycle: Cycle) -> Function | None:
+def urgent(cycle: Cycle) -> Function | None:
     """The function whose first request justifies one run more than there are cores, or None."""
     cores, now, state = cycle.resources.cores, cycle.now, cycle.state
     if cores.taken > cycle.cores:

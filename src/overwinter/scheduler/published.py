@@ -1,6 +1,6 @@
 """What other parts may know of a scheduler: each answer is made when it is asked for, and never changes.
 
-The tables change with every event. So nobody else reads them: who asks, on the loop's thread, gets a copy of the few
+The tables change with every event. So no other part reads them: a reader on the loop's thread gets a copy of the few
 facts that he needs. Other threads read only `calm`, which the loop writes.
 """
 

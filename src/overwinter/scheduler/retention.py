@@ -11,7 +11,7 @@ from overwinter.core.ids import Seconds
 from overwinter.scheduler import families, idle, victims
 from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies import keepalive
@@ -24,8 +24,8 @@ def settle(cycle: Cycle, function: Function) -> None:
     families.note(function)
     if family.workers:
         _settle_workers(cycle, family)
-    if not function.workers and function.spec.id == cycle.state.giving_back:
-        _give_back(cycle, function)
+    if not function.workers and function.spec.id == cycle.state.releasing:
+        _release(cycle, function)
     if _is_unused(function):
         _settle_blocks(cycle, function)
     elif function.loaded:
@@ -56,7 +56,7 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
     now, policy = float(cycle.now), cycle.policy
     if policy.keep_alive == "history":
         ends = [
-            asked(cycle.state, each.function, now, keepalive.by_history, worker, each.function, policy)
+            call_policy(cycle.state, each.function, now, keepalive.by_history, worker, each.function, policy)
             for each in worker.bound.values()
         ]
         return max(ends, default=now)
@@ -66,7 +66,7 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
     return worker.since + worker.keeps_s
 
 
-def give_back_idle(cycle: Cycle, nbytes: int) -> int:
+def release_idle(cycle: Cycle, nbytes: int) -> int:
     """Unbind functions that are bound with others and unused for long, because a bind is cheap; then stop idle workers;
     until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
@@ -77,7 +77,7 @@ def give_back_idle(cycle: Cycle, nbytes: int) -> int:
     for worker in idle.in_order(cycle.state.tenants.values()) if won < nbytes else ():
         if won < nbytes:
             won += worker.nbytes
-            idle.give_room(cycle, worker)
+            idle.make_room(cycle, worker)
     return won
 
 
@@ -137,7 +137,7 @@ def end_window(cycle: Cycle, function: Function) -> None:
     """Release the function if that time has come."""
     ends = window_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
-        evict_blocks_of(cycle, function, f"nobody used it for {cycle.now - function.used:.0f} s")
+        evict_blocks_of(cycle, function, f"it was not used for {cycle.now - function.used:.0f} s")
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
@@ -152,7 +152,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
     return True
 
 
-def give_back_blocks(cycle: Cycle, nbytes: int) -> int:
+def release_blocks(cycle: Cycle, nbytes: int) -> int:
     """Evict unused blocks, until this many bytes are freed or nothing is left; returns the freed bytes."""
     before = host_bytes(cycle)
     evict(cycle, nbytes, None)
@@ -162,23 +162,23 @@ def give_back_blocks(cycle: Cycle, nbytes: int) -> int:
 def drain_for_bytes(cycle: Cycle) -> None:
     """Drain a function in use, so that its bytes become free for waiting functions, one at a time."""
     state = cycle.state
-    if state.giving_back is not None:
+    if state.releasing is not None:
         return
     function, at = victims.in_use(cycle)
     if function is None:
         if at < inf:
             cycle.timers.arm("bytes", at)
         return
-    state.giving_back = function.spec.id
+    state.releasing = function.spec.id
     for worker in list(function.workers.values()):
         let_go(cycle, worker, function, "its time slice is over, and others wait for its bytes")
     cycle.mark(function)
 
 
-def _give_back(cycle: Cycle, function: Function) -> None:
+def _release(cycle: Cycle, function: Function) -> None:
     """The function's last worker ended: release its blocks too, if other functions wait for their space."""
     state = cycle.state
-    state.giving_back = None
+    state.releasing = None
     if state.bytes and function.loaded:
         evict_blocks_of(cycle, function, "others wait for room in the host store, and its time slice is over")
     cycle.bytes_changed = True

@@ -35,9 +35,9 @@ class Scheduler:
         return self.cycle.resources
 
     @property
-    def in_hand(self) -> FunctionId | None:
+    def current(self) -> FunctionId | None:
         """The function that the current event concerns, if there is one."""
-        return self.cycle.in_hand
+        return self.cycle.current
 
     def handle(self, event: Event, now: Seconds) -> list[Action]:
         """Return the actions for `event`, in order."""
@@ -45,14 +45,14 @@ class Scheduler:
         cycle.begin(now)
         facts.apply(cycle, event)
         if isinstance(event, Alarm):
-            due.look(cycle)
+            due.check(cycle)
         elif cycle.timers.is_due(now):
-            due.look_at_lines(cycle)
+            due.check_lines(cycle)
         admit(cycle)
         while cycle.state.faults:
             contain(cycle)
             admit(cycle)
-        ahead.look(cycle)
+        ahead.check(cycle)
         alarm = cycle.timers.next_alarm()
         if alarm is not None:
             cycle.actions.append(SetAlarm(alarm))

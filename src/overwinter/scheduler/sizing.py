@@ -12,7 +12,7 @@ import msgspec
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Configuration, Point
 from overwinter.scheduler.blocks import missing_bytes
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies import keepalive
@@ -41,7 +41,7 @@ def end_period(cycle: Cycle, family: Family) -> Scaled | None:
     scaled: Scaled | None = None
     if family.latency.points and any(not worker.stopping for worker in family.workers.values()):
         function = next_to_start(cycle, family) or family.lead
-        scaled = asked(cycle.state, function, Scaled(), _by_rate, cycle, function)
+        scaled = call_policy(cycle.state, function, Scaled(), _by_rate, cycle, function)
     if any(family.rates) or _is_watched(cycle, family):
         family.look_at = Seconds(cycle.now + cycle.policy.period_s)
     return scaled
@@ -91,7 +91,7 @@ def expected_rate(cycle: Cycle, family: Family) -> float:
     return cycle.predict(family.rates) if family.rates else 0.0
 
 
-def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
+def report_best_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
     """Record whether a configuration meets the SLO."""
     family, slo_ms = function.family, function.family.slo_ms
     best_effort = best_effort and slo_ms is not None
@@ -105,7 +105,7 @@ def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
 def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
     """Return the configurations of the workers to start for waiting requests, at least one."""
     usual = (function.latency.usual.configuration,)
-    configurations = asked(cycle.state, function, usual, _wanted_configurations, cycle, function)
+    configurations = call_policy(cycle.state, function, usual, _wanted_configurations, cycle, function)
     return [function.latency.point(configuration) for configuration in configurations]
 
 
@@ -123,7 +123,7 @@ def _wanted_configurations(cycle: Cycle, function: Function) -> Sequence[Configu
     else:
         rate += _backlog(cycle, function)
     scaled = cycle.scaler(_demand(cycle, function, rate))
-    tell_effort(cycle, function, scaled.best_effort)
+    report_best_effort(cycle, function, scaled.best_effort)
     return scaled.start or usual
 
 
@@ -145,7 +145,7 @@ def _first(cycle: Cycle, function: Function) -> Configuration:
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
-        tell_effort(cycle, function, scaled.best_effort)
+        report_best_effort(cycle, function, scaled.best_effort)
         latency.first = scaled.start[0] if scaled.start else latency.usual.configuration
         point = latency.point(latency.first)
         alone = latency.latency_s(point, 1)
@@ -163,7 +163,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
         if worker.point.configuration == family.latency.first:
             return None
     scaled = cycle.scaler(_demand(cycle, function, rate))
-    tell_effort(cycle, function, scaled.best_effort)
+    report_best_effort(cycle, function, scaled.best_effort)
     return scaled
 
 

@@ -43,7 +43,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     workers: tuple[WorkerId, ...]
     queued: int
     fault: str
-    """Why it is out of service, though nobody unloaded it."""
+    """Why it is out of service, though it was not unloaded."""
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):

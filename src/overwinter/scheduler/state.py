@@ -22,7 +22,7 @@ from overwinter.core.ids import (
 )
 from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
-from overwinter.scheduler.coreline import CoreLine
+from overwinter.scheduler.core_line import CoreLine
 from overwinter.scheduler.forked import ForkedAhead, Need
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
@@ -78,7 +78,7 @@ class Worker(msgspec.Struct):
     start: Operation | None = None
     """The start operation; None when it is ready."""
     stopping: bool = False
-    """Whether it was told to stop; its exit is awaited."""
+    """Whether it is stopping; its exit is awaited."""
     runs: dict[RunId, Operation] = msgspec.field(default_factory=dict)
     drain: Drain | None = None
     ready_at: Seconds = Seconds(0.0)
@@ -368,7 +368,7 @@ class State(msgspec.Struct):
     """The tenants with a function that waits for a place for a worker."""
     bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a host store, the longest waiting first."""
-    giving_back: FunctionId | None = None
+    releasing: FunctionId | None = None
     """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
     """The functions on which a policy failed in this step, with the error."""

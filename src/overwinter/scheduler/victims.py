@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, StoreName, TenantId, WorkerId
 from overwinter.scheduler import ahead
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
@@ -224,7 +224,7 @@ def in_use(cycle: Cycle) -> tuple[Function | None, float]:
     return (first if at <= cycle.now else None), at
 
 
-def winnable_bytes(cycle: Cycle, keep: Function | None) -> int:
+def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
     """The bytes that evicting all unused functions would free."""
     leaving: dict[StoreName, Counter[Address]] = {}
     for function in _unused(cycle, keep):
@@ -266,7 +266,7 @@ def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | N
     for each in functions:
         first = first or each
         if state.residents(each).exclusive(each.sizes):
-            values[each.spec.id] = asked(state, each, 0.0, rule, _candidate(cycle, each))
+            values[each.spec.id] = call_policy(state, each, 0.0, rule, _candidate(cycle, each))
         if len(values) == CANDIDATES:
             break
     return state.functions[min(values, key=values.__getitem__)] if values else first

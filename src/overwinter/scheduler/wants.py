@@ -7,9 +7,9 @@ from math import inf
 
 import msgspec
 
-from overwinter.scheduler import mates
-from overwinter.scheduler.binding import roomiest, worker_to_bind_in
-from overwinter.scheduler.containment import asked
+from overwinter.scheduler import shared_runs
+from overwinter.scheduler.binding import best_fit, worker_to_bind_in
+from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
 from overwinter.scheduler.policies.batching import Send, Step, Wait
@@ -52,7 +52,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     if function.queue:
         slots = function.slots()
         if slots:
-            return asked(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
+            return call_policy(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
     if not _may_wake(cycle, function):
         return None
     if _wants_bind(function):
@@ -64,7 +64,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
             return LOAD_BLOCKS
     if _needs_worker_now(cycle, function):
         return FORK if function.loaded else LOAD_BLOCKS
-    if function.queue and _wants_bind(function) and roomiest(function) is not None:
+    if function.queue and _wants_bind(function) and best_fit(function) is not None:
         return ROOM if function.loaded else LOAD_BLOCKS
     return None
 
@@ -76,7 +76,7 @@ def wants_place(cycle: Cycle, function: Function) -> bool:
 
 def _may_wake(cycle: Cycle, function: Function) -> bool:
     may_not = function.loading is not None or cycle.now < function.backoff_until
-    return not may_not and function.spec.id != cycle.state.giving_back
+    return not may_not and function.spec.id != cycle.state.releasing
 
 
 def _wants_bind(function: Function) -> bool:
@@ -89,7 +89,7 @@ def _wants_bind(function: Function) -> bool:
 def _needs_worker_now(cycle: Cycle, function: Function) -> bool:
     if function.wants_wake:
         return not function.is_starting
-    return bool(function.queue) and asked(cycle.state, function, False, needs_worker, cycle, function)
+    return bool(function.queue) and call_policy(cycle.state, function, False, needs_worker, cycle, function)
 
 
 def needs_worker(cycle: Cycle, function: Function) -> bool:
@@ -139,7 +139,7 @@ def _is_lost(cycle: Cycle, worker: Worker) -> bool:
     slower pace for as long as others compute.
     """
     drains_for_long = worker.drain is not None and worker.drain.until is None
-    return drains_for_long or mates.is_stuck(cycle, worker)
+    return drains_for_long or shared_runs.is_stuck(cycle, worker)
 
 
 def _cores_in_use(cycle: Cycle) -> int:
@@ -150,20 +150,20 @@ def _cores_in_use(cycle: Cycle) -> int:
 def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Step:
     slo_ms, latency, requests = function.spec.settings.slo_ms, function.latency, cycle.state.requests
     if slo_ms is None or (latency.run_s is None and not latency.points):
-        return batching.at_once(len(function.queue) + mates.counted(cycle, function, slots, 0.0, inf), slots)
+        return batching.at_once(len(function.queue) + shared_runs.counted(cycle, function, slots, 0.0, inf), slots)
     first = requests[function.queue[0]].arrived
     if len(function.queue) > 1:
         # A request with a priority may have arrived after those behind it.
         next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
         first = min(requests[id_].arrived for id_ in next_ones)
     waited_s, slo_s = cycle.now - first, slo_ms / 1000
-    joined = mates.counted(cycle, function, slots, waited_s, slo_s)
+    joined = shared_runs.counted(cycle, function, slots, waited_s, slo_s)
     waiting = batching.Waiting(
         count=len(function.queue) + joined,
         waited_s=waited_s,
         slo_s=slo_s,
         latency=(
-            partial(mates.expected_s, cycle, function)
+            partial(shared_runs.expected_s, cycle, function)
             if joined
             else lambda worker, count: latency.latency_s(worker.point, count) or 0.0
         ),

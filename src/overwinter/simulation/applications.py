@@ -29,7 +29,7 @@ class ApplicationOutcomes(Outcomes):
         return dues(self.application.stages, self.application.slo_ms, self._slos, arrived)
 
 
-class Passage:
+class ApplicationRequest:
     """One open request of an application."""
 
     def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counts: bool) -> None:
@@ -71,7 +71,7 @@ class Applications:
         self._tallies = {application.name: ApplicationOutcomes(application, slos) for application in applications}
         self._ids = ids
         self._settle_s = settle_s
-        self._open: dict[RequestId, tuple[Passage, str]] = {}
+        self._open: dict[RequestId, tuple[ApplicationRequest, str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tallies
@@ -83,7 +83,7 @@ class Applications:
 
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
         """Start a request of an application: return the requests of its first stages."""
-        passage = Passage(self._tallies[name], now, now >= self._settle_s)
+        passage = ApplicationRequest(self._tallies[name], now, now >= self._settle_s)
         passage.tally.requests += passage.counts
         return self._step(passage, Started(), now)
 
@@ -105,7 +105,7 @@ class Applications:
         """By application."""
         return {name: tally.request_figures() for name, tally in self._tallies.items()}
 
-    def _step(self, passage: Passage, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
+    def _step(self, passage: ApplicationRequest, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
         events: list[Arrived | Cancelled] = []
         for order in step(passage.request, event, now):
             match order:

@@ -13,7 +13,7 @@ from overwinter.telemetry.report import Report
 COPIES_MAX = 1 << 14
 
 
-class Tried(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True):
     """A number of copies, and its result."""
 
     copies: int
@@ -31,11 +31,11 @@ class Capacity(msgspec.Struct, frozen=True):
     functions: int
     report: Report | None
     """The report with the most copies that fit."""
-    tried: tuple[Tried, ...]
+    attempts: tuple[Attempt, ...]
 
 
 def capacity(
-    scenario: Scenario, target: float, base: Path = Path(), observe: Callable[[Tried], None] | None = None
+    scenario: Scenario, target: float, base: Path = Path(), observe: Callable[[Attempt], None] | None = None
 ) -> Capacity:
     """Double the copies until the attainment is missed, then bisect, assuming that attainment falls with copies.
 
@@ -43,7 +43,7 @@ def capacity(
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")
-    tried: list[Tried] = []
+    attempts: list[Attempt] = []
     best: Report | None = None
 
     def fits(copies: int) -> bool:
@@ -53,9 +53,9 @@ def capacity(
         if attained is None:
             raise CallerError("no request comes within duration_s, so there is no attainment to reach")
         good = attained >= target and report.total.lost == 0
-        tried.append(Tried(copies, len(report.functions), attained, good))
+        attempts.append(Attempt(copies, len(report.functions), attained, good))
         if observe is not None:
-            observe(tried[-1])
+            observe(attempts[-1])
         best = report if good else best
         return good
 
@@ -67,4 +67,4 @@ def capacity(
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (middle, many) if fits(middle) else (few, middle)
-    return Capacity(target, few, 0 if best is None else len(best.functions), best, tuple(tried))
+    return Capacity(target, few, 0 if best is None else len(best.functions), best, tuple(attempts))

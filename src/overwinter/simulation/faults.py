@@ -5,7 +5,7 @@ from random import Random
 from overwinter.simulation.scenario import Faults
 
 
-class Chance:
+class FaultModel:
     """Draws the faults of a scenario. A fault with rate 0 draws no random number."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from math import inf
 
-TELLINGS = 10
+FORECASTS = 10
 """How often it sends a forecast in each period, because it does not know when the scheduler decides."""
 
 
@@ -17,7 +17,7 @@ def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float
     telling = 0
     following = next(times, inf)
     while True:
-        at = telling * period_s / TELLINGS
+        at = telling * period_s / FORECASTS
         while ahead and ahead[0] < at:
             ahead.popleft()
         while following < at + period_s:

@@ -9,7 +9,7 @@ Row = tuple[int, int, int, float, float]
 """The cores, batch, concurrency, latency in ms, and private MiB of a worker with this configuration."""
 
 
-class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With k = c/p cores for each of p runs at once, and b requests in each:
 
     l = alone · (1 + (b - 1)·(1 - batching)) · S(k) · (1 + crowding·(p - 1))

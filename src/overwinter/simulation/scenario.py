@@ -20,7 +20,7 @@ from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.core.profile import Point, Profile, between
-from overwinter.simulation.laws import Law, Row
+from overwinter.simulation.laws import LatencyLaw, Row
 from overwinter.simulation.workloads import Workload
 
 MIB = 1 << 20
@@ -83,7 +83,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     """Replaces it: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
     configuration.
     """
-    law: Law | None = None
+    law: LatencyLaw | None = None
     """Replaces both: the law from which these rows are computed."""
     serial: float | None = None
     """The share of a run that more cores do not shorten (Amdahl's law). With it, latency_ms is for one core, and

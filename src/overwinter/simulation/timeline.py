@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-Deed = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class Timeline:
@@ -14,17 +14,17 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Deed]] = []
+        self._heap: list[tuple[float, int, Callback]] = []
         self._sequence = 0
 
-    def after(self, seconds: float, deed: Deed) -> None:
+    def after(self, seconds: float, callback: Callback) -> None:
         """Run an action this many seconds from now."""
-        self.at(self.now + seconds, deed)
+        self.at(self.now + seconds, callback)
 
-    def at(self, time: float, deed: Deed) -> None:
+    def at(self, time: float, callback: Callback) -> None:
         """Run an action at this time, or now if the time has passed."""
         self._sequence += 1
-        heappush(self._heap, (max(time, self.now), self._sequence, deed))
+        heappush(self._heap, (max(time, self.now), self._sequence, callback))
 
     def next_at(self) -> float:
         """The time of the next action; infinite if there is none."""
@@ -32,5 +32,5 @@ class Timeline:
 
     def step(self) -> None:
         """Run the next action."""
-        self.now, _, deed = heappop(self._heap)
-        deed()
+        self.now, _, callback = heappop(self._heap)
+        callback()

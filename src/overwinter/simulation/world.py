@@ -54,7 +54,7 @@ from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.durations import Durations
-from overwinter.simulation.faults import Chance
+from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.forecasts import rates_ahead
 from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
 from overwinter.simulation.scenario import MIB, Scenario, Simulated
@@ -116,7 +116,7 @@ class World:
         self._prepared: set[tuple[TenantId, Address]] = set()
         self._workers: dict[WorkerId, ModelledWorker] = {}
         self._alarm_at = inf
-        self._chance = Chance(scenario.faults, self._stream("faults"))
+        self._chance = FaultModel(scenario.faults, self._stream("faults"))
         self._jitter = self._stream("jitter")
         config = scenario.bounded_scheduler()
         self._policy = policy_named(config.policy)
@@ -180,15 +180,15 @@ class World:
         for each in self._functions:
             self._turn(Deployed(each.spec))
         for function in self._rate_forecast:
-            self._foretell(function)
+            self._forecast(function)
         self._await_zygote_death()
 
-    def _foretell(self, function: FunctionId) -> None:
+    def _forecast(self, function: FunctionId) -> None:
         """Send the rate of the next period to the scheduler; repeated after a tenth of it."""
         at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
             self._timeline.at(at, partial(self._turn, RateForecast(function, rate)))
-            self._timeline.at(at, partial(self._foretell, function))
+            self._timeline.at(at, partial(self._forecast, function))
 
     def _drain(self) -> None:
         timeouts = [each.spec.settings.timeout_s for each in self._functions]

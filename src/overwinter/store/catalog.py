@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName, TenantId
+from overwinter.store.compatibility import stored_manifest, stored_pipeline
 from overwinter.store.database import Database
-from overwinter.store.kept import kept_manifest, kept_pipeline
 from overwinter.store.traffic import check_removal, forget
 
 BUSY_TIMEOUT_S = 30.0
@@ -248,7 +248,7 @@ def _record_tenants(db: sqlite3.Connection) -> None:
     rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
     for name, version, encoded, created in rows:
         try:
-            manifest, _ = kept_manifest(encoded)
+            manifest, _ = stored_manifest(encoded)
         except CallerError:
             # The error is reported when the deployment is read.
             continue
@@ -258,7 +258,7 @@ def _record_tenants(db: sqlite3.Connection) -> None:
         db.executemany("INSERT OR IGNORE INTO holdings VALUES (?, ?, ?, ?)", held)
     for name, encoded in db.execute("SELECT name, pipeline FROM pipelines").fetchall():
         try:
-            stage = next(iter(kept_pipeline(encoded)[0].stages.values()))
+            stage = next(iter(stored_pipeline(encoded)[0].stages.values()))
         except CallerError:
             continue
         found = db.execute(

@@ -31,14 +31,14 @@ from overwinter.core.profile import Profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
+from overwinter.store.compatibility import stored_manifest, stored_pipeline
 from overwinter.store.holdings import Holdings
-from overwinter.store.kept import kept_manifest, kept_pipeline
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
-from overwinter.store.traffic import KeptTraffic
+from overwinter.store.traffic import StoredTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, checked_growth
 
 NAMED_AT_MOST = 3
@@ -52,7 +52,7 @@ class Collected(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-class KeptPipeline(msgspec.Struct, frozen=True):
+class StoredPipeline(msgspec.Struct, frozen=True):
     """A registered pipeline; `created` in seconds since 1970."""
 
     version: int
@@ -85,7 +85,7 @@ class Repository:
         with self.reserve.spent(), self._locked(fcntl.LOCK_EX):
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
-        self.traffic = KeptTraffic(self._catalog.file)
+        self.traffic = StoredTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
         self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
         """The needs of each version at the last collection; a version never changes."""
@@ -303,20 +303,20 @@ class Repository:
 
     # Pipelines
 
-    def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float) -> KeptPipeline:
+    def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float) -> StoredPipeline:
         """Register the next version of the pipeline, replacing the previous one. Raises ConflictError if a function has
         its name, ForbiddenError if the previous version belongs to another tenant.
         """
         encoded = msgspec.json.encode(pipeline)
         self._bounds.check_free(self.root, len(encoded))
-        return KeptPipeline(self._catalog.put_pipeline(pipeline.name, tenant, encoded, now), pipeline, now, tenant)
+        return StoredPipeline(self._catalog.put_pipeline(pipeline.name, tenant, encoded, now), pipeline, now, tenant)
 
     def remove_pipeline(self, name: FunctionName) -> None:
         """Remove a pipeline; raise NotFoundError."""
         with self.reserve.spent():
             self._catalog.remove_pipeline(name)
 
-    def pipelines(self) -> list[KeptPipeline]:
+    def pipelines(self) -> list[StoredPipeline]:
         """All pipelines, by name."""
         return [_pipeline(row) for row in self._catalog.pipelines()]
 
@@ -386,15 +386,15 @@ def _unlinked(entry: os.DirEntry[str]) -> int:
 
 def _deployment(row: Row) -> Deployment:
     try:
-        manifest, limited = kept_manifest(row.manifest)
+        manifest, limited = stored_manifest(row.manifest)
     except CallerError as error:
         raise StoreError(f"the catalog's entry of {row.name}@{row.version} is damaged: {error}; remove it") from error
     return Deployment(row.name, row.version, manifest, row.created, limited)
 
 
-def _pipeline(row: Row) -> KeptPipeline:
+def _pipeline(row: Row) -> StoredPipeline:
     try:
-        pipeline, limited = kept_pipeline(row.manifest)
+        pipeline, limited = stored_pipeline(row.manifest)
     except CallerError as error:
         raise StoreError(f"the catalog's entry of pipeline {row.name!r} is damaged: {error}; remove it") from error
-    return KeptPipeline(row.version, pipeline, row.created, row.tenant, limited)
+    return StoredPipeline(row.version, pipeline, row.created, row.tenant, limited)

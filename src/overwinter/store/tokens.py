@@ -47,7 +47,7 @@ SEPARATOR = ".."
 cannot contain it.
 """
 
-NOBODY = "0" * 64
+UNUSED_DIGEST = "0" * 64
 """A digest that no token has."""
 
 _is_name = re.compile(NAME_PATTERN).match
@@ -79,7 +79,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The requests per second of all tokens of the tenant together."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KnownTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of the file."""
 
     tokens: dict[str, Token] = {}
@@ -92,7 +92,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the token with this text. The duration does not depend on whether its id is known."""
         parts = text.split(b"_", 2)
         token = self.tokens.get(parts[1].decode("latin-1")) if len(parts) == 3 else None
-        expected = NOBODY if token is None else token.digest
+        expected = UNUSED_DIGEST if token is None else token.digest
         return token if hmac.compare_digest(digest_of(text), expected) else None
 
 
@@ -104,7 +104,7 @@ class Version(NamedTuple):
     nbytes: int
 
 
-NOTHING = Known()
+NO_TOKENS = KnownTokens()
 
 
 class TokenFile:
@@ -126,12 +126,12 @@ class TokenFile:
             raise StoreError(f"cannot check {self._path}: {error.strerror}") from error
         return Version(found.st_ino, found.st_mtime_ns, found.st_size)
 
-    def read(self) -> Known:
+    def read(self) -> KnownTokens:
         """Read the file; empty if it does not exist. Raises StoreError when it cannot be read."""
         try:
-            return msgspec.json.decode(Path(self._path).read_bytes(), type=Known)
+            return msgspec.json.decode(Path(self._path).read_bytes(), type=KnownTokens)
         except FileNotFoundError:
-            return NOTHING
+            return NO_TOKENS
         except OSError as error:
             raise StoreError(
                 f"cannot read {self._path}: {error.strerror}: make it readable for the node's user"
@@ -179,7 +179,7 @@ class TokenFile:
             self._write(msgspec.structs.replace(known, quotas=quotas))
 
     @contextmanager
-    def _changing(self) -> Iterator[Known]:
+    def _changing(self) -> Iterator[KnownTokens]:
         """Lock the file against other changes, and yield its content."""
         private_directory(self._data)
         with disk_errors("lock the tokens", self._data):
@@ -191,7 +191,7 @@ class TokenFile:
         finally:
             os.close(descriptor)
 
-    def _write(self, known: Known) -> None:
+    def _write(self, known: KnownTokens) -> None:
         draft = f"{self._path}.draft"
         with disk_errors("write the tokens", self._data):
             with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OWN, 0o600), "wb") as file:

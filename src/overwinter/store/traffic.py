@@ -13,7 +13,7 @@ from overwinter.store.database import Database
 _decode = msgspec.json.Decoder(Shares).decode
 
 
-class KeptTraffic:
+class StoredTraffic:
     """The stored shares of each function with a promotion or a split."""
 
     def __init__(self, file: Database) -> None:

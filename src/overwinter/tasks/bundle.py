@@ -27,7 +27,7 @@ class Bundle(NamedTuple):
     """The meaning of each dimension of the model's inputs."""
 
 
-class Order(NamedTuple):
+class TaskRequest(NamedTuple):
     """A requested task: its directory and options."""
 
     task: str

@@ -15,7 +15,7 @@ from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.export import Exported, export
 from overwinter.model.pretrained import Plain, dynamic_of, load_model, load_transformers, read_json
 from overwinter.tasks import image, speech, text
-from overwinter.tasks.bundle import Bundle, Order
+from overwinter.tasks.bundle import Bundle, TaskRequest
 from overwinter.worker.handler import Code, Handler
 from overwinter.worker.values import Value
 
@@ -30,7 +30,7 @@ types.
 class Task(NamedTuple):
     """A kind of function that a directory can become."""
 
-    bundle: Callable[[Order, Any], Bundle]
+    bundle: Callable[[TaskRequest, Any], Bundle]
     head: str
     """The end of the model class's name; empty for the model without a head."""
     files: dict[str, str]
@@ -90,7 +90,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
         raise CallerError(f"{task} has no option {unknown[0]!r}; its options: {', '.join(known)}")
     _check_complete(path, task)
     model = load_model(path, headless=not TASKS[task].head)
-    bundle = TASKS[task].bundle(Order(task, path, given), model)
+    bundle = TASKS[task].bundle(TaskRequest(task, path, given), model)
     try:
         return _tried(bundle, Plain(model, first_only=True), fixed=set(given))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -114,8 +114,8 @@ def _check_complete(path: Path, task: str) -> None:
         raise ProgramError(f"{path} contains a {kind}; {task} needs a model ...{head}")
     for file, writer in files.items():
         if not (path / file).is_file():
-            way_out = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
-            raise ProgramError(f"{path} has no {file}, which {task} needs: {way_out}")
+            operator_remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
+            raise ProgramError(f"{path} has no {file}, which {task} needs: {operator_remedy}")
     if TASKS[task].labelled and "id2label" not in config:
         form = '"id2label": {"0": "negative", "1": "positive"}'
         raise ProgramError(

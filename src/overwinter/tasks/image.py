@@ -8,7 +8,7 @@ import torch
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.pretrained import DATA_ONLY, import_transformers
-from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
+from overwinter.tasks.bundle import Bundle, TaskRequest, function_of_scores, handler_source, labels
 
 SHAPES = ((300, 417), (260, 190))
 """The heights and widths of the sample images: one portrait, one landscape."""
@@ -16,15 +16,15 @@ TOP = 5
 """The default number of labels per image, as in the pipeline of `transformers`."""
 
 
-def classification(order: Order, model: Any) -> Bundle:
+def classification(request: TaskRequest, model: Any) -> Bundle:
     """Create a function that returns the `top_k` best labels of each image and their scores, 5 by default."""
     names = labels(model)
     try:
         # Load the processor for Pillow even if it was written for torchvision, which a node does not have.
-        processor = import_transformers().AutoImageProcessor.from_pretrained(order.path, backend="pil", **DATA_ONLY)
+        processor = import_transformers().AutoImageProcessor.from_pretrained(request.path, backend="pil", **DATA_ONLY)
     except (OSError, ValueError, ImportError) as error:
-        raise ProgramError(f"transformers cannot read the image processor in {order.path}: {error}") from error
-    top = min(order.number("top_k") or TOP, len(names))
+        raise ProgramError(f"transformers cannot read the image processor in {request.path}: {error}") from error
+    top = min(request.number("top_k") or TOP, len(names))
     shown = {"labels": names, "function": function_of_scores(model), "top_k": top}
     state = {**shown, **_steps(processor), "dtype": str(model.dtype).removeprefix("torch.")}
     pictures = [_picture(*shape) for shape in SHAPES]

@@ -7,23 +7,23 @@ import torch
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.pretrained import DATA_ONLY, import_transformers
-from overwinter.tasks.bundle import Bundle, Order, handler_source
+from overwinter.tasks.bundle import Bundle, TaskRequest, handler_source
 from overwinter.worker.handler import Code, Handler
 
 SECONDS = 1.0
 
 
-def transcription(order: Order, model: Any) -> Bundle:
+def transcription(request: TaskRequest, model: Any) -> Bundle:
     """Create a function that returns the text of each recording, by the likeliest token of each frame."""
     if model.main_input_name != "input_values":
         kind = type(model).__name__
-        raise ProgramError(f"{order.task} needs a model of audio samples; {kind} takes {model.main_input_name}")
+        raise ProgramError(f"{request.task} needs a model of audio samples; {kind} takes {model.main_input_name}")
     transformers = import_transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(order.path, **DATA_ONLY)
-        extractor = transformers.AutoFeatureExtractor.from_pretrained(order.path, **DATA_ONLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(request.path, **DATA_ONLY)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(request.path, **DATA_ONLY)
     except (OSError, ValueError, KeyError) as error:
-        raise ProgramError(f"transformers cannot read {order.path}: {error}") from error
+        raise ProgramError(f"transformers cannot read {request.path}: {error}") from error
     state = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "normalize": bool(extractor.do_normalize),
@@ -34,7 +34,7 @@ def transcription(order: Order, model: Any) -> Bundle:
     }
     source, assets = handler_source("speech", "transcript"), {"task.json": json.dumps(state).encode()}
     _check_spelling(Handler(Code(source), assets), tokenizer, model.config.vocab_size)
-    sample = _sounds(order.number("samples") or int(SECONDS * extractor.sampling_rate))
+    sample = _sounds(request.number("samples") or int(SECONDS * extractor.sampling_rate))
     expected = [{"input_values": _extracted(extractor, row).to(model.dtype)} for row in sample]
     return Bundle(source, assets, {"audio": sample}, expected, {"input_values": ("batch", "samples")})
 

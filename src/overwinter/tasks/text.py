@@ -7,7 +7,7 @@ import torch
 
 from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.pretrained import DATA_ONLY, Axes, import_transformers
-from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
+from overwinter.tasks.bundle import Bundle, TaskRequest, function_of_scores, handler_source, labels
 
 SAMPLE = (
     "Winter comes slowly to the valley; the first snow falls on the hills, and the river is quiet.",
@@ -18,33 +18,33 @@ UNKNOWN_LENGTH = 1_000_000
 """A tokenizer without a maximum length reports a number above this one."""
 
 
-def classification(order: Order, model: Any) -> Bundle:
+def classification(request: TaskRequest, model: Any) -> Bundle:
     """Create a function that returns the labels and scores of each text, all of them unless `top_k` is given."""
     names = labels(model)
-    state = {"labels": names, "function": function_of_scores(model), "top_k": order.number("top_k") or len(names)}
-    return _bundle(order, state, "classification", truncates=order.choice("truncation", (False, True)))
+    state = {"labels": names, "function": function_of_scores(model), "top_k": request.number("top_k") or len(names)}
+    return _bundle(request, state, "classification", truncates=request.choice("truncation", (False, True)))
 
 
-def entities(order: Order, model: Any) -> Bundle:
+def entities(request: TaskRequest, model: Any) -> Bundle:
     """Create a function that returns the label of each token of each text; `aggregation` simple joins neighbours."""
-    state = {"labels": labels(model), "aggregation": order.choice("aggregation", ("none", "simple"))}
-    return _bundle(order, state, "entities", truncates=order.choice("truncation", (True, False)))
+    state = {"labels": labels(model), "aggregation": request.choice("aggregation", ("none", "simple"))}
+    return _bundle(request, state, "entities", truncates=request.choice("truncation", (True, False)))
 
 
-def features(order: Order, model: Any) -> Bundle:
+def features(request: TaskRequest, model: Any) -> Bundle:
     """Create a function that returns a vector for each token, or with `pooling` mean their mean."""
-    part = "embedding" if order.choice("pooling", ("none", "mean")) == "mean" else "features"
-    return _bundle(order, {}, part, truncates=order.choice("truncation", (False, True)))
+    part = "embedding" if request.choice("pooling", ("none", "mean")) == "mean" else "features"
+    return _bundle(request, {}, part, truncates=request.choice("truncation", (False, True)))
 
 
-def _bundle(order: Order, state: dict[str, Any], answer: str, *, truncates: bool) -> Bundle:
-    tokenizer = _tokenizer(order)
-    sequence = order.number("sequence")
+def _bundle(request: TaskRequest, state: dict[str, Any], answer: str, *, truncates: bool) -> Bundle:
+    tokenizer = _tokenizer(request)
+    sequence = request.number("sequence")
     state |= {
         "pad": tokenizer.pad_token_id or 0,
         "pad_type": tokenizer.pad_token_type_id,
         "unknown": tokenizer.unk_token_id,
-        "longest": _longest(order, tokenizer) if truncates else None,
+        "longest": _longest(request, tokenizer) if truncates else None,
         "sequence": sequence,
     }
     rules = tokenizer.backend_tokenizer.to_str()
@@ -63,23 +63,23 @@ def _shortened(text: str, tokenizer: Any, longest: int) -> str:
     return " ".join(words)
 
 
-def _tokenizer(order: Order) -> Any:
+def _tokenizer(request: TaskRequest) -> Any:
     try:
-        tokenizer = import_transformers().AutoTokenizer.from_pretrained(order.path, **DATA_ONLY)
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(request.path, **DATA_ONLY)
     except (OSError, ValueError, KeyError) as error:
-        raise ProgramError(f"transformers cannot read the tokenizer in {order.path}: {error}") from error
+        raise ProgramError(f"transformers cannot read the tokenizer in {request.path}: {error}") from error
     if not tokenizer.is_fast:
-        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {order.path} has no tokenizer.json")
+        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {request.path} has no tokenizer.json")
     return tokenizer
 
 
-def _longest(order: Order, tokenizer: Any) -> int | None:
+def _longest(request: TaskRequest, tokenizer: Any) -> int | None:
     longest: int = tokenizer.model_max_length
     if longest < UNKNOWN_LENGTH:
         return longest
-    if order.options.get("truncation"):
+    if request.options.get("truncation"):
         raise CallerError(
-            f"truncation needs a longest text: write model_max_length into {order.path}/tokenizer_config.json"
+            f"truncation needs a longest text: write model_max_length into {request.path}/tokenizer_config.json"
         )
     return None
 

@@ -18,7 +18,7 @@ class ProcessMemory(NamedTuple):
     """Bytes of one process."""
 
     private: int
-    """In private mappings that can be written to, and mapped by nobody else. The kernel calls a shared page private
+    """In writable private mappings, mapped by no other process. The kernel calls a shared page private
     as long as one process maps it: weights and buffers must not count here."""
     pss: int
     """Everything, a page that n processes map counting 1/n."""
@@ -47,7 +47,7 @@ class StoreView(NamedTuple):
     """Nothing is on its way."""
 
 
-class WeighedWorker(NamedTuple):
+class MeasuredWorkerMemory(NamedTuple):
     """A worker that was measured."""
 
     function: FunctionId
@@ -61,7 +61,7 @@ class Accounts:
     """The results of the last passes. The loop's thread replaces its tables as a whole; other threads read them."""
 
     def __init__(self) -> None:
-        self.workers: dict[WorkerId, WeighedWorker] = {}
+        self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}
         self.stores: dict[StoreName, StoreView] = {}
         self.zygotes = 0
         """PSS of the zygotes."""

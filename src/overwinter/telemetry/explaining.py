@@ -112,7 +112,7 @@ class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a promotion or a split says so; else the newest version gets all."""
     settings: Settings
     family: FunctionId
-    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+    """The first of the functions with which it may share workers; itself if it shares with none."""
 
 
 class Explanation(FunctionFacts, frozen=True, kw_only=True):

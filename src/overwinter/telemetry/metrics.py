@@ -52,7 +52,7 @@ class _Node(Collector):
         seen = [sources.statistics.unknown, *list(sources.statistics.tallies.values())]
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
         yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
-        yield from _passages(self._pipelines)
+        yield from _pipelines(self._pipelines)
         yield from _runs(sources.statistics, seen)
         yield from _workers(sources.statistics, known, seen)
         yield from _decisions(sources.statistics, seen)
@@ -165,7 +165,7 @@ def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:
         yield (each.name, "refused", error), count
 
 
-def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
+def _pipelines(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
     label = ["pipeline"]
     outcomes = [((each.name, "answered"), each.requests.answered) for each in pipelines]
     outcomes += [((each.name, "failed"), each.requests.failed) for each in pipelines]

@@ -92,7 +92,7 @@ Worker = LivingWorker[FunctionStatistics]
 
 
 class ServiceObserver:
-    """What compares service with profiles, and when requests arrive, hears of it here; by default nobody does."""
+    """The interface of an observer of arrivals, runs and wakes; by default it ignores them."""
 
     def arrived(self, now: Seconds) -> None:
         """A request arrived."""
@@ -150,7 +150,7 @@ class Statistics(Tracker[FunctionStatistics]):
                 running.update({tally.name: count for tally, count in run.requests.items()})
         return running
 
-    # Told by the steps
+    # Hooks of the tracker
 
     def _worker_started(self, worker: Worker, now: Seconds) -> None:
         profile = self.specs[worker.function].profile

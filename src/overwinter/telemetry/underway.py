@@ -1,4 +1,4 @@
-"""What is known of a request that has no answer yet, and of a worker that lives?"""
+"""Open requests, runs in progress and live workers, as the tracker counts them."""
 
 from collections.abc import Container
 from typing import Generic, NamedTuple, TypeVar
@@ -39,14 +39,14 @@ class OpenRun(Generic[T]):
 
 
 class WorkerCost(NamedTuple):
-    """What a worker costs beside its runs."""
+    """The cost of a worker outside its runs."""
 
     worker_s: float
     idle_core_s: float
     private_byte_s: float
 
     def since(self, before: "WorkerCost") -> "WorkerCost":
-        """What came since."""
+        """The cost since `before`."""
         return WorkerCost(
             self.worker_s - before.worker_s,
             self.idle_core_s - before.idle_core_s,
@@ -55,7 +55,7 @@ class WorkerCost(NamedTuple):
 
 
 class LivingWorker(Generic[T]):
-    """A worker from the asking for it to its end."""
+    """A worker, from its start to its end."""
 
     __slots__ = (
         "_paid",
@@ -130,7 +130,7 @@ class LivingWorker(Generic[T]):
             self.trial = None
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
-        """The worker is told to bind a further function."""
+        """The worker is instructed to bind a further function."""
         self.weigh(self.nbytes, now)
         self.bound[function] = tally
         self._paid_before[function] = self._paid

@@ -104,7 +104,7 @@ class SharedBuffer:
             rest, at = rest[read:], at + read
         return taken.toreadonly()
 
-    def give_back(self) -> Iterator[None]:
+    def release(self) -> Iterator[None]:
         """Release the memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero afterwards. The
         size does not change.
         """

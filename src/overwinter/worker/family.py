@@ -15,7 +15,7 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.runner import Prepared, Runner
-from overwinter.worker.trial import doubts, prove
+from overwinter.worker.trial import check_trial, doubts
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
 
@@ -77,8 +77,8 @@ class Family:
         if trial.warm_up:
             runner.warm_up()
         if trial.samples:
-            prove(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
-        return doubts(runner, self._load.inputs) if trial.made_up else ""
+            check_trial(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
+        return doubts(runner, self._load.inputs) if trial.generated else ""
 
     def drop(self, function: str) -> None:
         """Unbind a function; its runs in progress are completed."""

@@ -120,7 +120,7 @@ class Handler:
             # A handler raises CallerError for an error in the request.
             raise CallerError(_text(str(error))) from error
         except FAILURES as error:
-            raise HandlerError(f"{name} failed: {_told(error)}") from error
+            raise HandlerError(f"{name} failed: {_error_text(error)}") from error
         if values is None:
             raise HandlerError(f"{name} must return a dict of named values, not {type(given).__name__}")
         if unnamed:
@@ -170,10 +170,10 @@ def _sendable(name: str, value: object) -> Value:
 
 
 def _not_set_up(error: BaseException) -> HandlerError:
-    return HandlerError(f"the handler could not be set up: {_told(error)}")
+    return HandlerError(f"the handler could not be set up: {_error_text(error)}")
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Format an error with the last line of the author's code in its traceback, in text that can be sent."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""

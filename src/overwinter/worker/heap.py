@@ -39,7 +39,7 @@ if _heap is not None:
     _libc.mallinfo2.restype = _Heap
 
 
-def give_back_heap() -> None:
+def release_heap() -> None:
     """Return freed memory to the system, and MKL's buffers of the calling thread.
 
     For each size of matrices MKL keeps a buffer of 4 to 9 MiB and uses little of it; in huge pages it takes 2 MiB and
@@ -47,10 +47,10 @@ def give_back_heap() -> None:
     """
     _free_buffers()
     _libc.malloc_trim(0)
-    _give_back_end()
+    _release_end()
 
 
-def _give_back_end() -> None:
+def _release_end() -> None:
     """With huge pages glibc keeps the end of its heap up to the next huge page, with all pages that were ever written.
     Allocating that end as a block allows releasing its pages, independent of other threads' allocations.
     """
@@ -63,7 +63,7 @@ def _give_back_end() -> None:
         _libc.free(block)
 
 
-def give_back_code() -> None:
+def release_code() -> None:
     """Release the pages of libraries that were only read while loading; code that runs again is mapped again."""
     with open("/proc/self/maps") as maps:
         regions = [line.split() for line in maps]

@@ -55,7 +55,7 @@ def _fork(end: int) -> None:
         return
     os.close(end)
     os.close(alive)
-    namespaces.give_up_rights()
+    namespaces.drop_privileges()
     _, status = os.waitpid(pid, 0)
     os._exit(1 if status else 0)
 

@@ -90,7 +90,7 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
 
     warm_up: bool
     """Run the program once on zeros."""
-    made_up: bool = False
+    generated: bool = False
     """Answer a generated request. A failure is reported, but does not refuse the function."""
     samples: tuple[tuple[TensorMeta, ...], ...] = ()
     """Answer these requests, which are in a buffer in this order."""

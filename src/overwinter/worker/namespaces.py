@@ -89,7 +89,7 @@ def _show_only(places: Sequence[str]) -> list[str]:
     return missing
 
 
-def give_up_rights() -> None:
+def drop_privileges() -> None:
     """Drop all capabilities, which a user namespace gave to a process whose user has none outside."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _check(_libc.capset(ctypes.byref(_OF_THIS_PROCESS), _NO_RIGHTS), "capset")

@@ -24,7 +24,7 @@ from overwinter.core.ids import Address, RunId
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
-from overwinter.worker.heap import give_back_heap
+from overwinter.worker.heap import release_heap
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Answer,
@@ -87,7 +87,7 @@ class Worker:
         self._over = False
 
     def work(self) -> None:
-        """Serve until told to stop or until the node ends; runs in progress are still answered."""
+        """Serve until a message to stop or until the node ends; runs in progress are still answered."""
         self._serve()
         for follower in self._followers:
             follower.join()
@@ -137,7 +137,7 @@ class Worker:
         while not self._tidy and not self._waiting.poll(IDLE_MS):
             if not self._under_way:
                 gc.collect()
-                give_back_heap()
+                release_heap()
                 self._tidy = True
         received = self._channel.receive()
         self._tidy = False
@@ -182,7 +182,7 @@ class Worker:
             family = made()
             doubts = family.take(bind, bind_fds)()
             self._grow(load.concurrency, load.threads)
-        except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
+        except Exception as error:  # noqa: BLE001 - the border to an untested program and handler
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
         self._family = family
@@ -248,7 +248,7 @@ def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> C
     made: Future[Family] = Future()
     try:
         made.set_result(Family(load, fds, prepared))
-    except Exception as error:  # noqa: BLE001 - the border to a program that nobody has run before
+    except Exception as error:  # noqa: BLE001 - the border to an untested program
         made.set_exception(error)
     return made.result
 

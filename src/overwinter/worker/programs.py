@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address
 from overwinter.worker.family import Family
-from overwinter.worker.heap import give_back_heap
+from overwinter.worker.heap import release_heap
 from overwinter.worker.messages import Prepare
 from overwinter.worker.runner import Prepared
 
@@ -51,7 +51,7 @@ class Programs(Mapping[Address, Prepared]):
         # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()
         gc.freeze()
-        give_back_heap()
+        release_heap()
 
     def _warmed_up(self, wanted: Prepare, fds: list[int]) -> Prepared:
         family = Family(wanted.load, fds[:1], self)

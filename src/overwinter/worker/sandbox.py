@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overwinter.worker import namespaces
-from overwinter.worker.places import python_places, reach_python, unreadable
+from overwinter.worker.python_paths import python_paths, reach_python, unreadable
 from overwinter.worker.seccomp import Filter, Stage
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +81,7 @@ class Sandbox:
         unlimited.
         """
         self._python = reach_python()
-        places = [*python_places(), *_PROCESSOR]
+        places = [*python_paths(), *_PROCESSOR]
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -97,7 +97,7 @@ class Sandbox:
     def _ruleset_fds(self) -> list[int]:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
-    def close_in(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
+    def enter(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         """Put the calling process into a worker's sandbox permanently; return what could not be applied.
 
         `uid` is its new user; None: the user does not change, as in a fork of a tenant's zygote.
@@ -108,11 +108,11 @@ class Sandbox:
             os.close(fd)
         return missing
 
-    def lower(self, limits: WorkerLimits) -> None:
+    def lower_limits(self, limits: WorkerLimits) -> None:
         """Lower the limits of the calling process, which is in a worker's sandbox."""
         self._limit(limits, self._held)
 
-    def close_in_zygote(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
+    def enter_as_zygote(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
         return self._contain("zygote", uid, limits, keep)
 
@@ -122,19 +122,19 @@ class Sandbox:
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signal_, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # After containment the process cannot read these figures, and `lower` needs them.
+        # After containment the process cannot read these figures, and `lower_limits` needs them.
         self._held = _held()
         self._limit(limits, self._held)
         missing = self._become(stage, uid)
         die_with_parent(parent)
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
-    def try_out(self) -> list[str]:
+    def test(self) -> list[str]:
         """Put an idle child into the sandbox, to report at start which protections workers will lack."""
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.close_in(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there])
+            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there])
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
@@ -156,7 +156,7 @@ class Sandbox:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-        namespaces.give_up_rights()
+        namespaces.drop_privileges()
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         return ["no separate user: the node does not run as root"] if uid is None else []

@@ -19,7 +19,7 @@ from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Named, Runner
 from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
 
-MADE_UP_S = 20
+GENERATED_S = 20
 """The time limit of a generated request: some handlers wait for data that it does not contain."""
 SAMPLES_S = 60
 """The time limit of all samples together. A deploying client waits only a little longer for the node, and must still
@@ -28,7 +28,7 @@ learn the reason.
 TEXT = b"a few words"
 
 
-def prove(runner: Runner, samples: list[Named]) -> None:
+def check_trial(runner: Runner, samples: list[Named]) -> None:
     """Answer every sample; raise why one cannot be answered."""
     with _interrupted_after(SAMPLES_S):
         for number, sample in enumerate(samples, 1):
@@ -41,9 +41,9 @@ def prove(runner: Runner, samples: list[Named]) -> None:
 def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
     """Return why a generated request with `inputs` fails, as a text for the author; empty if it is answered."""
     try:
-        with _interrupted_after(MADE_UP_S):
-            failure = _failure(runner, _made_up(runner, inputs))
-    except Exception as error:  # noqa: BLE001 - the border to a handler that nobody has run before
+        with _interrupted_after(GENERATED_S):
+            failure = _failure(runner, _generated(runner, inputs))
+    except Exception as error:  # noqa: BLE001 - the border to an untested handler
         failure = Failure(type(error).__name__, f"{type(error).__name__}: {error}")
     if failure is None:
         return ""
@@ -63,7 +63,7 @@ def _failure(runner: Runner, request: Named) -> Failure | None:
     return None
 
 
-def _made_up(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
+def _generated(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
     sizes = runner.example_sizes()
     request: dict[str, Value] = {}
     for spec in inputs:

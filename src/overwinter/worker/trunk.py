@@ -22,10 +22,10 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import memory_groups, written_slot
 from overwinter.model.closeness import bound_of, equal_bits, is_near
 from overwinter.model.compile import Compiled, compile_program
-from overwinter.model.draws import Draws, Kind
 from overwinter.model.liveness import live_in, live_out
 from overwinter.model.operators import ITEM_OPERATORS
 from overwinter.model.program import Program
+from overwinter.model.random_inputs import Kind, RandomInputs
 from overwinter.model.structure import BATCH, Call
 from overwinter.worker.cuts import Cut, ways
 
@@ -242,10 +242,10 @@ class Trunk:
         specs = zip(self._program.inputs, first.inputs, strict=True)
         sizes = {size: given for spec, tensor in specs for size, given in zip(spec.shape, tensor.shape, strict=True)}
         named = {size: given for size, given in sizes.items() if isinstance(size, str)} | {BATCH: low}
-        draws = Draws(self._program, [tensor[:low] for tensor in first.inputs])
+        draws = RandomInputs(self._program, [tensor[:low] for tensor in first.inputs])
         for kind in DRAWN:
-            made_up = [draws.inputs(named, seed, kind) for seed in range(2)]
-            yield [Share(each.weights, inputs) for each, inputs in zip((first, second), made_up, strict=True)]
+            generated = [draws.inputs(named, seed, kind) for seed in range(2)]
+            yield [Share(each.weights, inputs) for each, inputs in zip((first, second), generated, strict=True)]
         yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
 
     def _tried(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:

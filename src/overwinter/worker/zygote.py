@@ -28,7 +28,7 @@ from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
-from overwinter.worker.heap import give_back_code, give_back_heap
+from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
@@ -49,9 +49,9 @@ from overwinter.worker.messages import (
     Up,
     Waiting,
 )
-from overwinter.worker.places import python_places
 from overwinter.worker.process import STACK_BYTES, Worker
 from overwinter.worker.programs import Programs
+from overwinter.worker.python_paths import python_paths
 from overwinter.worker.runner import Prepared
 
 THREADS_MAX = 1 << 13
@@ -252,11 +252,11 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) 
         ]
         limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        means.box.close_in(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
+        means.box.enter(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
         # If the zygote died before the first call, this process had another parent by then.
         sandbox.die_with_parent(parent)
         if message.ahead:
-            means.box.lower(_limits(_taken_over(end), len(slots)))
+            means.box.lower_limits(_limits(_taken_over(end), len(slots)))
             _set_process_name("ow-worker")
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
@@ -301,7 +301,7 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) 
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
         limits = sandbox.WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
         child_ended = _child_ended()
-        means.box.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
+        means.box.enter_as_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
         sandbox.die_with_parent(parent)
         _serve(end, Up(), smaps, child_ended, means.box, Programs())
     except ChannelClosedError:
@@ -359,16 +359,16 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
     lacking = [*lacking, *unshared]
     threads_max = None
     if not unshared:
-        lacking += namespaces.show_only(python_places())
+        lacking += namespaces.show_only(python_paths())
         if os.geteuid() != 0:
-            namespaces.give_up_rights()
+            namespaces.drop_privileges()
             # In this namespace the user has no other processes.
             threads_max = THREADS_MAX
     box = sandbox.Sandbox(threads_max)
-    lacking += box.try_out()
+    lacking += box.test()
     smaps = _own_smaps()
     gc.collect()
     gc.freeze()
-    give_back_heap()
-    give_back_code()
+    release_heap()
+    release_code()
     _serve(end, Up(tuple(lacking)), smaps, _child_ended(), box)

@@ -40,7 +40,7 @@ each_scaler = pytest.mark.parametrize("name", ALL)
 @each_scaler
 @settings(max_examples=25, deadline=None)
 @given(asked=demands())
-def test_a_rate_is_served_or_what_is_not_is_told(name, asked):
+def test_a_rate_is_served_or_the_unserved_part_is_returned(name, asked):
     said = SCALERS[name](asked)
     after = capacity(name, done(asked, said), said.best_effort)
     assert after + said.unserved >= asked.rate * NEARLY

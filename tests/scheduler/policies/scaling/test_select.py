@@ -65,7 +65,7 @@ def test_the_default_is_no_dearer_than_dts_and_never_twice_the_best(points, size
 @pytest.mark.parametrize("select", [dts.select, default.select, exact.select])
 @settings(max_examples=30, deadline=None)
 @given(points=profiles(), size=st.floats(0, 20), slack=st.floats(0, 8))
-def test_what_is_chosen_is_in_time_and_serves_the_rate_or_what_is_told(select, points, size, slack):
+def test_a_selection_meets_the_slo_and_serves_the_rate_except_the_unserved_part(select, points, size, slack):
     rate, slo_s = sized(points, size, slack)
     selection = select(points, rate, slo_s, weighing(0))
     assert all(each.latency_s <= (slo_s if each.batch == 1 else slo_s / 2) for each in selection.chosen)
@@ -131,14 +131,14 @@ def test_cores_weigh_when_they_are_given_bytes():
 
 
 @pytest.mark.parametrize("select", [dts.select, default.select, exact.select])
-def test_nothing_to_choose_from_is_told(select):
+def test_an_empty_choice_leaves_the_rate_unserved(select):
     assert select([], 5.0, 1.0, weighing(0)) == Selection((), 5.0)
     assert select([point(latency_s=2.0)], 5.0, 1.0, weighing(0)) == Selection((), 5.0)
     assert select([point()], 0.0, 1.0, weighing(0)) == Selection()
     assert select([point()], math.inf, 1.0, weighing(0), Room(cores=3.0)).unserved == math.inf
 
 
-def test_without_scipy_the_way_out_is_told(monkeypatch):
+def test_without_scipy_the_remedy_is_reported(monkeypatch):
     def missing(name):
         if name == "scipy.optimize":
             raise ModuleNotFoundError(name)

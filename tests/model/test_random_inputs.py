@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from overwinter.model.draws import KINDS, Draws
 from overwinter.model.export import export
+from overwinter.model.random_inputs import KINDS, RandomInputs
 
 
 class Texts(nn.Module):
@@ -27,7 +27,7 @@ def draws(ids=None, mask=None, scale=None):
     ]
     both = {0: "batch", 1: "n"}
     made = export(Texts(), tuple(examples), {"ids": both, "mask": both})
-    return Draws(made.program, examples)
+    return RandomInputs(made.program, examples)
 
 
 def test_tokens_are_rows_of_their_table_and_a_mask_ends_each_text():
@@ -72,10 +72,10 @@ def test_numbers_are_spread_as_the_examples_are():
             return 2 * x
 
     for example in (torch.rand(2, 500), 100 + torch.randn(2, 500)):
-        [drawn] = Draws(export(Twice(), (example,)).program, [example]).inputs({"batch": 20}, 0, "wide")
+        [drawn] = RandomInputs(export(Twice(), (example,)).program, [example]).inputs({"batch": 20}, 0, "wide")
         assert example.min() <= drawn.min() < drawn.max() <= example.max()
         assert torch.isclose(drawn.mean(), example.mean(), rtol=0.1)
         assert torch.isclose(drawn.std(), example.std(), rtol=0.3)
     masked = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
-    [drawn] = Draws(export(Twice(), (masked,)).program, [masked]).inputs({"batch": 50}, 0, "wide")
+    [drawn] = RandomInputs(export(Twice(), (masked,)).program, [masked]).inputs({"batch": 50}, 0, "wide")
     assert set(drawn.unique().tolist()) == {0.0, -torch.inf}

@@ -1,4 +1,4 @@
-"""The end of a handler of ways out: it tries one, as told by {"way": ..., and what there is outside}.
+"""The last part of escape handlers: it runs the attempt named by {"way": ..., and values of the outside}.
 
 What it gives begins with "did: " where the way was open, with "could not: " where it was closed.
 """

@@ -8,8 +8,8 @@ from overwinter.core.actions import Explanation, Refuse, Reply, Run
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler import admission, mates
-from overwinter.scheduler.sharing import LOOK_LAST
+from overwinter.scheduler import admission, shared_runs
+from overwinter.scheduler.sharing_costs import LOOK_LAST
 from tests.scheduler.world import World, spec
 
 
@@ -349,10 +349,10 @@ class Watched(World):
         actions = super().send(event)
         for run in actions:
             if isinstance(run, Run) and run.functions and run.run in self.running:
-                self.look(operation_of(self, run), waited)
+                self.check(operation_of(self, run), waited)
         return actions
 
-    def look(self, operation, waited):
+    def check(self, operation, waited):
         self.joint += 1
         function, state = operation.function, self.state
         slo_ms, point = function.spec.settings.slo_ms, function.latency.usual
@@ -491,7 +491,7 @@ def pass_time(world, seconds):
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
-    names = [f"f{number}" for number in range(mates.LOOKED_AT + 8)]
+    names = [f"f{number}" for number in range(shared_runs.LOOKED_AT + 8)]
     members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
     world = family(*members, policy=Policy(batching="adaptive"), workers_max=1)
     for name in names:
@@ -505,7 +505,7 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
 
     monkeypatch.setattr(admission, "serve", counted)
     world.arrive(names[-1])
-    assert len(served) <= (mates.LOOKED_AT + 1 if alike else 1)
+    assert len(served) <= (shared_runs.LOOKED_AT + 1 if alike else 1)
 
 
 class Counted(dict):
@@ -541,5 +541,5 @@ def test_as_many_are_counted_as_leave_the_first_in_time():
     cycle, function, [worker] = world.scheduler.cycle, world.state.functions["f@1"], world.state.workers.values()
     worker.point = function.latency.points[-1]
     for left in (0, 1, 3, 7, 11):
-        took_s = mates.expected_s(cycle, function, worker, 1 + left)
-        assert mates.counted(cycle, function, [worker], 0.0, took_s + 1e-6) == left
+        took_s = shared_runs.expected_s(cycle, function, worker, 1 + left)
+        assert shared_runs.counted(cycle, function, [worker], 0.0, took_s + 1e-6) == left

@@ -14,31 +14,33 @@ from overwinter.core.function import BOUNDS, TIMES
 from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.store.manifest import Manifest, decode_manifest
 
-Kept = TypeVar("Kept")
+Stored = TypeVar("Stored")
 
 RENAMED = {"max_bodies": "max_workers"}
 """The old names of settings in manifests, and the current ones."""
 
 
-def kept_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
+def stored_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
     """Decode a manifest of the catalog, with the settings that were limited; raise CallerError."""
-    return _kept(decode_manifest, data, BOUNDS, "settings")
+    return _stored(decode_manifest, data, BOUNDS, "settings")
 
 
-def kept_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
+def stored_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
     """Decode a pipeline of the catalog, with the numbers that were limited; raise CallerError."""
-    return _kept(decode_pipeline, data, TIMES)
+    return _stored(decode_pipeline, data, TIMES)
 
 
-def _kept(decode: Callable[[bytes], Kept], data: bytes, bounds: Bounds, *within: str) -> tuple[Kept, tuple[str, ...]]:
+def _stored(
+    decode: Callable[[bytes], Stored], data: bytes, bounds: Bounds, *within: str
+) -> tuple[Stored, tuple[str, ...]]:
     try:
         return decode(data), ()
     except CallerError:
-        today, notes = _as_today(data, bounds, within)
+        today, notes = _migrated(data, bounds, within)
         return decode(today), notes
 
 
-def _as_today(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+def _migrated(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
     """Return data with today's names and numbers within the bounds; unchanged if it has another form."""
     try:
         whole = holder = msgspec.json.decode(data, type=dict[str, Any])

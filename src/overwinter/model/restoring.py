@@ -19,7 +19,7 @@ Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 @contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
+def restored(module: torch.nn.Module) -> Iterator[None]:
     """Restore, at the end, the content of the module's attributes, submodules and containers.
 
     It covers the attributes of every object that the module reaches, and dictionaries, lists, sets, deques and tuples;

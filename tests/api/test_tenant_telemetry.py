@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from overwinter.api.exposure import SHARED_FAMILIES, own_activity, own_metrics
+from overwinter.api.tenant_telemetry import SHARED_FAMILIES, own_activity, own_metrics
 from overwinter.scheduler.snapshot import FamilyWorker
 from overwinter.telemetry.activity import FunctionActivity, NodeActivity
 
@@ -31,7 +31,7 @@ process_open_fds 12.0
 """
 
 
-def test_only_samples_of_own_functions_and_pipelines_are_told() -> None:
+def test_only_samples_of_own_functions_and_pipelines_are_shown() -> None:
     assert own_metrics(TEXT, {b"mine", b"chain"}).decode().splitlines() == [
         "# HELP overwinter_requests_total Requests that ended.",
         "# TYPE overwinter_requests_total counter",
@@ -55,7 +55,7 @@ def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     numbers |= {"members": 1, "rate": 1.0, "shared": None, "p50_ms": None, "p99_ms": None, "attainment": None}
     result = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
     mine = FunctionActivity(**result, **numbers, exclusive_bytes=3)
-    # It cannot be made into anything else: nobody looks at more of it than whose it is.
+    # Only its tenant is read, so that no other conversion is possible.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
     workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]
     totals = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)

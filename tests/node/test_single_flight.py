@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.node.sharing import Shared
+from overwinter.node.single_flight import SingleFlight
 
 
 class Maker:
@@ -29,7 +29,7 @@ class Maker:
         return number
 
 
-async def asking(shared: Shared[int], count: int) -> list[asyncio.Task[int]]:
+async def asking(shared: SingleFlight[int], count: int) -> list[asyncio.Task[int]]:
     tasks = [asyncio.ensure_future(shared.get()) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
@@ -38,7 +38,7 @@ async def asking(shared: Shared[int], count: int) -> list[asyncio.Task[int]]:
 def test_callers_during_a_computation_share_the_next_one():
     async def scene() -> None:
         maker = Maker()
-        shared = Shared(maker.make)
+        shared = SingleFlight(maker.make)
         [first] = await asking(shared, 1)
         others = await asking(shared, 900)
         maker.let.release()
@@ -54,7 +54,7 @@ def test_callers_during_a_computation_share_the_next_one():
 def test_a_cancelled_caller_does_not_cancel_the_others():
     async def scene() -> None:
         maker = Maker()
-        shared = Shared(maker.make)
+        shared = SingleFlight(maker.make)
         [first] = await asking(shared, 1)
         others = await asking(shared, 2)
         first.cancel()
@@ -69,7 +69,7 @@ def test_a_failure_is_raised_and_the_next_computation_starts():
     async def scene() -> None:
         maker = Maker()
         maker.begun = 12
-        shared = Shared(maker.make)
+        shared = SingleFlight(maker.make)
         maker.let.release()
         with pytest.raises(ValueError, match="thirteen"):
             await shared.get()

@@ -1,7 +1,7 @@
 """The node's log for tests: a list of its lines."""
 
 
-class Said(list[str]):
+class LogLines(list[str]):
     """The logged lines; `functions`: the function of each line."""
 
     def __init__(self) -> None:

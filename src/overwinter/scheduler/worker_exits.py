@@ -12,9 +12,9 @@ from overwinter.scheduler.backoff import may_retry
 from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.mates import is_suspect
 from overwinter.scheduler.operations import end_worker
 from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.shared_runs import is_suspect
 from overwinter.scheduler.state import Function, Worker
 
 
@@ -23,7 +23,7 @@ def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
     worker = cycle.state.workers.get(event.worker)
     if worker is None:
         return
-    cycle.in_hand = worker.function
+    cycle.current = worker.function
     was_starting, was_stopping = worker.start is not None, worker.stopping
     end_worker(cycle, worker)
     at_work = {each.spec.id for run in worker.runs.values() for each in run.functions} | worker.binds.keys()
@@ -85,8 +85,8 @@ def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited
     With `hopeless` this includes all waiting requests: the worker never started, and there is no other.
     """
     requests = cycle.state.requests
-    in_hand = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
-    struck = in_hand or (tuple(function.queue) if hopeless else ())
+    current = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
+    struck = current or (tuple(function.queue) if hopeless else ())
     error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
     for id_ in struck:
         request = requests.get(id_)
@@ -95,7 +95,7 @@ def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited
             if not may_retry(request, cycle.config):
                 refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
     still_open = tuple(id_ for id_ in struck if id_ in requests)
-    if in_hand:
+    if current:
         queueing.put_back(function.queue, still_open, requests)
     elif struck:
         function.queue.clear()

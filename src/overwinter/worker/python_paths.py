@@ -8,7 +8,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 _DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 
 
-def python_places() -> list[str]:
+def python_paths() -> list[str]:
     """Return all that a worker may read by name, except /proc: the directories of Python, its packages and this
     package, and the files that its libraries read.
     """

@@ -24,7 +24,7 @@ STOPPING = "this node is stopping and accepts no more requests: ask another one,
 TOO_LATE = "the node stopped before this request was done: try again"
 
 
-class Border:
+class RequestMiddleware:
     """The application: a router, and what holds for all of its routes."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Border:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        # It may have left before anybody could see its address.
+        # The client may have disconnected before its address was read.
         hold = scope[HOLD] = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
         scope[FIELDS] = dict(scope["headers"])
         # Where there is one, Starlette's routes leave 404 and 405 to it.

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.sharing import LOOK_FIRST, LOOK_LAST, RECENT, Sharing
+from overwinter.scheduler.sharing_costs import LOOK_FIRST, LOOK_LAST, RECENT, Sharing
 
 POINT = Point(1, 9, 8, 1, 0.0)
 ALONE_S = 0.1

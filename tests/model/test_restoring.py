@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensor
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.export import export
-from overwinter.model.untouched import untouched
+from overwinter.model.restoring import restored
 
 X = torch.arange(12.0).reshape(2, 6)
 
@@ -157,7 +157,7 @@ def test_every_container_gets_its_content_back_in_its_order():
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     module.listed, module.named = [1, 2], {"b": 1, "a": 2}
     parameters, listed = list(module.parameters()), module.listed
-    with untouched(module):
+    with restored(module):
         module.listed.append(3)
         module.listed = None
         module.named.pop("b")

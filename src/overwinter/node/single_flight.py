@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Shared(Generic[Answer]):
+class SingleFlight(Generic[Answer]):
     """Each caller gets an answer that was begun after it asked. Used on the loop's thread only."""
 
     def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:

@@ -23,7 +23,7 @@ _EMBEDDING = "aten.embedding.default"
 _SAME_NUMBERS = VIEWS | {"aten._to_copy.default", "aten.clone.default"}
 
 
-class Draws:
+class RandomInputs:
     """Creates inputs of a program from one example of each, or from the declaration if there are none."""
 
     def __init__(self, program: Program, examples: Sequence[torch.Tensor]) -> None:

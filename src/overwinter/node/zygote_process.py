@@ -1,0 +1,101 @@
+"""The node's record of one zygote."""
+
+import os
+import subprocess
+from typing import Literal, NamedTuple
+
+from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.process_identity import kill
+from overwinter.node.workers import WorkerProcess
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import ForkWorker, FromZygote
+
+Pending = WorkerId | Literal["up", "pong", "program"]
+"""An answer that a zygote has yet to send: a worker, the report of its start, a pong, a compiled program."""
+SLOW: frozenset[Pending] = frozenset(("up", "program"))
+"""The tasks that may take longer; the zygote does nothing else meanwhile."""
+
+
+class ZygoteLimits(NamedTuple):
+    """The limits of zygotes: their number, their timeouts, and the additional imports of the base zygote."""
+
+    zygotes_max: int = 32
+    zygote_timeout_s: float = 5.0
+    warm_up_timeout_s: float = 10.0
+    start_timeout_s: float = 120.0
+    imports: str = ""
+
+
+class ZygoteMemory(NamedTuple):
+    """The private memory and address space of the largest worker that a zygote may fork.
+
+    The default suffices for most functions, so that a larger function that is deployed later seldom needs another
+    zygote.
+    """
+
+    memory_bytes: int = 4 << 30
+    mapped_bytes: int = 8 << 30
+
+    def holds(self, order: ForkWorker) -> bool:
+        """Whether the worker is not larger."""
+        return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
+
+
+class ZygoteProcess:
+    """The node's record of one zygote: its channel, its workers, its pending answers."""
+
+    def __init__(self, tenant: TenantId | None, room: ZygoteMemory | None) -> None:
+        """Create the record; the base zygote has neither tenant nor room. Raises OSError when the system has no
+        descriptors left.
+        """
+        self.tenant = tenant
+        self.room = room
+        self.number = 0
+        """The number of the order by which the base zygote forked it."""
+        self.process: subprocess.Popen[bytes] | None = None
+        """The process object, if the node itself started it."""
+        self.pid: int | None = None
+        self.pidfd: int | None = None
+        self.smaps: int | None = None
+        self.workers: dict[WorkerId, WorkerProcess] = {}
+        self.unheard: set[WorkerId] = set()
+        """The workers whose exit the kernel reported before the zygote."""
+        self.pending: dict[Pending, int] = {}
+        """The number of checks since each was requested."""
+        self.unused_checks = 0
+        """The checks since it last had something to do."""
+        self.small = False
+        """Whether it was asked for a worker larger than its room."""
+        self.overran = False
+        """Whether a compilation timed out."""
+        self.full = False
+        """Whether its last fork failed, and none of its workers has ended since."""
+        here, self.there = pair()
+        here.setblocking(False)
+        self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether a fork that is requested now is expected to begin at once."""
+        late = any(checks > 1 for answer, checks in self.pending.items())
+        return self.pid is not None and not self.full and not late and not self.pending.keys() & SLOW
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is unused, apart from processes forked in advance."""
+        return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
+
+    def kill(self) -> None:
+        """Kill it and its workers."""
+        if self.pidfd is not None:
+            kill(self.pidfd)
+        for process in self.workers.values():
+            process.kill()
+
+    def close(self) -> None:
+        """Close the node's resources of the zygote."""
+        self.channel.close()
+        self.there.close()
+        for fd in (self.smaps, self.pidfd):
+            if fd is not None:
+                os.close(fd)
