@@ -110,7 +110,7 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
     assert later == [usual]
 
 
-def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
+def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
     ada, bob = (
         Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
     )
@@ -159,11 +159,11 @@ def test_a_run_is_in_time_until_it_has_computed_for_longer_than_the_slo(rig):
         before = [spins.is_in_time(computed_s(spins)), rests.is_in_time(computed_s(rests))]
         rig.begin(spins, **X)
         now = 0.01
-        shares.look(now)
+        shares.check(now)
         while spins.is_in_time(computed_s(spins)):
             now += 0.01
             await asyncio.sleep(0.01)
-            shares.look(now)
+            shares.check(now)
         in_time = dict(shares._in_time)
         rig.processes.stop(spins.worker, kill=True)
         return before, in_time, shares._used
