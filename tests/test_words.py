@@ -45,7 +45,6 @@ RETIRED = {
     "sparing": "throttle",
     "shelter": "sandbox",
     "foreseen": "expected",
-    "unforeseen": "unexpected",
     "foresaw": "expected",
     "anybody": "everyone, any process",
 }
