@@ -12,9 +12,13 @@ from overwinter.core.events import BlocksLoaded, Event, WorkerExited
 from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
+from overwinter.store.blocks import address_of
+from overwinter.store.host import HostStore
+from overwinter.store.manifest import Blob
+from tests.store.family import Pipes, names
 
 from .log_lines import LogLines
-from .rig import until
+from .rig import START_S, until
 
 POOL_MOST = 64
 """More threads than asyncio's default pool has."""
@@ -28,7 +32,7 @@ def effects_over(tasks, functions, host=None, post=None, processes=None, log=Non
 
 
 def test_a_wake_does_not_wait_for_busy_threads():
-    host = SimpleNamespace(holds=lambda address: False, load=lambda blobs: 7, join_pages=lambda blobs: 0)
+    host = SimpleNamespace(holds=lambda address: False, load=lambda blobs, pause: 7, join_pages=lambda blobs, pause: 0)
     function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")])
     held = threading.Event()
     heard: list[Event] = []
@@ -47,6 +51,28 @@ def test_a_wake_does_not_wait_for_busy_threads():
         assert heard == [BlocksLoaded("f@1", 1, 7, ("a",), "")]
 
     asyncio.run(scene())
+
+
+def test_a_node_that_stops_gives_up_the_block_that_it_copies(tmp_path):
+    source, address = Pipes(), address_of(b"more than comes before the node stops")
+    host = HostStore(tmp_path / "host", source)
+    function = SimpleNamespace(id="f@1", store="", blobs=[Blob(address, 1 << 20)])
+    heard: list[Event] = []
+    lines = LogLines()
+
+    async def scene(writer):
+        async with asyncio.timeout(START_S), asyncio.TaskGroup() as tasks:
+            effects = effects_over(tasks, {"f@1": function}, host, heard.append, log=lines)
+            effects.carry_out(LoadBlocks("f@1", 1))
+            writer.write(b"the first of it")
+            await until(lambda: names(host))
+            effects.close()
+            writer.write(b"the second, and not the last")
+
+    with open(source.pipe(address), "wb", buffering=0) as writer:
+        asyncio.run(scene(writer))
+    assert (names(host), host.is_copying) == (set(), False)
+    assert (heard, lines) == ([], [])
 
 
 def test_repeated_stops_of_a_tenants_workers_are_logged_once():

@@ -10,6 +10,7 @@ from overwinter.store import host as host_module
 from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
 from overwinter.store.manifest import Blob
+from overwinter.store.sealing import CHUNK_BYTES
 from tests.store.family import Pipes, base, below, cut, flip_bit, head_variant, missing, names, put, stored
 
 DATA = os.urandom(300_000)
@@ -270,6 +271,17 @@ def test_two_threads_copy_a_block_once(memory):
         thread.join()
     assert sorted(added) == [0, 0, len(DATA)]
     assert names(host) == {BLOB.address}
+
+
+def test_a_load_that_is_given_up_leaves_no_part_of_a_block_and_another_continues(repository, host):
+    blobs = stored(repository, 3, nbytes=CHUNK_BYTES + 1)
+    pauses = iter([None] * 3)
+    with pytest.raises(StopIteration):
+        # Each block has two chunks: the second block is given up.
+        host.load(blobs, lambda: next(pauses))
+    assert names(host) == {blobs[0].address}
+    assert not host.is_copying
+    assert host.load(blobs) == sum(blob.nbytes for blob in blobs[1:])
 
 
 def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypatch):

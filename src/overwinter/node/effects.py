@@ -36,6 +36,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
 from overwinter.node.threads import Threads
+from overwinter.node.verifying import StoppedError
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
@@ -117,15 +118,18 @@ class NodeEffects:
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await self._loop.run_in_executor(self._threads, host.load, function.blobs)
+            added = await self._loop.run_in_executor(self._threads, host.load, function.blobs, self.placing.go_on)
+        except StoppedError:
+            # `close` has failed all that wait for it.
+            return
         except MACHINE as error:
             name, message = type(error).__name__, self._registry.error_text(function, error)
             self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
             self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
             # No request waits for this: it makes the next wakes cheaper.
-            with suppress(*MACHINE):
-                await asyncio.to_thread(host.join_pages, function.blobs)
+            with suppress(*MACHINE, StoppedError):
+                await asyncio.to_thread(host.join_pages, function.blobs, self.placing.go_on)
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self._functions.get(id_)

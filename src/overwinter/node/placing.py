@@ -55,7 +55,7 @@ class Placing:
         self._closing = False
 
     def close(self) -> None:
-        """The node stops: no block is hashed to its end, and nothing is forked or bound after that."""
+        """The node stops: no block is copied or hashed to its end, and nothing is forked or bound after that."""
         self._closing = True
 
     def start_worker(self, action: StartWorker) -> None:
@@ -89,7 +89,7 @@ class Placing:
     async def _verify_some(self, function: DeployedFunction, host: HostStore, left: Iterator[Address]) -> None:
         for address in left:
             try:
-                if not await self._loop.run_in_executor(self._threads, host.verify, address, self._go_on):
+                if not await self._loop.run_in_executor(self._threads, host.verify, address, self.go_on):
                     message = f"block {address} of {function.id} changed in memory, and is read from disk again"
                     self._log(message, function=function.id)
             except MACHINE:
@@ -98,8 +98,8 @@ class Placing:
             except StoppedError:
                 return
 
-    def _go_on(self) -> None:
-        """Between two pieces of a block; in a thread."""
+    def go_on(self) -> None:
+        """Called between two pieces of a block, in a thread. Raises StoppedError once the node stops."""
         if self._closing:
             raise StoppedError
 

@@ -32,7 +32,7 @@ NICE = 19
 
 
 class StoppedError(Exception):
-    """The node stops during the verification of a block."""
+    """The node stops while a block is copied or verified."""
 
 
 Lost = Callable[[StoreName, Address], list[str]]

@@ -103,9 +103,10 @@ class HostStore:
         """Memory of the resident blocks, in whole pages."""
         return sum(map(page_bytes, self.resident().values()))
 
-    def load(self, blobs: Iterable[Sized]) -> int:
+    def load(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
         """Make all `blobs` resident and return the bytes that this call added; waits until they are.
 
+        `pause` is called after each chunk that this call copies. What it raises ends the call, as any error does.
         Raises NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile;
         StoreError when a block is damaged or missing in the repository. After an error the copied blocks stay resident
         and accounted for, a partial copy is removed, and another load continues from there.
@@ -114,7 +115,7 @@ class HostStore:
         added = 0
         while True:
             mine, awaited = self._claim(wanted)
-            added += self._copy_claimed(mine)
+            added += self._copy_claimed(mine, pause)
             if not awaited:
                 return added
             # Another thread copies these. If it fails, the next round claims them and raises the error here.
@@ -140,10 +141,13 @@ class HostStore:
             undo.pop_all()
         return descriptors
 
-    def join_pages(self, blobs: Iterable[Sized]) -> int:
-        """Join the pages of resident blocks if the kernel can, and return the number of blocks. Slow."""
+    def join_pages(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
+        """Join the pages of resident blocks if the kernel can, and return the number of blocks. Slow: `pause` is called
+        before each block.
+        """
         joined = 0
         for address, nbytes in distinct(blobs).items():
+            pause()
             if nbytes < HUGE_BYTES or address in self._joined or not self.holds(address):
                 continue
             try:
@@ -275,11 +279,11 @@ class HostStore:
                 totals=f"{max(free, 0)} bytes on the tmpfs are free",
             )
 
-    def _copy_claimed(self, mine: dict[Address, int]) -> int:
+    def _copy_claimed(self, mine: dict[Address, int], pause: Callable[[], None]) -> int:
         """Copy what this thread has claimed; the claims end in any case."""
         try:
             for address, nbytes in mine.items():
-                self._copy(address, nbytes)
+                self._copy(address, nbytes, pause)
                 with self._changed:
                     self._resident[address] = self._claimed.pop(address)
         finally:
@@ -289,10 +293,10 @@ class HostStore:
                 self._changed.notify_all()
         return sum(mine.values())
 
-    def _copy(self, address: Address, nbytes: int) -> None:
+    def _copy(self, address: Address, nbytes: int, pause: Callable[[], None]) -> None:
         for _ in range(MAX_READS):
             with Draft(self.root, address) as draft:
-                self._fill(draft, address, nbytes)
+                self._fill(draft, address, nbytes, pause)
                 if draft.digest == address and draft.nbytes == nbytes:
                     draft.seal(self.root, durable=False)
                     return
@@ -304,13 +308,14 @@ class HostStore:
             f"finds it sound: the manifest gives a wrong size, or memory or disk are failing"
         )
 
-    def _fill(self, draft: Draft, address: Address, nbytes: int) -> None:
+    def _fill(self, draft: Draft, address: Address, nbytes: int, pause: Callable[[], None]) -> None:
         descriptor = self._repository.open(address)
         try:
             for chunk in read_chunks(descriptor):
                 draft.write(chunk)
                 if draft.nbytes > nbytes:
                     return
+                pause()
         except OSError as error:
             raise StoreError(f"cannot read block {address} from the repository: {error.strerror}") from error
         finally:
