@@ -6,15 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from overwinter.core.actions import Explanation, LoadBlocks, StartWorker, StopWorker
+from overwinter.core.actions import Explanation, LoadBlocks, Refuse, StartWorker, StopWorker
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
-from overwinter.core.events import BlocksLoaded, Event, WorkerExited
+from overwinter.core.events import Arrived, BlocksLoaded, Deployed, Event, WorkerExited
 from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
+from overwinter.scheduler.published import Published
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
 from overwinter.store.manifest import Blob
+from tests.scheduler.world import spec
 from tests.store.family import Pipes, names
 
 from .log_lines import LogLines
@@ -24,9 +28,9 @@ POOL_MOST = 64
 """More threads than asyncio's default pool has."""
 
 
-def effects_over(tasks, functions, host=None, post=None, processes=None, log=None) -> NodeEffects:
-    hosts, log = SimpleNamespace(store=lambda name: host), log or LogLines()
-    registry = Registry(hosts, None, post, log)
+def effects_over(tasks, functions, host=None, post=None, processes=None, log=None, published=None) -> NodeEffects:
+    hosts, log = SimpleNamespace(store=lambda name: host), LogLines() if log is None else log
+    registry = Registry(hosts, published, post, log)
     registry.functions.update(functions)
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, tasks, post, log)
 
@@ -89,6 +93,31 @@ def test_repeated_stops_of_a_tenants_workers_are_logged_once():
 
     asyncio.run(scene())
     assert heard == ["worker 0 of f@1 took too much", "worker 0 of h@1 took too much"]
+
+
+def test_how_full_the_node_is_is_logged_once_and_not_told():
+    scheduler = Scheduler(SchedulerConfig(host_bytes=4001))
+    scheduler.handle(Deployed(spec("f", blobs=(("x", 3002),), tenant="ada", pinned=True), resident=True), 0.0)
+    scheduler.handle(Deployed(spec("g", blobs=(("y", 1000),), tenant="ada")), 0.0)
+    steps = [scheduler.handle(Arrived(number, "g", None, None), float(100 * number)) for number in (1, 2)]
+    refusals = [action for step in steps for action in step if isinstance(action, Refuse)]
+    assert len(refusals) == 2
+    lines = LogLines()
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            functions = {"g@1": SimpleNamespace(manifest=SimpleNamespace(tenant="ada"))}
+            effects = effects_over(tasks, functions, log=lines, published=Published(scheduler.cycle))
+            for refusal in refusals:
+                assert (refusal.error, "4001" in refusal.message) == ("NoSpaceError", False)
+                effects.carry_out(refusal)
+            effects.carry_out(Refuse(3, "OverloadedError", "busy", function="g@1"))
+
+    asyncio.run(scene())
+    [line] = lines
+    assert refusals[0].message in line
+    assert "4001 bytes" in line
+    assert "3002 of them pinned" in line
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])

@@ -17,6 +17,15 @@ def test_a_subject_is_logged_once_per_period_with_the_number_of_skipped_lines(mo
     assert "999" in lines[2]
 
 
+def test_a_line_that_is_not_logged_is_not_made():
+    lines: list[str] = []
+    made = iter(["the first line"])
+    throttle = LogThrottle(lines.append)
+    for _ in range(2):
+        throttle.log("ada", lambda: next(made))
+    assert lines == ["the first line"]
+
+
 def test_a_subject_without_recent_lines_is_forgotten(monkeypatch):
     throttle = LogThrottle([].append)
     monkeypatch.setattr(log_throttle, "FORGOTTEN_S", 0.0)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -10,12 +11,20 @@ from starlette.types import Scope
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.exchange import FIELDS, REQUEST_ID, REQUEST_ID_MAX, Response, json_response
 from overwinter.core.errors import OverloadedError, OverwinterError, UnauthorizedError
+from overwinter.node.log_throttle import LogThrottle
+
+NUMBER = re.compile(r"\d+")
 
 _log = logging.getLogger("overwinter.api")
 
 
-def answer_error(scope: Scope, error: Exception) -> Response:
-    """The answer to a request that failed; unexpected errors are logged."""
+def refusal_log() -> LogThrottle:
+    """The log of the requests that are refused because the node is full."""
+    return LogThrottle(_log.warning)
+
+
+def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Response:
+    """The answer to a request that failed; unexpected errors are logged, and how full the node is."""
     if isinstance(error, HTTPException):
         return _no_operation(scope)
     if not isinstance(error, OverwinterError):
@@ -23,7 +32,10 @@ def answer_error(scope: Scope, error: Exception) -> Response:
         about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
         _log.error("a request failed unexpectedly", exc_info=error, extra=about)
     elif error.totals:
-        _log.warning("a request was refused: %s", error.whole())
+        # The totals without their numbers name what is full. Any caller can cause refusals.
+        caller, kind = scope.get(CALLER), NUMBER.sub("", error.totals)
+        tenant = None if caller is None else caller.tenant
+        refusals.log((tenant, kind), f"a request was refused: {error.whole()}")
     # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
     error.__traceback__ = None
     return error_response(error, scope.get(CALLER))

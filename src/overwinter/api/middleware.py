@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from overwinter.api.access import CALLER, Access
 from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.draining import Drain
-from overwinter.api.errors import answer_error, error_response
+from overwinter.api.errors import answer_error, error_response, refusal_log
 from overwinter.api.exchange import FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
 from overwinter.api.operations import AUDITED
 from overwinter.core.errors import OverloadedError
@@ -36,6 +36,7 @@ class RequestMiddleware:
         self._budget = budget
         self._drain = drain
         self._open_paths = open_paths
+        self._refusals = refusal_log()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -59,7 +60,7 @@ class RequestMiddleware:
                 self._admit(scope)
                 await self._router.app(scope, receive, begun)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
-                answer = answer_error(scope, error)
+                answer = answer_error(scope, error, self._refusals)
                 if not started:
                     await answer(scope, receive, begun)
         except asyncio.CancelledError:

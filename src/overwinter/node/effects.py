@@ -23,6 +23,7 @@ from overwinter.core.actions import (
     StopWorker,
     Unbind,
 )
+from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
 from overwinter.core.ids import Address, FunctionId, OperationId, Seconds
 from overwinter.node import clock
@@ -80,6 +81,7 @@ class NodeEffects:
                 self._calls.reply(action)
             case Refuse():
                 self._calls.refuse(action)
+                self._log_totals(action.function, action.error, action.message)
             case SetAlarm(at):
                 self._set_alarm(at)
             case LoadBlocks(function, operation):
@@ -100,6 +102,7 @@ class NodeEffects:
                 self.placing.stop_worker(worker, kill)
             case LoadFinished():
                 self._calls.load_finished(action)
+                self._log_totals(action.function, action.error, action.reason)
             case Evict():
                 # For the readers of the journal; Drop removes its blocks.
                 pass
@@ -135,6 +138,10 @@ class NodeEffects:
         function = self._functions.get(id_)
         if function is not None:
             self._processes.prepare(function.manifest.tenant, id_, forget)
+
+    def _log_totals(self, id_: FunctionId | None, error: str | None, refused: str) -> None:
+        if error == NoSpaceError.__name__ and id_ is not None:
+            self._registry.log_totals(id_, refused)
 
     def _decided(self, action: Explanation) -> None:
         # Other explanations are only for readers of the journal.

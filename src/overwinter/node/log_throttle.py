@@ -19,8 +19,8 @@ class LogThrottle:
         self._logged: dict[Hashable, tuple[float, int]] = {}
         """For each subject, the time of its last line and the number of suppressed lines."""
 
-    def log(self, about: Hashable, line: str) -> None:
-        """Log the line, unless there was one on the same subject recently."""
+    def log(self, about: Hashable, line: str | Callable[[], str]) -> None:
+        """Log the line, unless there was one on the same subject recently; a callable is then not called."""
         now = clock.now()
         last, since = self._logged.get(about, (-inf, 0))
         if now - last < EVERY_S:
@@ -28,4 +28,5 @@ class LogThrottle:
             return
         self._logged = {each: messages for each, messages in self._logged.items() if now - messages[0] < FORGOTTEN_S}
         self._logged[about] = now, 0
+        line = line if isinstance(line, str) else line()
         self._log(f"{line} (and {since} similar lines before)" if since else line)

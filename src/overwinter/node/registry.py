@@ -7,6 +7,7 @@ from overwinter.core.events import Event, WorkerReady, ZygoteLost
 from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
+from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.views import DeployedView, TenantBlocks
 from overwinter.node.workers import WorkerProcess
 from overwinter.node.zygote_process import ZygoteMemory
@@ -24,6 +25,7 @@ class Registry:
         self._published = published
         self._post = post
         self._log = log
+        self._throttle = LogThrottle(log)
         self.functions: dict[FunctionId, DeployedFunction] = {}
 
     # What callers ask
@@ -69,6 +71,12 @@ class Registry:
         whole = error.whole() if isinstance(error, OverwinterError) else str(error)
         self._log(f"function {function.id}: {whole}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
+
+    def log_totals(self, id_: FunctionId, refused: str) -> None:
+        """Log how full the node is, when it refuses for lack of space. Callers hear only of what they need."""
+        function = self.functions.get(id_)
+        tenant = id_ if function is None else function.manifest.tenant
+        self._throttle.log(("space", tenant), lambda: f"a request was refused: {refused} ({self._published.totals()})")
 
     def family(self, function: DeployedFunction) -> list[DeployedFunction]:
         """All functions that a worker forked for this one may bind."""

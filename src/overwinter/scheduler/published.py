@@ -112,6 +112,20 @@ class Published:
         """All of it, in steps."""
         return snapshot(self._state, self._cycle.resources, now)
 
+    def totals(self) -> str:
+        """How much of the host stores and of the workers' memory is taken, in words: for the operator alone."""
+        host, memory = self._cycle.resources.host, self._cycle.resources.memory
+        pinned = {
+            (each.spec.store, address): size
+            for each in self._state.functions.values()
+            if each.spec.settings.pinned and (each.loaded or each.loading is not None)
+            for address, size in each.sizes.items()
+        }
+        return (
+            f"the host stores have {host.taken} of {host.capacity} bytes, {sum(pinned.values())} of them pinned; "
+            f"workers have {memory.taken} of {memory.capacity} bytes"
+        )
+
     def busy(self) -> bool:
         """Whether any worker does something."""
         return not all(worker.is_idle for worker in self._state.workers.values())
