@@ -397,6 +397,31 @@ def test_oddities_of_http(served: Served, data: bytes, status: int) -> None:
     assert send(served, data)[1] == status
 
 
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: %d\r\n\r\n%b", b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_body_of_a_request_for_an_upgrade_is_no_request(served: Served, framing: bytes, apart: bool) -> None:
+    hidden = GET + b"X-Request-Id: hidden\r\n\r\n"
+    head, body = (framing % (len(hidden), hidden)).split(b"\r\n\r\n", 1)
+    parts = [
+        POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + head + b"\r\n\r\n",
+        body,
+        GET + b"X-Request-Id: last\r\nConnection: close\r\n\r\n",
+    ]
+    with connect(served) as client:
+        for part in parts if apart else [b"".join(parts)]:
+            client.sendall(part)
+            time.sleep(0.05)
+        answers = b""
+        while data := client.recv(65536):
+            answers += data
+    assert answers.count(b"HTTP/1.1 400 ") == answers.count(b"HTTP/1.1 200 ") == 1, answers
+    assert b"not a valid inference request" in answers
+    assert b"x-request-id: last" in answers
+    assert b"x-request-id: hidden" not in answers
+
+
 def test_a_small_answer_is_one_packet(served: Served) -> None:
     with connect(served) as client:
         client.sendall(GET + b"\r\n")

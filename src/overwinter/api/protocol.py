@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -29,6 +30,8 @@ CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\nconte
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
 CHUNKED = b"transfer-encoding"
+FRAMING = (b"content-length", CHUNKED)
+"""The headers that say where a body ends."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What is sent before a head, where a caller waits for it with its body."""
 
@@ -103,6 +106,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number = 0
         """Counts events: the start of a head, the start of a body, the end of a request."""
         self._in_head = False
+        self._in_copy = False
+        """Whether the parser reads a head that was read already."""
         self._in_body = False
         self._chunked = False
         self._chunks = bytearray()
@@ -161,7 +166,10 @@ class BoundedProtocol(HttpToolsProtocol):
             step = data if whole else data[:STEP_BYTES]
             data = data[len(step) :]
             self._step_body_bytes = 0
-            super().data_received(step)
+            try:
+                self._feed(step)
+            except HttpParserError:
+                self.send_400_response("")
             self._join_chunks()
             self._frame_bytes += len(step) - self._step_body_bytes
             if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
@@ -170,10 +178,31 @@ class BoundedProtocol(HttpToolsProtocol):
                 return data
         return b""
 
+    def _feed(self, data: bytes) -> None:
+        """Pass bytes to the parser. A request to change the protocol is served without, as HTTP allows."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if framing := self._framing():
+                    # The parser leaves the body to the other protocol, and would read it as further requests. Another
+                    # parser reads it, after a head with nothing else.
+                    self.parser = HttpRequestParser(self)
+                    self._in_copy = True
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+                    self._in_copy = False
+
+    def _framing(self) -> bytes:
+        return b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in FRAMING)
+
     # Events of the parser
 
     def on_message_begin(self) -> None:
         """A head begins."""
+        if self._in_copy:
+            return
         super().on_message_begin()
         self._number += 1
         self._in_head = True
@@ -182,12 +211,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
+        if self._in_copy:
+            return
         super().on_url(url)
         if len(self.url) > URL_MAX:
             self._stop(414, f"the path of the request is longer than {URL_MAX} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer. Trailers are ignored: a proxy that sets headers does not see them."""
+        if self._in_copy:
+            return
         self._headers_count += 1
         if self._headers_count > self._limits.headers_max:
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
@@ -199,6 +232,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete: a request begins."""
+        if self._in_copy:
+            return
         if len(self.pipeline) >= AHEAD_MAX:
             self._stop(429, f"more than {AHEAD_MAX} requests were sent ahead of the answer to the first")
         self._number += 1
@@ -224,6 +259,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self.parser.should_upgrade() and self._framing():
+            # Its body is still to come.
+            return
         self._join_chunks()
         self._number += 1
         self._in_body = False
