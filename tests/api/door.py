@@ -138,7 +138,7 @@ class Door:
     def functions(self, tenant: str | None = None) -> list[View]:
         return [view for _, view in sorted(self.views.items()) if tenant in (None, view.tenant)]
 
-    def pipelines(self) -> list[View]:
+    def pipelines(self, tenant: str | None = None) -> list[View]:
         return []
 
     def versions(self, name: str) -> list[int]:

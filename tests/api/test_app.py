@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 
+from overwinter.core.call import Call, Result
 from overwinter.core.errors import OverloadedError
 from overwinter.core.tensor import Tensor
 from tests.api.door import FUNCTIONS, LIMITS, REQUEST_BYTES_MAX, Served, serving
@@ -283,6 +284,20 @@ def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
             )
         assert answers[b"true"].content.endswith(bytes(1 << 17))
         assert (answers[b"false"].status_code, "binary_data" in answers[b"false"].json()["error"]) == (413, True)
+
+
+def test_what_the_node_keeps_for_a_request_counts_for_its_caller(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(call: Call) -> Result:
+        assert call.hold is not None
+        call.hold(1000)
+        call.hold(served.budget.bytes_max)
+        raise AssertionError
+
+    monkeypatch.setattr(served.door, "infer", keep)
+    answer = http.post("/v2/models/echo-fp32/infer", json={"inputs": [ECHO["inputs"][0] | {"shape": [1, 1]}]})
+    assert (answer.status_code, "one caller may hold" in answer.json()["error"]) == (413, True)
 
 
 def test_a_caller_cannot_say_that_it_is_another(served: Served) -> None:

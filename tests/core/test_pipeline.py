@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.pipeline import (
+    OUTPUTS_MAX,
     SOURCES_MAX,
     Pipeline,
     Signature,
@@ -160,6 +161,17 @@ def test_the_sources_of_all_stages_are_counted_together(names):
         decode_pipeline(
             msgspec.json.encode({"name": "p", "inputs": inputs, "stages": stages, "outputs": {"y": "s0:y"}})
         )
+
+
+def test_the_outputs_of_all_functions_are_counted_together() -> None:
+    many = Signature((TensorSpec("x", "FP32", ()),), tuple(TensorSpec(f"y{n}", "FP32", ()) for n in range(1024)))
+    stages = {f"s{n}": Stage(function="f", inputs={"x": "input:x"}) for n in range(3)}
+    outputs = {name: f"{name}:y0" for name in stages}
+    large = Pipeline(name="large", inputs=("x",), stages=stages, outputs=outputs)
+    with pytest.raises(CallerError, match=f"return 3072 tensors; {OUTPUTS_MAX} are allowed"):
+        signature(large, lambda name, version: many)
+    del stages["s2"], outputs["s2"]
+    assert len(signature(large, lambda name, version: many).outputs) == 2
 
 
 def test_a_source_is_no_longer_than_what_it_names():

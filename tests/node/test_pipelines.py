@@ -21,6 +21,7 @@ from overwinter.core.errors import (
 from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node import pipelines as module
 from overwinter.node.pipelines import Pipelines
 from overwinter.store.repository import Repository
 
@@ -310,6 +311,46 @@ def test_errors_keep_their_class(town, pipelines):
         run(pipelines)
 
 
+def test_the_caller_holds_what_stages_return(town, pipelines):
+    async def two(inputs: list[Tensor]) -> list[Tensor]:
+        return [floats("y", *values(inputs[0])), floats("unused", *[0.0] * 1000)]
+
+    xs = View(1).outputs
+    town.add("double", work=two, outputs=(*xs, TensorSpec("unused", "FP32", ("n",))))
+    held: list[int] = []
+
+    def hold(nbytes: int) -> None:
+        held.append(nbytes)
+        if sum(held) > 16:
+            raise OverloadedError("no memory for requests", 2.0)
+
+    async def asked() -> None:
+        await pipelines.deploy(FORK, "tests")
+        await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], hold=hold))
+
+    with pytest.raises(OverloadedError, match="stage '(left|right)' of pipeline 'fork': no memory for requests"):
+        asyncio.run(asked())
+    assert held == [8, 8, 8]
+
+
+def test_tensors_are_found_again_only_after_a_function_has_changed(town, pipelines, monkeypatch):
+    asyncio.run(pipelines.deploy(FORK, "tests"))
+    assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", ("first.n",)),)
+    found: list[str] = []
+    find = module.signature
+    monkeypatch.setattr(module, "signature", lambda pipeline, how: found.append(pipeline.name) or find(pipeline, how))
+    for _ in range(3):
+        assert pipelines.view("fork", None).state == "READY"
+        assert [view.tenant for view in pipelines.views("tests")] == ["tests"]
+        # The same tensors again concern no pipeline.
+        pipelines.protect("double", View(2))
+    assert list(pipelines.views("others")) == found == []
+    town.add("double", version=2, inputs=(TensorSpec("x", "FP32", (2,)),))
+    assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", (2,)),)
+    assert pipelines.view("fork", None).outputs
+    assert found == ["fork"]
+
+
 def test_attainment_of_the_slo_is_counted(town, pipelines):
     async def slow(inputs):
         town.time += 0.2
@@ -337,7 +378,7 @@ def test_a_pipeline_is_replaced_and_restored(town, pipelines, tmp_path):
     asyncio.run(pipelines.remove("fork", None))
     assert "fork" not in pipelines
     again.restore()
-    assert again.views() == []
+    assert list(again.views()) == []
     again._kept.close()
 
 

@@ -179,8 +179,8 @@ class Front(Protocol):
         """
         ...
 
-    def pipelines(self) -> Iterable[FunctionView]:
-        """Every pipeline."""
+    def pipelines(self, tenant: TenantId | None = None, /) -> Iterable[FunctionView]:
+        """Every pipeline, of all tenants or of one, each as it is when it is read."""
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:

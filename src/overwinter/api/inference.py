@@ -145,7 +145,7 @@ class InferenceApi:
             inference = await request.turns.run(decode_request(body, head_bytes, self._limits.elements_max))
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
-        call = Call(name, version, inference.inputs, inference.timeout_s, inference.priority)
+        call = Call(name, version, inference.inputs, inference.timeout_s, inference.priority, hold=request.hold.grow)
         reply = await request.unless_gone(request.caller.front.infer(call))
         return await self._answer(request, reply, inference)
 

@@ -160,9 +160,11 @@ class TenantFront:
         # The node filters: otherwise each step of a listing would skip over thousands of functions of other tenants.
         return (self._seen(view) for view in self._node.functions(self._tenant))
 
-    def pipelines(self) -> Iterator[FunctionView]:
+    def pipelines(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
         """Every pipeline of the tenant."""
-        return (self._seen(view) for view in self._node.pipelines() if view.tenant == self._tenant)
+        if tenant not in (None, self._tenant):
+            return iter(())
+        return (self._seen(view) for view in self._node.pipelines(self._tenant))
 
     def versions(self, name: FunctionName) -> Sequence[int]:
         """Return the versions that answer requests."""
@@ -185,7 +187,7 @@ class TenantFront:
     async def infer(self, call: Call) -> Result:
         """Run a function or a pipeline of the tenant."""
         inner = self._find(call.name, call.version).name
-        result = await self._node.infer(Call(inner, call.version, call.inputs, call.timeout_s, call.priority))
+        result = await self._node.infer(msgspec.structs.replace(call, name=inner))
         return Result(call.name, result.version, result.outputs, result.start)
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployResult:

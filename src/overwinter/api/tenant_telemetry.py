@@ -57,7 +57,7 @@ class TenantTelemetry:
         text = await self._node.telemetry.metrics()
         if self._operator:
             return text
-        own = {view.name.encode() for view in self._node.pipelines() if view.tenant == self._tenant}
+        own = {view.name.encode() for view in self._node.pipelines(self._tenant)}
         own.update(each.name.encode() for each in (await self._activity()).functions)
         return self._names.translated_bytes(await asyncio.to_thread(own_metrics, text, own))
 

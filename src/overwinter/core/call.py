@@ -1,5 +1,7 @@
 """A request to a function or a pipeline, and its answer, as the parts of a node hand them on."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from overwinter.core.actions import Start
@@ -21,6 +23,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """1 goes first, 0 is 100."""
     due: Seconds | None = None
     """The due time of a stage; None: by the function's own SLO."""
+    hold: Callable[[int], None] | None = None
+    """Reserves this many bytes for tensors that the node keeps until it has answered; raises TooLargeError or
+    OverloadedError.
+    """
 
 
 class Result(msgspec.Struct, frozen=True):

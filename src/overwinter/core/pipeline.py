@@ -23,6 +23,8 @@ INPUT = "input"
 STAGES_MAX = 64
 SOURCES_MAX = 1024
 """The most tensors that the stages of a pipeline take and the pipeline returns."""
+OUTPUTS_MAX = 2048
+"""The most outputs of the functions of all stages together. Each is looked at when one of the functions changes."""
 
 Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
 TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX, pattern=PRINTABLE)]
@@ -145,7 +147,13 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
     function, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed sizes of
     its target.
     """
-    found = {name: _found(pipeline, name, find) for name in pipeline.stages}
+    functions = {name: _found(pipeline, name, find) for name in pipeline.stages}
+    outputs = sum(len(function.outputs) for function in functions.values())
+    if outputs > OUTPUTS_MAX:
+        raise CallerError(
+            f"the functions of pipeline {pipeline.name!r} return {outputs} tensors; {OUTPUTS_MAX} are allowed"
+        )
+    found = {name: _renamed(name, function) for name, function in functions.items()}
     given = {f"{name}:{spec.name}": spec for name, function in found.items() for spec in function.outputs}
     for name, stage in pipeline.stages.items():
         message = f"stage {name!r} of pipeline {pipeline.name!r}"
@@ -184,13 +192,16 @@ def _checked(source: str, user: str, pipeline: Pipeline) -> str:
     return origin
 
 
-def _found(pipeline: Pipeline, name: str, find: Find) -> Signature:
-    """Return the function of a stage, with its dynamic sizes named after the stage."""
+def _found(pipeline: Pipeline, name: str, find: Find) -> Typed:
     stage = pipeline.stages[name]
     try:
-        function = find(stage.function, stage.version)
+        return find(stage.function, stage.version)
     except NotFoundError as error:
         raise NotFoundError(f"stage {name!r} of pipeline {pipeline.name!r}: {error}") from error
+
+
+def _renamed(name: str, function: Typed) -> Signature:
+    """Return the tensors of a stage's function, with their dynamic sizes named after the stage."""
     inputs, outputs = (
         tuple(
             TensorSpec(

@@ -146,6 +146,6 @@ class Node:
         """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
         return self._registry.views(tenant)
 
-    def pipelines(self) -> list[PipelineView]:
-        """Every pipeline, by name."""
-        return self._pipelines.views()
+    def pipelines(self, tenant: TenantId | None = None) -> Iterator[PipelineView]:
+        """Every pipeline, or one tenant's, by name, each as it is at its turn."""
+        return self._pipelines.views(tenant)

@@ -8,8 +8,9 @@ changes that wait for the disk are made one at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from operator import is_not
 
 import msgspec
 
@@ -54,26 +55,60 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The time of the deploy, in seconds since 1970."""
 
 
+class _Known:
+    """A deployed pipeline."""
+
+    def __init__(self, kept: StoredPipeline, functions: Registry) -> None:
+        self.kept = kept
+        self.seen = _unseen(kept.pipeline)
+        self._find = partial(_found_own, functions, kept.tenant)
+        self._functions = {(stage.function, stage.version) for stage in kept.pipeline.stages.values()}
+        self._tensors: list[Sequence[TensorSpec]] = []
+        """The tensors of its functions when its own were found."""
+        self._signature = Signature((), ())
+
+    def signature(self) -> Signature:
+        """Return its tensors; raise CallerError if its functions do not form a pipeline.
+
+        Every request asks, so they are found again only after a function has changed.
+        """
+        try:
+            found = [self._find(*each) for each in self._functions]
+        except CallerError:
+            return signature(self.kept.pipeline, self._find)
+        tensors = [specs for each in found for specs in (each.inputs, each.outputs)]
+        if not self._tensors or any(map(is_not, tensors, self._tensors)):
+            self._signature = signature(self.kept.pipeline, self._find)
+            self._tensors = tensors
+        return self._signature
+
+
 class PipelineView:
     """A pipeline as it is at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_pipeline"
 
-    def __init__(self, kept: StoredPipeline, seen: PipelineStatistics, functions: Registry) -> None:
-        self._kept = kept
-        self._requests = seen.requests
+    def __init__(self, known: _Known, functions: Registry) -> None:
+        self._known = known
+        self._kept = kept = known.kept
+        self._requests = known.seen.requests
         self._functions = functions
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
         self.tenant: TenantId = kept.tenant
         self.settings = Objective(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
-        self._signature = Signature((), ())
-        self.fault: CallerError | None = None
-        """Why the current versions of its functions do not form a pipeline."""
+
+    @cached_property
+    def _found(self) -> Signature | CallerError:
         try:
-            self._signature = signature(kept.pipeline, partial(_found_own, functions, kept.tenant))
+            return self._known.signature()
         except CallerError as fault:
-            self.fault = fault
+            return fault
+
+    @property
+    def fault(self) -> CallerError | None:
+        """Why the current versions of its functions do not form a pipeline."""
+        return self._found if isinstance(self._found, CallerError) else None
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -93,8 +128,8 @@ class PipelineView:
     @property
     def reason(self) -> str:
         """Why it is not READY; empty otherwise."""
-        if self.fault is not None:
-            return str(self.fault)
+        if isinstance(self._found, CallerError):
+            return str(self._found)
         for name, stage in self._kept.pipeline.stages.items():
             function = self._functions.function(stage.function, stage.version)
             if function.state != "READY":
@@ -103,6 +138,7 @@ class PipelineView:
 
     def info(self, whole: bool = True, /) -> PipelineInfo:
         """Return its full description in any state."""
+        found = Signature((), ()) if isinstance(self._found, CallerError) else self._found
         return PipelineInfo(
             name=self.name,
             version=self.version,
@@ -110,8 +146,8 @@ class PipelineView:
             state=self.state,
             reason=self.reason,
             platform=self.platform,
-            inputs=self._signature.inputs,
-            outputs=self._signature.outputs,
+            inputs=found.inputs,
+            outputs=found.outputs,
             settings=self.settings,
             stages=self._kept.pipeline.stages,
             sources=self._kept.pipeline.outputs,
@@ -120,9 +156,9 @@ class PipelineView:
         )
 
     def _sound(self) -> Signature:
-        if self.fault is not None:
-            raise self.fault
-        return self._signature
+        if isinstance(self._found, CallerError):
+            raise self._found
+        return self._found
 
 
 class Pipelines:
@@ -136,7 +172,7 @@ class Pipelines:
         self._infer = infer
         self._kept = kept
         self._now = now
-        self._known: dict[FunctionName, tuple[StoredPipeline, PipelineStatistics]] = {}
+        self._known: dict[FunctionName, _Known] = {}
         self._coming: list[tuple[Pipeline, TenantId]] = []
         """Those that are being stored."""
         self.changing = asyncio.Lock()
@@ -146,8 +182,8 @@ class Pipelines:
 
     def restore(self) -> dict[FunctionName, tuple[str, ...]]:
         """Load the stored pipelines at the start; returns the numbers that were limited, by pipeline."""
-        self._known = {kept.pipeline.name: (kept, _unseen(kept.pipeline)) for kept in self._kept.pipelines()}
-        return {name: kept.limited for name, (kept, _) in self._known.items()}
+        self._known = {kept.pipeline.name: _Known(kept, self._functions) for kept in self._kept.pipelines()}
+        return {name: known.kept.limited for name, known in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Deploy a pipeline, replacing one of the same name; its requests in progress complete.
@@ -168,7 +204,7 @@ class Pipelines:
                 kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
             finally:
                 self._coming.remove((pipeline, tenant))
-            self._known[pipeline.name] = (kept, _unseen(pipeline))
+            self._known[pipeline.name] = _Known(kept, self._functions)
         return self.view(pipeline.name, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
@@ -179,7 +215,7 @@ class Pipelines:
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
         """Return the names of pipelines, and their tenants."""
-        return {name: kept.tenant for name, (kept, _) in self._known.items()}
+        return {name: known.kept.tenant for name, known in self._known.items()}
 
     def check_function(self, name: FunctionName) -> None:
         """NotFoundError if a pipeline has the name, where a function is asked for."""
@@ -192,19 +228,22 @@ class Pipelines:
 
     def view(self, name: FunctionName, version: int | None) -> PipelineView:
         """Return one pipeline; raise NotFoundError."""
-        return PipelineView(*self._found(name, version), self._functions)
+        return PipelineView(self._found(name, version), self._functions)
 
-    def views(self) -> list[PipelineView]:
-        """Return all pipelines, by name."""
-        return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
+    def views(self, tenant: TenantId | None = None) -> Iterator[PipelineView]:
+        """All pipelines, or one tenant's, by name, each as it is at its turn."""
+        for name in sorted(name for name, known in self._known.items() if tenant in (None, known.kept.tenant)):
+            # It may have been removed since.
+            if (known := self._known.get(name)) is not None:
+                yield PipelineView(known, self._functions)
 
     def seen(self) -> list[PipelineStatistics]:
         """The statistics of each pipeline."""
-        return [seen for _, seen in self._known.values()]
+        return [known.seen for known in self._known.values()]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
         """Return the stages of a pipeline; raise NotFoundError."""
-        return self._found(name, version)[0].pipeline.stages
+        return self._found(name, version).kept.pipeline.stages
 
     def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline.
@@ -219,30 +258,35 @@ class Pipelines:
                 raise NotFoundError(f"its function {name!r} would be missing")
             return default
 
-        known = [(kept.pipeline, kept.tenant) for kept, _ in self._known.values()]
-        for pipeline, tenant in (*known, *self._coming):
+        if default is not None and not gone and self._has_tensors_of(name, default):
+            return
+        checks: list[tuple[Pipeline, Callable[[], Signature]]]
+        checks = [(each.kept.pipeline, each.signature) for each in self._known.values()]
+        for coming, tenant in self._coming:
+            checks.append((coming, partial(signature, coming, partial(_found_own, self._functions, tenant))))
+        for pipeline, now in checks:
             used = any(stage.function == name for stage in pipeline.stages.values())
-            if not used or not self._holds_together(pipeline, tenant):
+            if not used or not _holds_together(now):
                 continue
             try:
                 signature(pipeline, find)
             except CallerError as error:
                 raise ConflictError(f"{error}; remove pipeline {pipeline.name!r} first, or change it") from error
 
-    def _holds_together(self, pipeline: Pipeline, tenant: TenantId) -> bool:
-        """Whether its functions, as they are now, make a pipeline."""
+    def _has_tensors_of(self, name: FunctionName, other: Typed) -> bool:
+        """Whether the default version of a function has the same tensors, so that no pipeline sees a difference."""
         try:
-            signature(pipeline, partial(_found_own, self._functions, tenant))
-        except CallerError:
+            default = self._functions.function(name, None)
+        except NotFoundError:
             return False
-        return True
+        return (default.inputs, default.outputs) == (other.inputs, other.outputs)
 
     # Requests
 
     async def infer(self, call: Call) -> Result:
         """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
-        kept, seen = self._found(call.name, call.version)
-        requests = seen.requests
+        known = self._found(call.name, call.version)
+        kept, seen, requests = known.kept, known.seen, known.seen.requests
         begun = self._now()
         own_s = kept.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
@@ -262,12 +306,12 @@ class Pipelines:
         seen.durations.add(seconds)
         return Result(call.name, kept.version, outputs, passage.start)
 
-    def _found(self, name: FunctionName, version: int | None) -> tuple[StoredPipeline, PipelineStatistics]:
+    def _found(self, name: FunctionName, version: int | None) -> _Known:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")
-        if version not in (None, known[0].version):
-            raise NotFoundError(f"pipeline {name!r} has only version {known[0].version}, not {version}")
+        if version not in (None, known.kept.version):
+            raise NotFoundError(f"pipeline {name!r} has only version {known.kept.version}, not {version}")
         return known
 
 
@@ -279,6 +323,15 @@ def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, versio
             f"function {name!r} belongs to another tenant: a pipeline calls only functions of its tenant"
         )
     return function
+
+
+def _holds_together(now: Callable[[], Signature]) -> bool:
+    """Whether the functions of a pipeline, as they are now, form one."""
+    try:
+        now()
+    except CallerError:
+        return False
+    return True
 
 
 def _unseen(pipeline: Pipeline) -> PipelineStatistics:

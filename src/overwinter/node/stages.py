@@ -5,7 +5,7 @@ its function, with the remaining time of the pipeline's deadline. Tensors betwee
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from overwinter.core.actions import Start
@@ -54,6 +54,9 @@ class PipelineRun:
         self._infer = infer
         self._request = PipelineRequest(pipeline.stages, deadline, _dues(pipeline, functions, now()))
         self._priority = call.priority
+        self._hold = call.hold
+        self._used = {source for stage in pipeline.stages.values() for source in stage.inputs.values()}
+        self._used |= set(pipeline.outputs.values())
         self._now = now
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in call.inputs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -96,10 +99,10 @@ class PipelineRun:
         event: Event
         try:
             reply = await self._answer(ask)
+            self._keep(ask.name, reply.outputs)
         except OverwinterError as error:
             event = Failed(ask.name, type(error).__name__, str(error), error.retry_after_s)
         else:
-            self._tensors.update((f"{ask.name}:{tensor.name}", tensor) for tensor in reply.outputs)
             self.start = max(self.start, reply.start, key=WARMEST_FIRST.index)
             event = Answered(ask.name)
         self._step(event, group)
@@ -111,6 +114,16 @@ class PipelineRun:
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
         return await self._infer(Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due))
+
+    def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:
+        """Keep what is used of a stage's answer; raise TooLargeError or OverloadedError if the caller may not hold it.
+        All stages together may return far more than one function.
+        """
+        named = {f"{stage}:{tensor.name}": tensor for tensor in outputs}
+        used = {source: tensor for source, tensor in named.items() if source in self._used}
+        if self._hold is not None:
+            self._hold(sum(len(tensor.data) for tensor in used.values()))
+        self._tensors |= used
 
     def _taken(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)
