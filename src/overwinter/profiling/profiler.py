@@ -26,6 +26,7 @@ from overwinter.node import clock
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
+from overwinter.node.threads import Threads
 from overwinter.profiling.bench import Bench
 from overwinter.profiling.machine import core_count, fingerprint
 from overwinter.profiling.measuring import batch_limit
@@ -52,6 +53,8 @@ class Profiler:
         self._machine = fingerprint()
         self._rounds = TenantTurns()
         self._background: set[asyncio.Task[object]] = set()
+        # One at a time: any number of measurements may wait, and whatever else needs a thread must not wait for them.
+        self._reader = Threads(1, "profiles")
 
     async def close(self) -> None:
         """Stop background measurements and their workers."""
@@ -72,13 +75,14 @@ class Profiler:
         """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
         cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs.
         """
-        limits = await asyncio.to_thread(self._limits, function)
+        loop = asyncio.get_running_loop()
+        limits = await loop.run_in_executor(self._reader, self._limits, function)
         configurations = wanted_configurations(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         tell(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
         async with self._rounds.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
-            program = await asyncio.to_thread(self._program, function)
+            program = await loop.run_in_executor(self._reader, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, tell)
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
