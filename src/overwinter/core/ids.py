@@ -1,5 +1,6 @@
 """Types of identifiers, so that they cannot be confused."""
 
+from functools import lru_cache
 from typing import NewType
 
 NAME_MAX = 128
@@ -27,8 +28,9 @@ OperationId = NewType("OperationId", int)
 """Identifies one load or one bind; never reused within its kind."""
 
 
+@lru_cache(maxsize=1 << 15)
 def function_id(name: FunctionName, version: int) -> FunctionId:
-    """The id of one version of a function."""
+    """The id of one version of a function. Remembered, because every request asks for it."""
     return FunctionId(f"{name}@{version}")
 
 

@@ -52,7 +52,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     @property
     def run_cores(self) -> int:
         """The cores of each of the concurrent runs."""
-        return max(1, self.cores // self.concurrency)
+        return self.cores // self.concurrency or 1
 
     @property
     def throughput(self) -> float:

@@ -14,6 +14,7 @@ functions must release resources.
 from collections.abc import Sequence
 from itertools import islice
 from math import inf
+from typing import assert_never
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
@@ -47,6 +48,9 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
+        if not order.anyone_waits(cycle):
+            cycle.places_changed = False
+            return
         if state.waiting:
             _give_places(cycle)
         else:
@@ -71,18 +75,21 @@ def _is_left(cycle: Cycle) -> bool:
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin the function's wants one after the other, until it has none or must wait."""
     cycle.current, function.batch_at = function.spec.id, None
-    going_on = True
-    while going_on:
-        if cycle.policy.order == "deadline" and len(function.queue) > 1 and function.has_slot:
+    while True:
+        if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
-        began = _begin(cycle, function, next_want(cycle, function), has_core)
-        going_on = began and bool(function.queue or function.wants_wake)
+        want = next_want(cycle, function)
+        if want is None:
+            order.leave(cycle, function)
+            break
+        if not _begin(cycle, function, want, has_core) or not (function.queue or function.wants_wake):
+            break
         has_core = late_first = False
     if function.spec.id in cycle.state.functions:
         retention.settle(cycle, function)
 
 
-def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) -> bool:
+def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool:
     """Begin a want if it fits, otherwise queue it; whether it began."""
     match want:
         case Send():
@@ -101,10 +108,10 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
         case Wait(seconds):
             function.batch_at = Seconds(cycle.now + seconds)
             cycle.timers.arm(function.spec.id, function.batch_at)
-        case None:
-            pass
-    order.leave(cycle, function)
-    return False
+            order.leave(cycle, function)
+            return False
+        case _:
+            assert_never(want)
 
 
 # Cores
@@ -137,10 +144,9 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
     """Whether the function may use this many cores now; if not, it joins the queue."""
-    line = cycle.state.cores
-    if has_core or not order.waits_for_cores(cycle, function):
+    if has_core or (cycle.resources.cores.fits(needed) and not cycle.state.cores.waits):
         return True
-    if not line.waits and cycle.resources.cores.fits(needed):
+    if not order.waits_for_cores(cycle, function):
         return True
     order.join(cycle, function, "cores")
     return False
@@ -291,7 +297,7 @@ def _give_places(cycle: Cycle) -> None:
 def _make_room(cycle: Cycle) -> None:
     """Choose victims for the first in the queue, until there will be a place for each."""
     first = order.first_for_places(cycle)
-    if first is not None and could_fit(cycle, first) and _stop_excessive(cycle, first, claimed_in_line(cycle, first)):
+    if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
         return
     coming = victims.Coming(cycle)
     for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
@@ -309,23 +315,6 @@ def _look_again(cycle: Cycle, function: Function) -> None:
     """Ask a waiting function for its want again: it has changed, but may lack the same resource."""
     cycle.mark(function)
     cycle.places_changed = True
-
-
-def _stop_excessive(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Stop a worker that takes far more than its need, if its excess is what a function lacks; whether one
-    was stopped.
-    """
-    if ahead.victim(cycle, function, wanted) is not None:
-        return False
-    excessive = memory.excessive_for(cycle, function, wanted)
-    if excessive is None:
-        return False
-    idle = victims.idle_for_place(cycle, function, wanted)
-    if idle.worker is None:
-        memory.outgrew(cycle, excessive)
-    else:
-        make_room(cycle, idle.worker)
-    return True
 
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:

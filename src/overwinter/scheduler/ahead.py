@@ -90,8 +90,6 @@ def look_at(cycle: Cycle, at: float) -> None:
 
 def check(cycle: Cycle) -> None:
     """Stop processes that are not needed, and fork one more if no function has to wait for it."""
-    if not cycle.ahead_due:
-        return
     cycle.ahead_due = False
     _end_unneeded(cycle)
     tenant = _next_tenant(cycle)

@@ -11,6 +11,7 @@ all others left waits in no line, for the end of the run alone.
 An unbind takes no time, because the worker receives the message before any later one.
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from overwinter.core.actions import Bind, Unbind
@@ -37,15 +38,15 @@ from overwinter.scheduler.state import Binding, Function, Worker
 SMOOTHING = 0.2
 
 
-def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
-    """Return the worker of the family in which the function can be bound: the one with the most free slots."""
-    may = (each for each in _free(function) if _has_room(cycle, function, each) or _least_used(each) is not None)
+def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
+    """Return the worker in which the function can be bound: of the `free` workers, the one with the most free slots."""
+    may = [each for each in free if _has_room(cycle, function, each) or _least_used(each) is not None]
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
 
 def best_fit(function: Function) -> Worker | None:
     """Return the worker with a free slot in which a bind would add the least private memory."""
-    return min(_free(function), key=lambda each: (_growth(function, each), each.id), default=None)
+    return min(free_workers(function), key=lambda each: (_growth(function, each), each.id), default=None)
 
 
 def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
@@ -67,7 +68,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
     return all(each.fits(amount, sum(claim[each] for claim in staying)) for each, amount in wanted)
 
 
-def _free(function: Function) -> list[Worker]:
+def free_workers(function: Function) -> list[Worker]:
     """The workers of its family with a free slot that have not bound it, and can."""
     id_ = function.spec.id
     return [each for each in function.usable() if each.has_slot and id_ not in each.bound]
@@ -128,7 +129,9 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     if added:
         worker.coming += added
         count_bytes(cycle, worker)
-    worker.bound[id_], worker.keeps_s = Binding(function), None
+    worker.bound[id_] = Binding(function)
+    if worker.keeps_s is not None:
+        worker.keeps_s = max(worker.keeps_s, keepalive.at_most_s(function, cycle.policy))
     function.workers[worker.id] = worker
     keep_cores(cycle, function, bind_owner(operation), bind, 1)
     cycle.timers.arm(worker.id, hangs_at)

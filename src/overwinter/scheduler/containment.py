@@ -38,8 +38,8 @@ def call_policy(
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
     """Expected seconds of a run; None: unknown."""
     try:
-        # A copy of `call_policy` without its overhead, because this is called most often.
-        return function.latency.latency_s(point, batch)
+        # A copy of `asked` without its overhead, because this is called most often.
+        return function.family.latency.latency_s(point, batch)
     except FAILURES as error:
         remember(state, function.spec.id, error)
         return None

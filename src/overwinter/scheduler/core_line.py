@@ -24,4 +24,4 @@ class CoreLine(msgspec.Struct):
     @property
     def waits(self) -> bool:
         """Whether any function waits."""
-        return bool(self.hopeful) or bool(self.late)
+        return bool(self.hopeful or self.late)

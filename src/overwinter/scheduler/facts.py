@@ -174,22 +174,29 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if worker is None or event.run not in worker.runs:
         return
     run = end_run(cycle, worker, event.run)
-    cycle.current, whose = run.function.spec.id, run.functions
-    failures = {failure.request: failure for failure in event.failures}
+    cycle.current = run.function.spec.id
+    failures = {failure.request: failure for failure in event.failures} if event.failures else {}
     for part in run.parts:
         _answer(cycle, part, failures)
     if worker.is_idle:
         worker.since = cycle.now
-    for function in whose:
-        unbind_if_done(cycle, worker, worker.bound[function.spec.id])
+    served: list[Function] = []
+    for part in run.parts:
+        function = part.function
+        binding = worker.bound[function.spec.id]
+        if binding.leaving:
+            unbind_if_done(cycle, worker, binding)
         _look_after(cycle, worker, function)
-    served = [each for each in whose if not each.removed]
+        if not function.removed:
+            served.append(function)
     if served:
         function, spent_s = served[0], cycle.now - run.began
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
         # After a failure the run was repeated for each function, so its time says nothing about a shared run.
         if len(counts) == 1 or not failures:
-            call_policy(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
+            call_policy(
+                cycle.state, function, None, function.family.latency.observe, worker.point, counts, spent_s, trunk
+            )
         else:
             trunk.sharing.count(several=True)
         _prepare(cycle, function, spent_s)

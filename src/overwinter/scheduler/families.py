@@ -82,19 +82,19 @@ def isolate(cycle: Cycle, function: Function) -> None:
 def note(function: Function) -> None:
     """Record whether the function waits for a worker of its family."""
     id_, family = function.spec.id, function.family
-    trunk = family.trunks[function.trunk]
     if function.queue:
-        family.waiting[id_] = trunk.waiting[id_] = None
-    else:
-        family.waiting.pop(id_, None)
-        trunk.waiting.pop(id_, None)
-    if function.queue and function.line not in ("places", "bytes"):
-        family.wanting[id_] = None
-    else:
+        family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
+        if function.line in ("places", "bytes"):
+            family.wanting.pop(id_, None)
+        else:
+            family.wanting[id_] = None
+    elif id_ in family.waiting:
+        del family.waiting[id_]
+        family.trunks[function.trunk].waiting.pop(id_, None)
         family.wanting.pop(id_, None)
     if function.wants_wake:
         family.waking[id_] = None
-    else:
+    elif family.waking:
         family.waking.pop(id_, None)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import ahead, order, victims
 from overwinter.scheduler.admission import has_place
-from overwinter.scheduler.binding import claimed_in_line, could_fit, worker_to_bind_in
+from overwinter.scheduler.binding import claimed_in_line, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
@@ -305,7 +305,7 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
-    host = worker_to_bind_in(cycle, function)
+    host = worker_to_bind_in(cycle, function, free_workers(function))
     if host is not None and not function.on_trial and not waits:
         assert function.is_starting or function.loading is not None, (
             f"{id_} waits although worker {host.id} could bind it"

@@ -164,11 +164,13 @@ class LatencyModel:
         trunk.sharing.observe(point, counts, seconds)
         self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
         if point.latency_s > 0:
-            expected, together = self.joint_s(point, counts, trunk.own), self.latency_s(point, sum(counts))
+            together = expected = self.latency_s(point, sum(counts))
             if not expected or not together:
                 return
             if len(counts) > 1:
-                trunk.observe(together, self._apart_s(point, counts), seconds)
+                apart = self._apart_s(point, counts)
+                expected = joint_s(together, apart, trunk.own)
+                trunk.observe(together, apart, seconds)
             ratio = seconds * self.pace / expected
             self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
 

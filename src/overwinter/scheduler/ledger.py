@@ -12,6 +12,8 @@ the capacity may be taken when a capacity shrinks, or when a claim turns out lar
 from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
+import msgspec
+
 from overwinter.core.ids import TenantId
 
 Owner = tuple[Hashable, ...]
@@ -78,17 +80,14 @@ Claim = Mapping[Resource, int]
 """The amount of each resource."""
 
 
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One line of the ledger."""
 
-    __slots__ = ("claim", "draining", "tenant")
-
-    def __init__(self, tenant: TenantId | None, claim: Claim) -> None:
-        self.tenant = tenant
-        """The tenant whose share the claim counts for; None: no tenant."""
-        self.claim = claim
-        self.draining = False
-        """Whether the claim will be given back soon."""
+    tenant: TenantId | None
+    """The tenant whose share the claim counts for; None: no tenant."""
+    claim: Claim
+    draining: bool = False
+    """Whether the claim will be given back soon."""
 
 
 class Ledger:

@@ -21,13 +21,13 @@ from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.scheduler import ahead, families, functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
-from overwinter.scheduler.binding import unbind_half
+from overwinter.scheduler.binding import claimed_in_line, unbind_half
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import OWN_S, may_give
+from overwinter.scheduler.victims import OWN_S, idle_for_place, may_give
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -86,7 +86,7 @@ def release(cycle: Cycle, nbytes: int) -> None:
         outgrew(cycle, excessive)
 
 
-def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
+def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
     """Return the worker of another tenant that is stopped for what a function wants, because memory beyond a need is
     only lent.
     """
@@ -99,6 +99,24 @@ def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | N
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
     return next_to_stop(worker for worker in others if is_leaving(worker) or may_give(cycle, function, wanted, worker))
+
+
+def stop_excessive(cycle: Cycle, function: Function) -> bool:
+    """Stop a worker that takes far more than its need, if its excess is what a function in the queue for places lacks;
+    whether one was stopped.
+    """
+    wanted = claimed_in_line(cycle, function)
+    if ahead.victim(cycle, function, wanted) is not None:
+        return False
+    excessive = _excessive_for(cycle, function, wanted)
+    if excessive is None:
+        return False
+    found = idle_for_place(cycle, function, wanted)
+    if found.worker is None:
+        outgrew(cycle, excessive)
+    else:
+        idle.make_room(cycle, found.worker)
+    return True
 
 
 def is_leaving(worker: Worker) -> bool:

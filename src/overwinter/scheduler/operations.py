@@ -11,7 +11,7 @@ from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
-from overwinter.scheduler.containment import joint_s
+from overwinter.scheduler.containment import expected_s, joint_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.policies import keepalive
@@ -90,7 +90,10 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     set_to_work(cycle, worker)
     slots_changed(cycle, worker)
     run = RunId(next(cycle.run_ids))
-    expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
+    if len(parts) == 1:
+        expected = expected_s(cycle.state, function, worker.point, len(parts[0].requests))
+    else:
+        expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
     hangs_at = now + _hangs_s(parts, patience)

@@ -26,7 +26,7 @@ def settle(cycle: Cycle, function: Function) -> None:
         _settle_workers(cycle, family)
     if not function.workers and function.spec.id == cycle.state.releasing:
         _release(cycle, function)
-    if _is_unused(function):
+    if not function.workers and _is_unused(function):
         _settle_blocks(cycle, function)
     elif function.loaded:
         cycle.state.evictable.pop(function.spec.id, None)
@@ -35,7 +35,7 @@ def settle(cycle: Cycle, function: Function) -> None:
 def _settle_workers(cycle: Cycle, family: Family) -> None:
     is_wanted = bool(family.wanting)
     for worker in list(family.workers.values()):
-        if not worker.is_idle:
+        if worker.runs or not worker.is_idle:
             continue
         spare = cycle.state.tenants[worker.tenant].spare
         if worker.drain is not None:
@@ -53,8 +53,9 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
 
 def idle_until(cycle: Cycle, worker: Worker) -> float:
     """Return when an idle worker's keep-alive ends, which is that of its last function; inf: never."""
-    now, policy = float(cycle.now), cycle.policy
+    policy = cycle.policy
     if policy.keep_alive == "history":
+        now = float(cycle.now)
         ends = [
             call_policy(cycle.state, each.function, now, keepalive.by_history, worker, each.function, policy)
             for each in worker.bound.values()

@@ -52,7 +52,8 @@ class Scheduler:
         while cycle.state.faults:
             contain(cycle)
             admit(cycle)
-        ahead.check(cycle)
+        if cycle.ahead_due:
+            ahead.check(cycle)
         alarm = cycle.timers.next_alarm()
         if alarm is not None:
             cycle.actions.append(SetAlarm(alarm))

@@ -11,7 +11,7 @@ shared run is computed from the profile of one function's runs and the part of t
 Requests that join do not make those of the leading function late.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import inf
@@ -45,20 +45,23 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
     """Whether a worker will not be available soon: it has no free slot, and a run of a function that is suspected to
     hang is overdue.
     """
-    if worker.has_slot:
-        return False
-    runs = worker.runs.values()
-    return any(run.overdue_at <= cycle.now and is_suspect(run.function) for run in runs)
+    for run in worker.runs.values():
+        if run.overdue_at <= cycle.now and is_suspect(run.function):
+            return not worker.has_slot
+    return False
 
 
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
     """The number of its mates' requests that count as waiting with the function's own: as many as could join it in one
     of these workers without making its first request late, each counted as that of another function.
     """
+    mates = _mates(cycle, function, slots)
+    if not mates:
+        return 0
     own, most, count = len(function.queue), max(worker.point.batch for worker in slots), 0
     if own >= most:
         return 0
-    for mate in _mates(cycle, function, slots):
+    for mate in mates:
         count += len(mate.queue)
         if own + count >= most:
             count = most - own
@@ -89,24 +92,26 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
 
 def changed(cycle: Cycle, function: Function) -> None:
     """A request arrived or left: functions that wait for more requests check again."""
-    if cycle.policy.joins and len(function.family.members) > 1:
-        for mate in _waiting(function):
-            if mate.batch_at is not None:
-                cycle.mark(mate)
+    for mate in _waiting(function) if cycle.policy.joins else ():
+        if mate.batch_at is not None:
+            cycle.mark(mate)
 
 
 def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     """The requests of a run: the function's first request, then its own and its mates' by due time. Requests past their
     deadline are returned separately, to be refused.
     """
+    if not _waiting(function):
+        return _alone(cycle, function, send)
     mates = list(_mates(cycle, function, [send.worker]))
-    if mates:
-        parts = _joined(cycle, function, send, mates)
-    else:
-        ids = _first(cycle, function, send.count)
-        parts = (Part(function, ids),) if ids else ()
+    parts = _joined(cycle, function, send, mates) if mates else _alone(cycle, function, send)
     changed(cycle, function)
     return parts
+
+
+def _alone(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
+    ids = _first(cycle, function, send.count)
+    return (Part(function, ids),) if ids else ()
 
 
 def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...]:
@@ -205,23 +210,32 @@ class _Joint:
         return tuple(Part(each, tuple(ids)) for each, ids in self.taken.items() if ids)
 
 
-def _waiting(function: Function) -> Iterator[Function]:
+def _waiting(function: Function) -> Iterable[Function]:
     """The other functions with waiting requests that could share a run; if there are many, those waiting longest,
-    because each arriving request checks them all.
+    because each arriving request checks them all. Usually there is none, and the result is false.
     """
-    family = function.family
-    for id_ in islice(family.trunks[function.trunk].waiting, LOOKED_AT):
-        if id_ != function.spec.id:
-            yield family.members[id_]
+    waiting = function.family.trunks[function.trunk].waiting
+    if not waiting or (len(waiting) == 1 and function.spec.id in waiting):
+        return ()
+    members, own = function.family.members, function.spec.id
+    return (members[id_] for id_ in islice(waiting, LOOKED_AT) if id_ != own)
 
 
-def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
-    """The functions with waiting requests that could join a run of the function in one of these workers."""
-    if len(function.family.members) == 1 or not cycle.policy.joins or is_suspect(function):
-        return
+def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
+    """The functions with waiting requests that could join a run of the function in one of these workers; false if none
+    waits.
+    """
+    waiting = _waiting(function)
+    if not waiting or not cycle.policy.joins or is_suspect(function):
+        return ()
     if not function.family.trunks[function.trunk].sharing.joins:
-        return
-    for mate in _waiting(function):
+        return ()
+    return _able(waiting, workers)
+
+
+def _able(waiting: Iterable[Function], workers: Sequence[Worker]) -> Iterator[Function]:
+    """Of these functions, those that may run together with another in one of these workers."""
+    for mate in waiting:
         if not mate.queue or is_suspect(mate):
             continue
         if any(worker.point.batch > 1 and worker.serves(mate.spec.id) for worker in workers):

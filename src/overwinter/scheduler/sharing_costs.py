@@ -5,6 +5,7 @@ both, so both measurements must be recent: now and then a run is of the slower k
 the interval doubles each time as long as that kind stays slower.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
@@ -19,14 +20,21 @@ LOOK_LAST = 256
 """The most runs of the better kind between two of the other kind."""
 
 
+Recent = deque[float]
+
+
+def _recent() -> Recent:
+    return deque(maxlen=RECENT)
+
+
 class Sharing(msgspec.Struct, eq=False):
     """Observed times of shared and separate runs of functions."""
 
     pays: bool = True
     """Whether shared runs are faster, assumed while unknown."""
-    _costs: list[float] = msgspec.field(default_factory=list)
+    _costs: Recent = msgspec.field(default_factory=_recent)
     """For recent shared runs, their time divided by that of separate runs."""
-    _alone: dict[tuple[int, int], dict[int, list[float]]] = msgspec.field(default_factory=dict)
+    _alone: dict[tuple[int, int], dict[int, Recent]] = msgspec.field(default_factory=dict)
     """For recent separate runs, seconds per request: by cores and concurrency, and by the power of two of the requests.
     """
     _runs: int = 0
@@ -53,7 +61,11 @@ class Sharing(msgspec.Struct, eq=False):
             self._compare(self._apart_s(point, counts), seconds)
         else:
             alone = self._alone.setdefault((point.cores, point.concurrency), {})
-            _add(alone.setdefault(counts[0].bit_length(), []), seconds / counts[0])
+            power = counts[0].bit_length()
+            times = alone.get(power)
+            if times is None:
+                times = alone[power] = _recent()
+            times.append(seconds / counts[0])
 
     def count(self, several: bool) -> None:
         """Count a run that ended, shared or not."""
@@ -68,7 +80,7 @@ class Sharing(msgspec.Struct, eq=False):
         if apart <= 0:
             # Such a run gives no information.
             return
-        _add(self._costs, seconds / apart)
+        self._costs.append(seconds / apart)
         pays = median_low(self._costs) < 1
         if pays != self.pays:
             self._runs = 0
@@ -80,11 +92,11 @@ class Sharing(msgspec.Struct, eq=False):
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
         """Return the seconds of separate runs of these numbers of requests, by runs of similar size; 0: unknown."""
         alone = self._alone.get((point.cores, point.concurrency), {})
-        known = {power: median_low(times) for power, times in alone.items()}
-        nearest = (min(known, key=lambda power: abs(power - count.bit_length())) for count in counts if known)
-        return sum(count * known[power] for count, power in zip(counts, nearest, strict=False))
-
-
-def _add(times: list[float], seconds: float) -> None:
-    times.append(seconds)
-    del times[:-RECENT]
+        if not alone:
+            return 0.0
+        # Many functions have equal numbers of requests.
+        each_s = {
+            count: median_low(alone[min(alone, key=lambda power: abs(power - count.bit_length()))])
+            for count in set(counts)
+        }
+        return sum(count * each_s[count] for count in counts)

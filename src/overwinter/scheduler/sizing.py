@@ -223,7 +223,7 @@ def keeps_up(cycle: Cycle, function: Function) -> bool:
     for worker in family.workers.values():
         if need <= 0:
             return True
-        latency = function.latency.latency_s(worker.point, 1)
+        latency = family.latency.latency_s(worker.point, 1)
         if worker.is_ready and latency:
             need -= worker.point.concurrency / latency
     return need <= 0

@@ -96,7 +96,7 @@ class Worker(msgspec.Struct):
     @property
     def nbytes(self) -> int:
         """The memory for which the worker counts: its need, or its estimated memory if that is larger."""
-        return max(self.point.memory_bytes, self.expected)
+        return max(self.point.memory_bytes, self.taken + self.coming)
 
     @property
     def expected(self) -> int:

@@ -8,7 +8,7 @@ from math import inf
 import msgspec
 
 from overwinter.scheduler import shared_runs
-from overwinter.scheduler.binding import best_fit, worker_to_bind_in
+from overwinter.scheduler.binding import free_workers, worker_to_bind_in
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
@@ -55,8 +55,10 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
             return call_policy(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
     if not _may_wake(cycle, function):
         return None
-    if _wants_bind(function):
-        worker = worker_to_bind_in(cycle, function)
+    wants_bind = _wants_bind(function)
+    free = free_workers(function) if wants_bind else []
+    if wants_bind:
+        worker = worker_to_bind_in(cycle, function, free)
         if worker is not None:
             return BindIn(worker) if function.loaded else LOAD_BLOCKS
         if not function.workers and not function.loaded and function.has_worker:
@@ -64,7 +66,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
             return LOAD_BLOCKS
     if _needs_worker_now(cycle, function):
         return FORK if function.loaded else LOAD_BLOCKS
-    if function.queue and _wants_bind(function) and best_fit(function) is not None:
+    if function.queue and free:
         return ROOM if function.loaded else LOAD_BLOCKS
     return None
 
@@ -97,17 +99,27 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     for it and the existing workers would keep the family's last request waiting longer than its SLO, or than a wake
     takes.
     """
-    settings, latency, family = function.spec.settings, function.latency, function.family
-    workers = function.usable()
-    if len(workers) >= family.max_workers or function.is_starting or any(_comes(each) for each in workers):
+    workers, ready = function.usable(), []
+    if len(workers) >= function.family.max_workers or function.is_starting:
         return False
-    ready = [worker for worker in workers if worker.is_ready and not _is_lost(cycle, worker)]
+    for worker in workers:
+        if worker.start is not None:
+            if _comes(worker):
+                return False
+        elif not worker.stopping and not _is_lost(cycle, worker):
+            ready.append(worker)
     if not ready:
         return True
     if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:
         return False
     if any(worker.has_slot for worker in ready):
         return False
+    return _waits_long(function, ready)
+
+
+def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
+    """Whether these workers would keep the family's last request waiting for too long."""
+    settings, latency, family = function.spec.settings, function.family.latency, function.family
     rate = at_once = 0.0
     for worker in ready:
         seconds = latency.latency_s(worker.point, worker.point.batch)
@@ -148,7 +160,7 @@ def _cores_in_use(cycle: Cycle) -> int:
 
 
 def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Step:
-    slo_ms, latency, requests = function.spec.settings.slo_ms, function.latency, cycle.state.requests
+    slo_ms, latency, requests = function.spec.settings.slo_ms, function.family.latency, cycle.state.requests
     if slo_ms is None or (latency.run_s is None and not latency.points):
         return batching.at_once(len(function.queue) + shared_runs.counted(cycle, function, slots, 0.0, inf), slots)
     first = requests[function.queue[0]].arrived

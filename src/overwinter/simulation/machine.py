@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import heappop, heappush
 
+import msgspec
+
 from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
@@ -16,17 +18,14 @@ SAME_S = 1e-6
 """Times that differ by less are equal: rounding errors must not keep a job from ending."""
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """Work that keeps some cores busy for some seconds, if it does not share them, and what follows it."""
 
-    __slots__ = ("cores", "done", "ends", "gone", "seconds")
-
-    def __init__(self, cores: int, seconds: float, done: Callable[["Job"], None]) -> None:
-        self.cores = cores
-        self.seconds = seconds
-        self.done = done
-        self.ends = 0.0
-        self.gone = False
+    cores: int
+    seconds: float
+    done: Callable[["Job"], None]
+    ends: float = 0.0
+    gone: bool = False
 
 
 class Cores:

@@ -19,7 +19,8 @@ class Timeline:
 
     def after(self, seconds: float, callback: Callback) -> None:
         """Run an action this many seconds from now."""
-        self.at(self.now + seconds, callback)
+        self._sequence += 1
+        heappush(self._heap, (max(self.now + seconds, self.now), self._sequence, callback))
 
     def at(self, time: float, callback: Callback) -> None:
         """Run an action at this time, or now if the time has passed."""
@@ -29,6 +30,14 @@ class Timeline:
     def next_at(self) -> float:
         """The time of the next action; infinite if there is none."""
         return self._heap[0][0] if self._heap else inf
+
+    def run_until(self, time: float) -> None:
+        """Run all actions up to this time, also those that they add."""
+        heap = self._heap
+        while heap and heap[0][0] <= time:
+            self.now, _, callback = heappop(heap)
+            callback()
+        self.now = time
 
     def step(self) -> None:
         """Run the next action."""

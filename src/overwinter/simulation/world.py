@@ -6,8 +6,9 @@ returns as an event. All randomness comes from the scenario's seed: equal scenar
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat, takewhile
 from math import inf
+from operator import gt
 from pathlib import Path
 from random import Random
 from typing import IO, assert_never
@@ -84,14 +85,20 @@ def by_time(streams: Iterable[Iterator[Arrival]]) -> Iterator[Arrival]:
         piece: list[Arrival] = []
         later: list[tuple[Arrival, Iterator[Arrival]]] = []
         for first, stream in following:
-            arrival: Arrival | None = first
-            while arrival is not None and arrival[0] < ends:
-                piece.append(arrival)
-                arrival = next(stream, None)
-            if arrival is not None:
-                later.append((arrival, stream))
+            next_arrival = _move(chain((first,), stream), ends, piece)
+            if next_arrival is not None:
+                later.append((next_arrival, stream))
         yield from sorted(piece)
         following = later
+
+
+def _move(stream: Iterator[Arrival], ends: float, piece: list[Arrival]) -> Arrival | None:
+    """Move the arrivals before `ends` to the piece; return the next arrival, or None if there is none."""
+    for arrival in stream:
+        if arrival[0] >= ends:
+            return arrival
+        piece.append(arrival)
+    return None
 
 
 class World:
@@ -137,11 +144,10 @@ class World:
         """Simulate until every request is answered; call `progress` with the simulated seconds from time to time."""
         self._begin()
         timeline, turn = self._timeline, self._turn
+        applications = {application.name for application in self._scenario.applications}
         for number, (at, name) in enumerate(self._requests, 1):
-            while timeline.next_at() <= at:
-                timeline.step()
-            timeline.now = at
-            if name in self._applications:
+            timeline.run_until(at)
+            if name in applications:
                 for event in self._applications.arrived(name, Seconds(at)):
                     turn(event)
             else:
@@ -170,11 +176,8 @@ class World:
         return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.sibling, base)
 
     def _arrivals(self, name: FunctionName, workload: Workload, sibling: int, base: Path) -> Iterator[Arrival]:
-        end = self._scenario.duration_s
-        for at in arrivals(workload, self._stream("arrivals", name), sibling, base):
-            if at >= end:
-                return
-            yield at, name
+        times = arrivals(workload, self._stream("arrivals", name), sibling, base)
+        return zip(takewhile(partial(gt, self._scenario.duration_s), times), repeat(name))
 
     def _begin(self) -> None:
         for each in self._functions:
@@ -218,12 +221,13 @@ class World:
         """Post an event this many seconds from now; never inside the current step."""
         self._timeline.after(seconds, partial(self._turn, event))
 
-    def _carry_out(self, action: Action) -> None:  # noqa: C901
+    def _carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         match action:
             case Run():
                 self._run(action)
             case Reply() | Refuse():
-                self._go_on(action)
+                if self._scenario.applications:
+                    self._go_on(action)
             case SetAlarm(at):
                 self._alarm_at = at
                 self._timeline.at(at, partial(self._ring, at))

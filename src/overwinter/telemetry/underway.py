@@ -3,6 +3,8 @@
 from collections.abc import Container
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from overwinter.core.actions import Start, StartWorker
 from overwinter.core.ids import FunctionId, RunId, Seconds
 from overwinter.telemetry.tally import Tally
@@ -10,32 +12,26 @@ from overwinter.telemetry.tally import Tally
 T = TypeVar("T", bound=Tally)
 
 
-class OpenRequest(Generic[T]):
+class OpenRequest(msgspec.Struct, Generic[T], eq=False):
     """A request that has no answer yet."""
 
-    __slots__ = ("arrived", "ran", "tally")
-
-    def __init__(self, tally: T, arrived: Seconds) -> None:
-        self.tally = tally
-        self.arrived = arrived
-        self.ran = False
+    tally: T
+    arrived: Seconds
+    ran: bool = False
 
 
-class OpenRun(Generic[T]):
+class OpenRun(msgspec.Struct, Generic[T], eq=False):
     """A run that has not ended, with the number of requests of each function."""
 
-    __slots__ = ("batch", "begun", "full", "function", "requests")
-
-    def __init__(self, begun: Seconds, function: FunctionId, requests: dict[T, int], batch: int) -> None:
-        self.begun = begun
-        self.function = function
-        """The one that leads."""
-        self.requests = requests
-        """By function; the one that leads comes first."""
-        self.batch = batch
-        """All of them."""
-        self.full = False
-        """Known to be of one function, and the last that the worker may have at once."""
+    begun: Seconds
+    function: FunctionId
+    """The one that leads."""
+    requests: dict[T, int]
+    """By function; the one that leads comes first."""
+    batch: int
+    """All of them."""
+    full: bool = False
+    """Known to be of one function, and the last that the worker may have at once."""
 
 
 class WorkerCost(NamedTuple):

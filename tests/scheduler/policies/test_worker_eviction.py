@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overwinter.scheduler.policies.worker_eviction import Idle, cost_aware, counted, least_recently_used
 
@@ -23,11 +24,11 @@ def test_by_use_and_cost_for_each_byte_above_what_went_last():
 
 @given(IDLE)
 def test_what_is_used_dear_or_small_is_worth_more_and_nothing_less_than_what_went_last(idle):
-    without_clock = idle._replace(clock=0.0)
+    without_clock = replace(idle, clock=0.0)
     value = cost_aware(without_clock)
-    assert cost_aware(without_clock._replace(uses=2 * idle.uses)) > value
-    assert cost_aware(without_clock._replace(cost_s=2 * idle.cost_s)) > value
-    assert cost_aware(without_clock._replace(nbytes=2 * idle.nbytes)) < value
+    assert cost_aware(replace(without_clock, uses=2 * idle.uses)) > value
+    assert cost_aware(replace(without_clock, cost_s=2 * idle.cost_s)) > value
+    assert cost_aware(replace(without_clock, nbytes=2 * idle.nbytes)) < value
     assert cost_aware(idle) >= idle.clock
 
 

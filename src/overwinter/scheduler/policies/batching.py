@@ -107,7 +107,7 @@ def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
         return adaptive(waiting, workers)
     send = greedy(waiting, workers)
     late = waiting.waited_s + waiting.latency(send.worker, send.count) > waiting.slo_s
-    return Send(send.worker, send.count, late)
+    return Send(send.worker, send.count, late) if late else send
 
 
 def sound(step: Step, workers: Sequence[Worker]) -> Step:

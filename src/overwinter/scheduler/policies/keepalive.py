@@ -32,7 +32,9 @@ def at_most_s(function: Function, policy: Policy) -> float:
 
 def longest_s(worker: Worker, policy: Policy) -> float:
     """The longest that any function of a worker may stay there."""
-    return max((at_most_s(each.function, policy) for each in worker.bound.values()), default=0.0)
+    # A worker may have a hundred functions, and few different settings.
+    functions = {each.function.spec.settings.keep_alive_s: each.function for each in worker.bound.values()}
+    return max((at_most_s(each, policy) for each in functions.values()), default=0.0)
 
 
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:

@@ -29,7 +29,7 @@ def why_full(function: Function, requests: Resource) -> str | None:
         return f"function {function.spec.id} already has {len(function.queue)} requests waiting"
     tenant, most = function.spec.tenant, requests.capacity
     own = requests.of(tenant)
-    if own >= requests.free:
+    if most is not None and own >= most - requests.taken:
         return f"tenant {tenant!r} has {own} open requests; all tenants together may have {most} (requests_max)"
     return None
 

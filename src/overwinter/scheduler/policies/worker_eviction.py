@@ -7,7 +7,8 @@ becomes idle; the least valuable is evicted first.
 from collections.abc import Callable, Mapping
 from math import exp
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from overwinter.core.policies import WorkerEviction
 
@@ -15,7 +16,7 @@ MEMORY_S = 1800.0
 """The time in which the count of a use decays to a third, so that old uses are forgotten."""
 
 
-class Idle(NamedTuple):
+class Idle(msgspec.Struct, frozen=True):
     """The input of a policy about a worker that becomes idle."""
 
     now: float
