@@ -170,4 +170,6 @@ def test_nobody_who_goes_on_asking_is_kept_out(
         for _ in range(chance.choice([1, 1, 2])):
             clients.after(chance.random(), clients.ask, name, think_s)
     clients.go_on()
-    assert clients.longest < TIME_SLICE_S * functions
+    # A load that fails costs its function a turn: others come before it again.
+    turns = 2 if failing else 1
+    assert clients.longest < turns * TIME_SLICE_S * functions
