@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from overwinter.core.errors import ProgramError
+from overwinter.model.closeness import ClosenessMeter
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export
 from overwinter.model.pretrained import load_transformers
@@ -172,7 +173,7 @@ OTHER_SIZES = {"sequence": 9, "decoder_sequence": 5, "height": 96, "width": 160,
         (wav2vec2, {"samples": 1000}, {"input_values": 2}),
     ],
 )
-def test_architecture_gives_the_same_bits_at_other_sizes(build, options, inputs, tmp_path):
+def test_architecture_gives_the_same_answers_at_other_sizes(build, options, inputs, tmp_path):
     opened = opened_of(build, tmp_path, **options)
     program, weights = export(*opened)
     assert {spec.name: len(spec.shape) for spec in program.inputs} == inputs
@@ -186,7 +187,8 @@ def test_architecture_gives_the_same_bits_at_other_sizes(build, options, inputs,
         expected = opened.module(**others)
         given = compile_program(program)(weights, [others[spec.name] for spec in program.inputs])
     assert [spec.name for spec in program.outputs] == list(expected)
-    assert all(torch.equal(one, other) for one, other in zip(given, expected.values(), strict=True))
+    # The kernels of some processors differ in the last bit by where values lie in memory.
+    assert not ClosenessMeter(program, 1e-6).compare(list(expected.values()), given)
 
 
 def test_texts_and_images_of_clip_are_counted_apart(tmp_path):
