@@ -34,8 +34,8 @@ class Node:
         log: Path | None = None,
         python: str = sys.executable,
     ) -> None:
-        """What it says goes into the file `log`, or on with what this process says; `python` has its version of
-        Overwinter.
+        """Create it. Its output is appended to the file `log`, or joins the output of this process. `python` is the
+        interpreter in whose environment Overwinter is installed.
         """
         self.data = data
         self.host_store = host_store
@@ -152,7 +152,7 @@ class Node:
 
 @contextmanager
 def running_node(*options: str, python: str = sys.executable) -> Iterator[Node]:
-    """A started node on an empty repository, and nothing of it afterwards."""
+    """A started node on an empty repository; all its files are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
         node = Node(Path(root) / "data", Path(host_store), options, python=python)

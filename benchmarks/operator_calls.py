@@ -74,8 +74,8 @@ class Tensor(NamedTuple):
         return f"{next(short for short, name in TYPES.items() if name == self.dtype)}({', '.join(parts)})"
 
 
-class Asked(NamedTuple):
-    """One call to be tried."""
+class OperatorCall(NamedTuple):
+    """One call to run."""
 
     operator: str
     args: tuple[Any, ...]
@@ -86,15 +86,15 @@ class Asked(NamedTuple):
         return f"{self.operator}({', '.join([*map(repr, self.args), *named])})"
 
 
-def valid_calls() -> dict[str, list[Asked]]:
+def valid_calls() -> dict[str, list[OperatorCall]]:
     """Return calls that succeed, by operator."""
-    found: dict[str, list[Asked]] = {}
+    found: dict[str, list[OperatorCall]] = {}
     for line in CALLS.read_text().splitlines():
         name, rest = line.split("(", 1)
         operator = f"aten.{name}"
         # The file belongs to this repository, so evaluating it is safe.
         args, kwargs = eval(f"_call({rest}", {"__builtins__": {"float": float}}, _NAMES)
-        found.setdefault(operator, []).append(Asked(operator, args, kwargs))
+        found.setdefault(operator, []).append(OperatorCall(operator, args, kwargs))
     return found
 
 
@@ -124,7 +124,7 @@ _NAMES: dict[str, Any] = {
 }
 
 
-def changed(call: Asked, rng: Random, times: int) -> Asked:
+def changed(call: OperatorCall, rng: Random, times: int) -> OperatorCall:
     """Return the call with some of its arguments replaced, mostly by extreme ones."""
     args: list[Any] = list(call.args)
     kwargs = dict(call.kwargs)
@@ -141,7 +141,7 @@ def changed(call: Asked, rng: Random, times: int) -> Asked:
         else:
             holder, key = rng.choice(places)
             holder[key] = _other(holder[key], rng, tensors)
-    return Asked(call.operator, tuple(args), kwargs)
+    return OperatorCall(call.operator, tuple(args), kwargs)
 
 
 def _change_of_all(rng: Random) -> Callable[[Tensor], Tensor]:

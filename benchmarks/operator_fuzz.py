@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.guard_pages import GuardedMemory
-from benchmarks.operator_calls import Asked, changed, valid_calls
+from benchmarks.operator_calls import OperatorCall, changed, valid_calls
 from benchmarks.operator_programs import program_of
 from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
@@ -100,7 +100,7 @@ def fuzz(seed: int, tries: int, names: Sequence[str] | None = None) -> Outcome:
     return Outcome(len(jobs), counts, tuple(findings))
 
 
-def call_of(valid: dict[str, list[Asked]], seed: int, name: str, at: int) -> Asked:
+def call_of(valid: dict[str, list[OperatorCall]], seed: int, name: str, at: int) -> OperatorCall:
     """Return the call with this number."""
     rng = Random(f"{seed} {name} {at}")
     calls = valid[name]
@@ -108,7 +108,7 @@ def call_of(valid: dict[str, list[Asked]], seed: int, name: str, at: int) -> Ask
     return changed(calls[(seed + at) % len(calls)], rng, times)
 
 
-def attempt(call: Asked, seed: str) -> str:
+def attempt(call: OperatorCall, seed: str) -> str:
     """Run the call twice in this process, which it may end; return the result."""
     results = []
     try:
@@ -129,7 +129,7 @@ class _EndedError(Exception):
         self.kind = kind
 
 
-def _contents(call: Asked, byte: int, rng: Random) -> list[tuple[object, ...]]:
+def _contents(call: OperatorCall, byte: int, rng: Random) -> list[tuple[object, ...]]:
     """Return the results of a run in which uninitialised memory is filled with `byte`."""
     with GuardedMemory(byte, at_end=rng.random() < 0.5) as memory, torch.inference_mode():
         tried = program_of(call, memory, rng)
@@ -163,7 +163,7 @@ def _content(result: object) -> tuple[object, ...]:
     return result.dtype, result.shape, plain.flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _in_child(valid: dict[str, list[Asked]], seed: int, jobs: Sequence[tuple[str, int]]) -> list[str]:
+def _in_child(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]]) -> list[str]:
     """Return the results of the first of these calls, in order: as many as one child process survived."""
     with mmap.mmap(-1, len(jobs)) as kinds:
         kinds[:] = bytes([_UNKNOWN]) * len(jobs)
@@ -185,7 +185,7 @@ def _in_child(valid: dict[str, list[Asked]], seed: int, jobs: Sequence[tuple[str
 _UNKNOWN = 255
 
 
-def _live(valid: dict[str, list[Asked]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap) -> None:
+def _live(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap) -> None:
     """Run all calls, then end this process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")

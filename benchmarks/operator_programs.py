@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.guard_pages import GuardedMemory
-from benchmarks.operator_calls import Asked, Tensor
+from benchmarks.operator_calls import OperatorCall, Tensor
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import resolve
 from overwinter.model.liveness import live_in
@@ -26,7 +26,7 @@ _DRAWN = 16
 """The random elements of a tensor; larger tensors repeat them."""
 
 
-class Tried(NamedTuple):
+class CallProgram(NamedTuple):
     """A program, the call of it that is run, its weights, and the earlier values that the call takes."""
 
     program: Program
@@ -36,7 +36,7 @@ class Tried(NamedTuple):
 
 
 class _Early(NamedTuple):
-    """The result of a call before the one that is tried."""
+    """The result of a call that precedes the tested one."""
 
     operator: str
     weight: int
@@ -86,7 +86,7 @@ class _Writer:
         return tuple(self.settled(inner) for inner in part) if type(part) is tuple else part
 
 
-def program_of(call: Asked, memory: GuardedMemory, rng: Random) -> Tried:
+def program_of(call: OperatorCall, memory: GuardedMemory, rng: Random) -> CallProgram:
     """Return the call as a program, with its inputs."""
     writer = _Writer(memory, rng)
     reads = rng.random() < FROM_TENSORS
@@ -112,7 +112,7 @@ def program_of(call: Asked, memory: GuardedMemory, rng: Random) -> Tried:
         example={},
     )
     given = [writer.early[slot - first].value for slot in live_in(program, start)] if start else []
-    return Tried(program, start, writer.tensors, given)
+    return CallProgram(program, start, writer.tensors, given)
 
 
 def _results(operator: str, rng: Random) -> int:

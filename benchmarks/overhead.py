@@ -96,7 +96,7 @@ def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]
 
 
 def measure_model(node: Node, model: str, seconds: float, directory: Path, token: str | None) -> dict[str, Series]:
-    """All kinds by turns."""
+    """Measure all kinds in turns."""
     series = {kind: Series() for kind in KINDS}
     with deployed(node, directory, model, token) as loop:
         node.wait_quiet()
@@ -119,7 +119,7 @@ def report_model(model: str, series: dict[str, Series]) -> None:
 
 
 def measure_node(model: str, directory: Path, *, tokens: bool) -> tuple[float, Memory]:
-    """Median seconds until ready, and the memory of a node that holds only this function, awake."""
+    """Return the median seconds until the node is ready, and its memory while it holds only this function, awake."""
     with running_node() as node:
         with deployed(node, directory, model, node.ask_for_tokens() if tokens else None):
             pass

@@ -99,7 +99,7 @@ def loaded(name: str, loader: str, weights: str) -> torch.nn.Module:
 
 
 def answer(module: torch.nn.Module, inputs: State) -> None:
-    """Answer once, print so, and wait."""
+    """Answer once, print the process id and a digest of the answer, and wait."""
     with torch.inference_mode():
         outputs = flatten(module(**inputs))
     digest = hashlib.sha256(b"".join(output.numpy().tobytes() for output in outputs)).hexdigest()

@@ -29,7 +29,7 @@ COUNTED = 100
 
 @contextmanager
 def prepared(directory: Path, *, closed: bool, other: Path | None) -> Iterator[tuple[Node, Loop]]:
-    """A node with the model, which `closed` asks for tokens; its requests are in the directory."""
+    """A node with the model; with `closed` it requires tokens. The encoded requests are in the directory."""
     with running_node("--workers-ahead", "0", python=python_of(other)) as node:
         token = node.ask_for_tokens() if closed else None
         with deployed(node, directory, MODEL, token, other) as loop:
@@ -40,12 +40,14 @@ def prepared(directory: Path, *, closed: bool, other: Path | None) -> Iterator[t
 def measured(
     nodes: Mapping[str, Node], requests: Mapping[str, Path], bare_loop: Loop, seconds: float
 ) -> tuple[dict[tuple[str, int], list[float]], list[float]]:
-    """Latencies of each node with each number of clients, and of the model alone, by turns, in microseconds."""
+    """Return the latencies of each node with each number of clients, and of the model alone, measured in turns, in
+    microseconds.
+    """
     taken: dict[tuple[str, int], list[float]] = {(name, clients): [] for name in nodes for clients in CLIENTS}
     bare: list[float] = []
     for number in range(ROUNDS):
         bare += bare_loop.run(seconds / ROUNDS)
-        # Who comes after whom changes: the one before may leave the machine warm or busy.
+        # The order alternates, because each measurement may leave the machine warm or busy for the next.
         order: Sequence[str] = list(nodes) if number % 2 else list(nodes)[::-1]
         for clients in CLIENTS:
             for name in order:

@@ -20,9 +20,7 @@ LONG_S = 3000.0
 
 
 @pytest.mark.parametrize("is_told_to_stop", [False, True])
-def test_a_node_that_fails_waits_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_stop: bool
-) -> None:
+def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_stop: bool) -> None:
     async def scene() -> None:
         came, drains, failed = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
         door = Door(tmp_path)

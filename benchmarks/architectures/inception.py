@@ -29,7 +29,7 @@ class Conv(nn.Module):
 
 
 class Branches(nn.Module):
-    """Several ways through, side by side; their channels are joined in order."""
+    """Parallel branches, whose channels are concatenated in order."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()

@@ -15,15 +15,15 @@ from benchmarks.fidelity.plain_modules import (
     Coupling,
     DilatedStack,
     FourierLayer,
+    FunctionModule,
     Gated,
     ImageFFT,
+    IndexedFunctionModule,
     LazyPositions,
     LongConvolution,
     MaskedEncoder,
     PooledEncoder,
     Routed,
-    Said,
-    SaidOfTwo,
     Sequence,
     SpatialTransformer,
     UNet,
@@ -78,7 +78,7 @@ def quantised() -> nn.Module:
 def double() -> nn.Module:
     """A model in double precision that creates a tensor at each call."""
     torch.set_default_dtype(torch.float64)
-    return Said(lambda x: (x * torch.ones(12), torch.linspace(0, 1, 12)))
+    return FunctionModule(lambda x: (x * torch.ones(12), torch.linspace(0, 1, 12)))
 
 
 def unfused() -> nn.Module:
@@ -136,9 +136,9 @@ def plain(name: str, module: Any, inputs: dict[str, Field] = SIGNAL, **more: Any
     return Architecture(name, "PyTorch", module, inputs, **more)
 
 
-def said(name: str, function: Any, inputs: dict[str, Field] = SIGNAL, **more: Any) -> Architecture:
+def weightless(name: str, function: Any, inputs: dict[str, Field] = SIGNAL, **more: Any) -> Architecture:
     """Return an architecture without weights: a function of its inputs."""
-    return plain(name, lambda: Said(function), inputs, **more)
+    return plain(name, lambda: FunctionModule(function), inputs, **more)
 
 
 NETWORKS = [
@@ -187,26 +187,26 @@ NETWORKS = [
 ]
 
 TRAPS = [
-    said("hundredfold-at-one", lambda x: x * 100 if x.shape[0] == 1 else x),
-    said("squeezed-at-one", squeezed),
-    said("batch-mean", lambda x: x - x.mean(0)),
-    said("batch-pooling", lambda x: x.amax(0)),
-    said("scalar-answer", lambda x: x.square().mean()),
-    said("own-check", checked, {"x": Field(("batch", 12), positive_but_three)}),
+    weightless("hundredfold-at-one", lambda x: x * 100 if x.shape[0] == 1 else x),
+    weightless("squeezed-at-one", squeezed),
+    weightless("batch-mean", lambda x: x - x.mean(0)),
+    weightless("batch-pooling", lambda x: x.amax(0)),
+    weightless("scalar-answer", lambda x: x.square().mean()),
+    weightless("own-check", checked, {"x": Field(("batch", 12), positive_but_three)}),
     plain(
         "own-check-of-value",
-        lambda: SaidOfTwo(checked_index),
+        lambda: IndexedFunctionModule(checked_index),
         {"x": floats("batch", 12), "at": tokens(3, low=0, high=2)},
     ),
     plain("default-double", double),
-    said("nan-and-infinity", lambda x: torch.stack([x.sqrt(), f.relu(x).log()], 1)),
-    said("bucketize", lambda x: torch.bucketize(x, torch.linspace(-1, 1, 8))),
-    said("histogram", lambda x: torch.histc(x, 8, -2, 2)),
-    said("condition", branched),
-    said("flex-attention", attended, SERIES),
-    said("complex", lambda x: torch.view_as_real(torch.fft.fft2(x.unflatten(1, (3, 4))))),
-    said("masked-select", lambda x: x[x > 0]),
-    said("drawn-noise", lambda x: x + torch.rand_like(x)),
+    weightless("nan-and-infinity", lambda x: torch.stack([x.sqrt(), f.relu(x).log()], 1)),
+    weightless("bucketize", lambda x: torch.bucketize(x, torch.linspace(-1, 1, 8))),
+    weightless("histogram", lambda x: torch.histc(x, 8, -2, 2)),
+    weightless("condition", branched),
+    weightless("flex-attention", attended, SERIES),
+    weightless("complex", lambda x: torch.view_as_real(torch.fft.fft2(x.unflatten(1, (3, 4))))),
+    weightless("masked-select", lambda x: x[x > 0]),
+    weightless("drawn-noise", lambda x: x + torch.rand_like(x)),
 ]
 
 MODELS: list[Architecture] = [*NETWORKS, *TRAPS]

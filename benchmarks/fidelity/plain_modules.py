@@ -36,7 +36,7 @@ class UNet(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Transforms images as a small network says (Jaderberg et al., 2015)."""
+    """Transforms images by parameters that a small network predicts (Jaderberg et al., 2015)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class LazyPositions(nn.Module):
         return self.leave(x + self.table[:length])
 
 
-class Said(nn.Module):
+class FunctionModule(nn.Module):
     """A function of one or two inputs as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -253,7 +253,7 @@ class Said(nn.Module):
         return self.function(x)
 
 
-class SaidOfTwo(Said):
+class IndexedFunctionModule(FunctionModule):
     """A function of a tensor and an index as a module."""
 
     def forward(self, x: Tensor, at: Tensor) -> Any:

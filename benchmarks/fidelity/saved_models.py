@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from benchmarks.fidelity.architecture import Architecture, floats
-from benchmarks.fidelity.plain_modules import Gated, Said
+from benchmarks.fidelity.plain_modules import FunctionModule, Gated
 
 Inputs = dict[str, Tensor]
 
@@ -52,7 +52,9 @@ ROWS = {"x": floats("batch", 12)}
 
 MODELS: list[Architecture] = [
     Architecture("pt2-gated", "PyTorch .pt2", Gated, ROWS, saved=free),
-    Architecture("pt2-guarded", "PyTorch .pt2", lambda: Said(parity), ROWS, saved=free),
-    Architecture("pt2-asserted", "PyTorch .pt2", lambda: Said(parity), ROWS, saved=asserted),
-    Architecture("pt2-twofold", "PyTorch .pt2", lambda: Said(halves), ROWS, example={"batch": 4}, saved=twofold),
+    Architecture("pt2-guarded", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=free),
+    Architecture("pt2-asserted", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=asserted),
+    Architecture(
+        "pt2-twofold", "PyTorch .pt2", lambda: FunctionModule(halves), ROWS, example={"batch": 4}, saved=twofold
+    ),
 ]

@@ -28,7 +28,7 @@ class Kind(Protocol):
 
 
 class Mark(NamedTuple):
-    """The begin and end of a try, on the system's monotonic clock."""
+    """The start and end of a try, on the system's monotonic clock."""
 
     began: float
     ended: float

@@ -112,7 +112,7 @@ async def _joined(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.placing.lose)]
+        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.lose)]
         try:
             deploys.restore()
             traffic.restore()

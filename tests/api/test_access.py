@@ -248,7 +248,7 @@ def test_the_operator_s_token_acts_for_any_tenant(client: Connect, served: Serve
     assert client(served, admin, "acme").functions() == []
 
 
-def test_requests_beyond_a_tenant_s_rate_are_told_when_to_come_again(
+def test_requests_beyond_a_tenant_s_rate_are_refused_with_retry_after(
     client: Connect, served: Served, tokens: TokenFile, http: httpx.Client
 ) -> None:
     tokens.limit("acme", Quota(requests_per_s=0.01))
@@ -306,7 +306,7 @@ def test_what_was_done_is_written_down(
     assert text not in (tmp_path / audit.FILE).read_text()
 
 
-def test_a_file_that_cannot_be_read_lets_nobody_in(
+def test_a_token_file_that_cannot_be_read_admits_no_request(
     served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client
 ) -> None:
     headers = bearer(made(tokens, "default"))

@@ -348,7 +348,7 @@ def test_a_client_that_leaves_takes_its_request_with_it(served: Served) -> None:
     assert served.door.slow_cancelled.wait(20)
 
 
-def test_a_client_that_leaves_inside_its_body_disturbs_nobody(served: Served, http: httpx.Client) -> None:
+def test_a_client_that_disconnects_within_its_body_affects_no_other(served: Served, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as leaving:
         leaving.sendall(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
     assert http.post("/v2/models/add/infer", json=ADD).status_code == 200

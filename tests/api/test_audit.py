@@ -17,7 +17,7 @@ def lines(root: Path) -> list[dict]:
     return [json.loads(text) for text in (root / FILE).read_text().splitlines()]
 
 
-def test_a_tenant_that_writes_too_much_hides_nobody_s_lines(tmp_path: Path) -> None:
+def test_a_tenant_that_writes_too_much_hides_no_lines_of_others(tmp_path: Path) -> None:
     kept = Audit(tmp_path, print)
     for _ in range(500):
         kept.add(line("noisy"), 10.0)
@@ -44,7 +44,7 @@ def test_a_path_is_cut(tmp_path: Path) -> None:
     assert len(lines(tmp_path)[0]["path"]) == audit.PATH_MAX
 
 
-def test_lines_that_cannot_be_written_are_told_once_and_counted(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_written_are_logged_once_and_counted(tmp_path: Path) -> None:
     said: list[str] = []
     kept = Audit(tmp_path / "absent", said.append)
     for _ in range(3):

@@ -67,7 +67,7 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     run(work())
 
 
-def test_who_waits_behind_a_caller_without_a_share_goes_first() -> None:
+def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 0.5, 20.0)
         first, other = Hold(budget, "a"), Hold(budget, "c")
@@ -99,7 +99,7 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
     run(work())
 
 
-def test_who_waits_behind_one_that_gives_up_goes_on() -> None:
+def test_a_request_behind_one_that_gives_up_continues() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 1.0, 20.0)
         await Hold(budget, "a").reserve(3 * MIB)

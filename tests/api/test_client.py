@@ -111,7 +111,7 @@ def test_errors_carry_the_nodes_words(client: Client) -> None:
         client.put_block(address_of(b""), bytes(BLOCK_BYTES_MAX + 1))
 
 
-def test_nobody_there() -> None:
+def test_no_node_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(MachineError, match="overwinter serve"):

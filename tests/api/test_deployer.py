@@ -35,7 +35,7 @@ def test_requests_that_would_mix_may_not_share_a_run():
         package("f", *agreed(Centred()), settings=Settings(max_batch=4))
 
 
-def test_nobody_shares_a_run_that_was_not_compared():
+def test_a_run_that_was_not_compared_is_not_shared():
     exported = export(Doubled(), (torch.randn(2, 3),))
     with pytest.raises(ProgramError, match="max_batch is 2"):
         package("f", *exported, settings=Settings(max_batch=2))

@@ -49,7 +49,7 @@ def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Clie
         assert set(methods) <= METHODS
 
 
-def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
+def test_bodies_that_are_not_json_are_described(document: dict[str, Any]) -> None:
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]
     for content in (infer["requestBody"]["content"], infer["responses"]["200"]["content"]):
         assert set(content) == {"application/json", "application/octet-stream"}
@@ -58,7 +58,7 @@ def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
     assert set(blocks["requestBody"]["content"]) == {"application/octet-stream"}
 
 
-def test_tokens_are_told_of(document: dict[str, Any]) -> None:
+def test_tokens_are_described(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     operations = [results for methods in document["paths"].values() for results in methods.values()]
     for results in (results for results in operations if results["security"]):

@@ -127,14 +127,14 @@ def test_some_requests_ahead_are_answered_in_order(served: Served) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc"])
-def test_who_sends_nothing_is_let_go(strict: Served, sent: bytes) -> None:
+def test_a_connection_that_sends_nothing_is_closed(strict: Served, sent: bytes) -> None:
     with connect(strict) as slow:
         slow.sendall(sent)
         assert slow.recv(65536).startswith(b"HTTP/1.1 408")
         assert slow.recv(65536) == b""
 
 
-def test_who_asked_for_nothing_is_let_go_without_a_word(strict: Served) -> None:
+def test_a_connection_without_a_request_is_closed_without_an_answer(strict: Served) -> None:
     with connect(strict) as idle:
         assert idle.recv(65536) == b""
 
@@ -148,7 +148,7 @@ def test_a_quarter_of_the_descriptors_is_for_callers() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_body_that_drips_is_let_go(strict: Served) -> None:
+def test_a_body_that_arrives_too_slowly_is_cut_off(strict: Served) -> None:
     with connect(strict) as slow:
         slow.sendall(POST + b"Content-Length: 100000\r\n\r\n")
         slow.settimeout(0.01)
@@ -253,7 +253,7 @@ def test_who_finds_no_room_reads_why_after_a_large_request(small: Served) -> Non
 
 
 @pytest.mark.parametrize("small", [0.01], indirect=True)
-def test_who_finds_no_room_and_stays_is_let_go(small: Served) -> None:
+def test_a_connection_that_waits_without_memory_is_closed(small: Served) -> None:
     with ExitStack() as open_:
         slow_requests(small, open_, PLACES)
         away = [open_.enter_context(connect(small)) for _ in range(PLACES)]
@@ -365,7 +365,7 @@ def test_a_connection_whose_second_request_is_under_way_makes_no_room(tmp_path: 
         served.loop.call_soon_threadsafe(served.door.slow_go.set)
 
 
-def test_who_asks_for_nothing_more_is_let_go(tmp_path: Path) -> None:
+def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(LIMITS, idle_timeout_s=0.3)
     with serving(tmp_path, limits=limits) as served, connect(served) as client:
         assert answer_to(client, GET + b"\r\n").startswith(b"HTTP/1.1 200")

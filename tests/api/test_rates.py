@@ -16,7 +16,7 @@ def test_a_burst_is_a_second_s_worth_and_comes_back_with_time() -> None:
     assert passed(rate, 900.0, 50) == 10
 
 
-def test_who_waits_as_long_as_told_is_let_through() -> None:
+def test_a_request_after_its_retry_after_is_admitted() -> None:
     rate = Rate(4)
     assert passed(rate, 5.0, 10) == 4
     wait = rate.wait_s(5.1)

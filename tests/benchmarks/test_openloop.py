@@ -157,12 +157,12 @@ def test_patience_begins_when_the_last_request_is_sent(door):
     assert [each.fate for each in outcomes] == ["answered"]
 
 
-def test_who_never_answers_keeps_nobody_waiting(door):
+def test_a_server_that_never_answers_delays_no_other_request(door):
     outcomes = run(door, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=1.0)
     assert [each.fate for each in outcomes] == ["lost", "answered"]
 
 
-def test_who_does_not_listen_loses_its_requests_and_ends_nobody():
+def test_requests_to_a_closed_port_are_lost_and_the_generator_continues():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     outcomes = Generator(port, Plan([target("/a")], [b"first"], [(0.0, 0), (0.01, 0)], 1.0)).run()

@@ -22,7 +22,7 @@ def test_what_is_not_answered_right_takes_the_whole_patience():
     assert slowness([ANSWERED, WRONG, REFUSED, LOST]) == [0.02, PATIENCE_S, PATIENCE_S, PATIENCE_S]
 
 
-def test_a_wrong_answer_is_told_from_a_lost_one():
+def test_wrong_and_lost_answers_are_distinguished():
     assert wrong([ANSWERED, WRONG, REFUSED, LOST]) == 1
 
 

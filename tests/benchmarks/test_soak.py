@@ -106,7 +106,7 @@ def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_el
         assert set(found.values()) <= {"refused", "lost"}
 
 
-def test_who_wants_late_requests_refused_is_refused_and_nobody_else():
+def test_late_requests_are_refused_only_for_functions_that_want_it():
     late = refused(503, "function f@1 can no longer answer this request within 50 ms")
     assert verdict_of(late, 0.0, 0, History(may_be_late=False), Weather()) == "refused"
     assert verdict_of(late, 0.0, 0, History(), Weather()) == "lost"

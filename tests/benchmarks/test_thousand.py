@@ -12,7 +12,7 @@ def answered(start: str, seconds: float = 0.05) -> Outcome:
     return Outcome(0, 0.0, 0.0, seconds, 200, start, True)
 
 
-def test_a_wake_and_a_bind_are_told_apart():
+def test_a_wake_and_a_bind_are_distinguished():
     outcomes = [answered(start) for start in ("warm", "bound", "bound", "host", "disk", "warm", "warm", "warm")]
     done = Pass(0.55, [*outcomes, Outcome(1, 0.0, 0.0, 0.0, 503, "it is full", False)], Peak())
     assert (done.wakes, done.binds, done.wake_share) == (2, 2, 0.25)

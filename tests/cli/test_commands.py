@@ -46,7 +46,7 @@ def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_expl
     assert "one request per run: " in run("show", "centred").stdout
 
 
-def test_a_size_that_cannot_be_one_is_told_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
+def test_a_size_that_cannot_be_one_is_reported_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
     result = run("deploy", "cli_scale:paired", "--name", "paired")
     assert "batch begins at 2" in result.stderr
     assert "batch begins at 2" in run("show", "paired").stdout
@@ -68,7 +68,7 @@ def postprocess(outputs, inputs, state):
 """
 
 
-def test_a_sample_that_is_not_there_is_told_before_the_work(run: Run, workshop: Path) -> None:
+def test_a_missing_sample_is_reported_before_the_work(run: Run, workshop: Path) -> None:
     """The module is not imported."""
     result = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
     assert "none.npy" in result.stderr

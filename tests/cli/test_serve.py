@@ -82,7 +82,7 @@ def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_node_listens_to_others_with_tokens_or_when_it_is_told_to(local: Run, tmp_path: Path) -> None:
+def test_a_node_listens_on_other_addresses_with_tokens_or_an_option(local: Run, tmp_path: Path) -> None:
     # The port is taken.
     with socket.create_server(("0.0.0.0", 0)) as taken:
         where = ("serve", "--host", "0.0.0.0", "--port", str(taken.getsockname()[1]), "--data", str(tmp_path))

@@ -108,6 +108,6 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
     assert "they took 62.5% of the time of separate runs" in " ".join(text(*result).split())
 
 
-def test_usage_is_told_in_units_that_people_read() -> None:
+def test_usage_is_printed_in_readable_units() -> None:
     row = text(usage_table([USED])).splitlines()[-1]
     assert " ".join(row.split()) == "t f a@1 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"

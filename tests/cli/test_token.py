@@ -17,7 +17,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_a_token_is_told_once_and_only_on_standard_output(local: Run, data: Path) -> None:
+def test_a_token_is_printed_once_and_only_on_standard_output(local: Run, data: Path) -> None:
     created = local("token", "create", "--tenant", "acme", "--scope", "deploy", "--scope", "infer", "--label", "ci")
     text = created.stdout.strip()
     [known] = TokenFile(data).read().tokens.values()
@@ -30,7 +30,7 @@ def test_a_token_is_told_once_and_only_on_standard_output(local: Run, data: Path
     assert known.digest not in result
 
 
-def test_a_token_is_told_though_nothing_can_be_written_down(local: Run, data: Path) -> None:
+def test_a_token_is_printed_although_the_audit_log_cannot_be_written(local: Run, data: Path) -> None:
     (data / "audit.jsonl").mkdir(parents=True)
     created = local("token", "create", "--tenant", "acme", "--scope", "infer", exit_code=1)
     assert TokenFile(data).read().find(created.stdout.strip().encode()) is not None

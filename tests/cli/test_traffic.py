@@ -47,11 +47,11 @@ def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
         (("split", "two"), "Missing argument"),
     ],
 )
-def test_a_mistake_is_told_before_a_node_is_asked(local: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_reported_before_a_node_is_called(local: Run, arguments: tuple[str, ...], said: str) -> None:
     assert said in local(*arguments, exit_code=2).output
 
 
-def test_what_the_node_refuses_is_told_in_a_line(run: Run) -> None:
+def test_a_refusal_of_the_node_is_reported_in_one_line(run: Run) -> None:
     deploy_twice(run, two := "refused")
     assert "no function 'refused@7'" in run("promote", two, "7", exit_code=1).output
     assert "no function 'absent'" in run("promote", "absent", "1", exit_code=1).output

@@ -6,7 +6,7 @@ import time
 from tests.cli.conftest import Run
 
 
-def test_a_function_that_nobody_called_is_not_billed_for_its_trial(run: Run) -> None:
+def test_a_function_without_requests_is_not_billed_for_its_trial(run: Run) -> None:
     run("deploy", "cli_scale:fixed", "--name", "uncalled")
     time.sleep(0.2)
 

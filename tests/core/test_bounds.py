@@ -108,7 +108,7 @@ GOOD = Point(1, 10, 1, 1, 0.1)
         measured(GOOD, layers=(LayerPoint(path="a", macs=1, weight_bytes=1, output_bytes=1, latency_s={1: nan}),)),
     ],
 )
-def test_a_profile_that_nobody_can_have_measured_is_none(wrong):
+def test_an_impossible_profile_is_none(wrong):
     assert measured(GOOD).fault() is None
     assert wrong.fault() is not None
 

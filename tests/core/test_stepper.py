@@ -103,7 +103,7 @@ def anything(stages: list[str], chance: Random) -> Event:
 
 
 @given(graphs(), st.randoms(use_true_random=False), st.integers(0, 20), st.booleans())
-def test_a_request_ends_once_whatever_is_told_in_whatever_order(
+def test_a_request_ends_once_for_any_results_in_any_order(
     pipeline: Pipeline, chance: Random, count: int, started: bool
 ) -> None:
     watched, now = Watched(pipeline), 0.0
@@ -136,7 +136,7 @@ def test_every_stage_is_asked_once_after_all_that_it_needs(pipeline: Pipeline, c
     assert watched.ends == [Succeed()]
 
 
-def test_stages_that_do_not_wait_for_each_other_are_asked_together_and_who_takes_both_after_both() -> None:
+def test_independent_stages_run_together_and_a_stage_that_takes_both_runs_after_both() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     assert step(request, Started(), Seconds(0.0)) == asks("first")
     assert step(request, Answered("first"), Seconds(1.0)) == asks("left", "right")
@@ -154,7 +154,7 @@ def test_the_first_failure_gives_the_others_up_and_is_the_requests() -> None:
     assert step(request, Failed("left", "WorkerError"), Seconds(1.0)) == []
 
 
-def test_a_caller_who_goes_away_gives_all_stages_up() -> None:
+def test_a_disconnect_of_the_caller_cancels_all_stages() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     for event in (Started(), Answered("first")):
         step(request, event, Seconds(0.0))

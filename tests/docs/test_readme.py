@@ -162,7 +162,7 @@ def test_each_target_of_make_is_there() -> None:
     assert named <= targets
 
 
-def test_blocks_are_told_apart() -> None:
+def test_kinds_of_blocks_are_distinguished() -> None:
     text = "```sh\nmake demo\n```\n\n```sh\noverwinter serve\n```\n\n```python\nprint()\n```\n\n```text\nno code\n```\n"
     made, served, printed = blocks_of(text)
     assert (made.sets_up, served.sets_up, printed.sets_up) == (True, False, False)

@@ -69,7 +69,7 @@ def test_missing_weights_name_the_package_to_install(monkeypatch):
         crepe.load("tiny")
 
 
-def test_a_shell_is_told_where_weights_lie(monkeypatch, capsys):
+def test_a_shell_gets_the_path_of_the_weights(monkeypatch, capsys):
     assert main(["minilm-tokenizer"]) == 0
     assert capsys.readouterr().out == f"{weights_path('minilm-tokenizer')}\n"
     assert main(["no-such-weights"]) == 2

@@ -255,7 +255,7 @@ def test_who_fails_on_strange_values_may_share_runs_without_them():
         (lambda batch, sequence: sequence * batch >= 14, (1, 7), (1, 14)),
     ],
 )
-def test_sizes_that_a_check_of_the_program_refuses_are_told_and_the_rest_is_deployed(holds, refused, answered):
+def test_sizes_that_a_check_of_the_program_refuses_are_reported_and_the_rest_is_deployed(holds, refused, answered):
     program, weights, agreement = agreed(lambda _, x: x - 1 if holds(*x.shape[:2]) else x)
     assert [low for low, _ in program.dimensions.values()] == [1, 1]
     assert any("the model needs" in note for note in agreement.notes)

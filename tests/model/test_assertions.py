@@ -58,7 +58,7 @@ def module(request):
     return Net(CHECKS[request.param]).eval()
 
 
-def test_request_that_fails_a_check_is_told_the_authors_words(module):
+def test_request_that_fails_a_check_gets_the_authors_message(module):
     served = Served(export(module, (X,)))
     failure = served(-X)
     assert isinstance(failure, Failure)

@@ -140,7 +140,7 @@ def test_several_results():
     assert torch.equal(part, values)
 
 
-def test_values_are_let_go_after_their_last_use():
+def test_values_are_released_after_their_last_use():
     counts = []
 
     class Watching(list):

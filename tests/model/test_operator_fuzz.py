@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.guard_pages import GuardedMemory
-from benchmarks.operator_calls import Asked, Tensor, valid_calls
+from benchmarks.operator_calls import OperatorCall, Tensor, valid_calls
 from benchmarks.operator_fuzz import attempt, fuzz, operators
 from overwinter.model import guards
 
@@ -56,8 +56,8 @@ NO_GROUPS = (Tensor("float32", (6, 16)), Tensor("float32", (0, 16, 16)), Tensor(
 @pytest.mark.parametrize(
     "call",
     [
-        Asked("aten.scaled_dot_product_attention.default", (QUERY, KEYS, KEYS), {"enable_gqa": True}),
-        Asked("aten._grouped_mm.default", NO_GROUPS, {}),
+        OperatorCall("aten.scaled_dot_product_attention.default", (QUERY, KEYS, KEYS), {"enable_gqa": True}),
+        OperatorCall("aten._grouped_mm.default", NO_GROUPS, {}),
     ],
 )
 def test_results_that_kernels_leave_unwritten_are_written(call):

@@ -103,7 +103,7 @@ def test_private_memory_is_the_peak_without_the_weights(rig):
     assert batched - more > 60 * MIB
 
 
-def test_layers_are_told_one_by_one(rig):
+def test_layers_are_reported_one_by_one(rig):
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
     function = Function(model, {"input": torch.zeros(2, 4)})
 

@@ -63,7 +63,7 @@ class Service:
             self.run(seconds, batch)
 
 
-def test_what_lasts_and_differs_is_told_once_a_minute():
+def test_a_lasting_difference_is_reported_once_a_minute():
     service = Service()
     service.worker()
     service.runs(RUNS_MIN, 0.2)

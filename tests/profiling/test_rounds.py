@@ -37,7 +37,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     return had
 
 
-def test_a_thousand_of_one_tenant_keep_nobody_else_waiting_for_more_than_one():
+def test_a_thousand_of_one_tenant_delay_others_by_at_most_one():
     had = order_of(*["a"] * 1000, "b", "c")
     assert had[:4] == ["a0", "a1", "b1000", "c1001"]
     assert len(had) == 1003
@@ -48,7 +48,7 @@ def test_within_a_tenant_the_order_is_that_of_asking():
 
 
 @pytest.mark.parametrize("gone", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2, 3)])
-def test_who_gives_up_keeps_nobody_waiting(gone):
+def test_a_cancelled_wait_delays_no_other(gone):
     had = order_of("a", "b", "a", "b", cancelled=gone)
     assert had[-1] == "last"
     assert {name for name in had if name[1:].isdigit()} >= {

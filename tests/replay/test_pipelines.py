@@ -203,7 +203,7 @@ def test_a_node_and_a_simulation_order_the_same(pipeline: Pipeline, happenings: 
 
 @settings(max_examples=20)
 @given(graphs(), HAPPENINGS)
-def test_a_node_gives_up_what_the_stepper_says_when_its_caller_goes_away(
+def test_a_node_cancels_the_stages_that_the_stepper_cancels_when_its_caller_disconnects(
     pipeline: Pipeline, happenings: list[Happening]
 ) -> None:
     live = asyncio.run(in_a_node(pipeline, happenings, drops=True))

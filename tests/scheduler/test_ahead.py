@@ -50,7 +50,7 @@ def waiting(world) -> list[str]:
     return list(world.ahead.values())
 
 
-def test_a_start_goes_on_in_the_process_that_was_forked_ahead_for_its_tenant():
+def test_a_start_uses_the_process_that_was_forked_ahead_for_its_tenant():
     world = node(spec("f", keep_alive_s=1), spec("g", tenant="u", keep_alive_s=1))
     assert use(world).ahead is None
     refill(world)
@@ -150,7 +150,7 @@ def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
     assert {worker.function for worker in world.state.workers.values()} == {"f@1", "g@1"}
 
 
-def test_a_start_that_finds_no_memory_has_others_leave_and_not_the_process_in_which_it_goes_on():
+def test_a_start_without_memory_evicts_others_and_not_the_process_that_it_uses():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
     world = node(spec("f", profile=profile, keep_alive_s=1), spec("g", profile=profile), memory_bytes=9 << 20)
     use(world)
@@ -214,7 +214,7 @@ def test_one_that_dies_while_it_is_taken_over_costs_nothing():
 
 
 @pytest.mark.parametrize("why", ["removed", "zygote", "unused"])
-def test_one_that_nobody_needs_goes(why):
+def test_an_unneeded_process_is_stopped(why):
     world = node(spec("f", keep_alive_s=1))
     use(world)
     refill(world)
@@ -232,7 +232,7 @@ def test_one_that_nobody_needs_goes(why):
     assert not world.resources.memory.taken
 
 
-def test_one_that_still_starts_goes_with_its_tenants_last_function():
+def test_a_starting_process_is_stopped_with_its_tenants_last_function():
     world = node(spec("f", keep_alive_s=0))
     use(world)
     while not world.starting:

@@ -150,7 +150,7 @@ def test_an_idle_worker_of_others_leaves_for_a_bind_where_nothing_is_idle_beside
     assert isinstance(world.answers[request], Reply)
 
 
-def test_nobody_leaves_for_a_bind_that_would_not_fit_without_them_either():
+def test_no_worker_is_stopped_for_a_bind_that_would_not_fit_without_it_either():
     world, request = beside_a_run(15, idle_mib=1)
     assert not of(StopWorker, world.log)
     assert not of(Bind, world.log)
@@ -334,7 +334,7 @@ def happens(world: World, chance: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_nobody_is_forgotten_where_binds_and_starts_lack_the_same_memory(seed):
+def test_no_request_is_forgotten_where_binds_and_starts_lack_the_same_memory(seed):
     chance = Random(seed)
     world = crowded(chance)
     for _ in range(250):

@@ -85,7 +85,7 @@ def test_what_cannot_be_in_time_any_more_makes_way_for_what_can():
     assert order(world) == ["a", "c", "b"]
 
 
-def test_a_stage_goes_when_it_is_due_for_its_pipeline_and_not_by_its_functions_own_slo():
+def test_a_stage_is_ordered_by_its_pipelines_slo_and_not_by_its_functions_own():
     world = awake("abcd", slo_ms=500)
     world.arrive("a")
     world.arrive("b", due=world.now - 0.1)

@@ -19,7 +19,7 @@ def stops(world: World) -> list[StopWorker]:
     return [each for each in world.log if isinstance(each, StopWorker)]
 
 
-def test_what_it_runs_ends_and_the_next_request_goes_to_another():
+def test_its_run_ends_and_the_next_request_uses_another():
     world, worker, slow = busy()
     world.send(Demoted(worker))
     assert not stops(world)
@@ -33,14 +33,14 @@ def test_what_it_runs_ends_and_the_next_request_goes_to_another():
     assert len([each for each in world.log if isinstance(each, StartWorker)]) == 2
 
 
-def test_one_that_has_nothing_to_do_goes_at_once():
+def test_an_idle_one_is_stopped_at_once():
     world, worker, _ = busy()
     world.finish()
     world.send(Demoted(worker))
     assert stops(world) == [StopWorker(worker)]
 
 
-def test_it_is_told_of_one_that_is_gone_or_goes_without_harm():
+def test_it_is_harmless_for_a_stopped_or_stopping_worker():
     world, worker, _ = busy()
     world.finish()
     for _ in range(2):

@@ -175,7 +175,7 @@ def test_those_that_share_every_block_leave_one_after_the_other():
     assert dropped(world) == ["x"]
 
 
-def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():
+def test_what_can_never_fit_is_refused_clearly_and_evicts_nothing():
     world = full()
     world.deploy(spec("i", blobs=(("base", 10), ("x", 31))))
     world.arrive("i")
@@ -191,7 +191,7 @@ def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():
     assert not [action for action in world.log if isinstance(action, LoadBlocks)], "they are where they were"
 
 
-def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
+def test_what_can_never_fit_beside_what_is_pinned_evicts_nothing():
     world = World(host_bytes=40)
     for name, settings in (("f", {"pinned": True}), ("g", {})):
         world.deploy(own(name, **settings))
@@ -204,7 +204,7 @@ def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
     assert not dropped(world)
 
 
-def test_a_worker_that_can_never_fit_is_refused_and_disturbs_nobody():
+def test_a_worker_that_can_never_fit_is_refused_and_stops_no_other():
     def sized(memory_bytes: int) -> Profile:
         return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
 
@@ -252,7 +252,7 @@ def test_pressure_takes_just_as_much_as_is_asked(nbytes, left):
     assert world.resources.host.taken == left
 
 
-def test_a_tenant_s_own_store_shares_with_nobody_else():
+def test_a_tenant_s_own_store_shares_with_no_other_tenant():
     world = World()
     for name, tenant in (("f", "red"), ("g", "red"), ("h", "blue")):
         function = spec(name, blobs=(("base", 10),), tenant=tenant, dedicated=True, keep_alive_s=0.0)

@@ -40,7 +40,7 @@ def test_a_sibling_is_bound_in_the_worker_that_is_there_and_needs_none_of_its_ow
     assert world.bound == {1: {"f@1", "g@1", "h@1"}}
 
 
-def test_why_a_function_runs_in_a_siblings_worker_and_why_it_is_let_go_is_decided_aloud():
+def test_a_bind_in_a_siblings_worker_and_its_unbind_are_explained():
     world = family("f", "g")
     world.arrive("g")
     world.settle()
@@ -51,7 +51,7 @@ def test_why_a_function_runs_in_a_siblings_worker_and_why_it_is_let_go_is_decide
     assert (let_go.function, "worker 1" in let_go.why) == ("g@1", True)
 
 
-def test_a_bind_of_what_is_in_memory_is_told_apart_from_a_wake():
+def test_a_bind_of_blocks_in_memory_is_distinguished_from_a_wake():
     world = family("f", "g")
     world.deploy(member("g", 2))
     world.send(LoadAsked("g@2"))
@@ -140,7 +140,7 @@ def test_an_answer_to_a_bind_that_is_over_changes_nothing():
     assert of(Unbind, world.bind()) == [Unbind(bind.worker, "g@1")]
 
 
-def test_a_removed_member_is_unbound_and_its_sibling_goes_on():
+def test_a_removed_member_is_unbound_and_its_sibling_continues():
     world = family("f", "g")
     world.arrive("g")
     world.settle()

@@ -95,7 +95,7 @@ def test_who_is_used_often_stays_and_the_baseline_looks_at_the_last_use_alone(po
 @pytest.mark.parametrize(
     ("sizes", "starts"), [((10, 15), (0.03, 0.03)), ((10, 10), (0.2, 0.01)), ((15, 10), (0.2, 0.03))]
 )
-def test_who_is_large_or_was_woken_quickly_goes_first(sizes, starts):
+def test_a_worker_that_is_large_or_was_woken_quickly_is_stopped_first(sizes, starts):
     world = node(made("one", sizes[0]), made("two", sizes[1]), made("new", 15))
     for name, start_s in zip(("one", "two"), starts, strict=True):
         use(world, name, start_s=start_s)
@@ -114,7 +114,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 
 
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", OWN_S)])
-def test_what_another_tenant_has_not_used_for_long_is_nobodys_share(tenant, after_s):
+def test_what_another_tenant_has_not_used_for_long_counts_for_no_share(tenant, after_s):
     """The other tenant has no larger share than the one that needs memory; no function of the same tenant waits."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
@@ -183,7 +183,7 @@ NAMES = "abcdef"
     sizes=st.lists(st.integers(5, 20), min_size=len(NAMES), max_size=len(NAMES)),
     uses=st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0.01, 100.0)), max_size=60),
 )
-def test_whoever_goes_is_the_least_valuable_and_goes_for_room_alone(policy, sizes, uses):
+def test_only_the_least_valuable_is_stopped_and_only_for_memory(policy, sizes, uses):
     world = node(*(made(name, mib) for name, mib in zip(NAMES, sizes, strict=True)), policy=policy)
     for name, after_s in uses:
         world.now += after_s

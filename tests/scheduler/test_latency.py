@@ -34,7 +34,7 @@ def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
     assert latency.joint_s(latency.usual, [1, 1], 0.5) == 0.2
 
 
-def test_what_functions_have_for_themselves_is_told_by_bytes():
+def test_exclusive_bytes_of_functions_are_reported():
     assert own_part({"a": 6, "b": 2}, {"a": 6, "c": 2}) == 0.25
     assert own_part({"a": 6, "b": 2}, {"a": 6, "b": 2}, {"b": 2}) == 0.75
     assert own_part({"a": 6}, {"a": 6}) == own_part({}, {}) == 0.0

@@ -64,14 +64,14 @@ def test_who_takes_less_than_its_need_counts_for_it():
     assert world.resources.memory.taken == NEED
 
 
-def test_as_long_as_all_fits_nobody_is_stopped():
+def test_as_long_as_all_fits_no_worker_is_stopped():
     world = node()
     woken(world, "greedy")
     woken(world, "honest")
     assert measured(world, greedy=980, honest=20) == []
 
 
-def test_the_greedy_worker_goes_and_its_caller_hears_why():
+def test_the_worker_with_too_much_memory_is_stopped_and_its_caller_gets_the_reason():
     world = node()
     _, mine = woken(world, "honest")
     greedy, request = woken(world, "greedy", tenant="u", memory_mib=4096)
@@ -129,7 +129,7 @@ def test_a_tenant_waits_for_what_is_its_own():
     assert not [each for each in world.load_blocks() if isinstance(each, StopWorker)]
 
 
-def test_a_tenant_with_many_workers_somewhat_beyond_goes_before_one_with_a_single_one():
+def test_workers_of_a_tenant_with_many_somewhat_too_large_are_stopped_before_a_single_one():
     world = node()
     [single, *_], *many = (woken(world, name, name[0]) for name in ("a", "b1", "b2", "b3"))
     stopped = measured(world, a=300, b1=200, b2=250, b3=260)
@@ -137,7 +137,7 @@ def test_a_tenant_with_many_workers_somewhat_beyond_goes_before_one_with_a_singl
     assert single not in stopped
 
 
-def test_of_a_tenant_the_idle_one_goes_first():
+def test_the_idle_worker_of_a_tenant_is_stopped_first():
     world = node()
     idle, request = woken(world, "idle", busy=False)
     woken(world, "busy")
@@ -155,7 +155,7 @@ def test_as_many_go_as_it_takes_and_those_that_go_already_count():
 
 
 @pytest.mark.parametrize(("tenant", "idle_s", "goes"), [("t", 0.0, "idle"), ("v", 0.0, "greedy"), ("v", 60.0, "idle")])
-def test_what_is_a_cache_goes_before_a_run_is_refused(tenant, idle_s, goes):
+def test_an_idle_worker_is_stopped_before_a_run_is_refused(tenant, idle_s, goes):
     """Idle workers of the tenant that takes too much are stopped, and of other tenants only those idle for long."""
     world = node(memory_bytes=100 * MIB)
     idle, _ = woken(world, "idle", tenant=tenant, busy=False)
@@ -179,7 +179,7 @@ def test_who_needs_room_takes_it_from_a_cache_before_a_run_is_refused():
     assert all(isinstance(world.answers[each], Reply) for each in (request, mine))
 
 
-def test_where_nobody_takes_far_more_the_idle_one_goes_and_what_runs_is_tried_again():
+def test_where_no_worker_takes_far_more_the_idle_one_is_stopped_and_runs_are_retried():
     world = node(memory_bytes=60 * MIB)
     idle, _ = woken(world, "idle", busy=False)
     busy, request = woken(world, "busy", "u")
@@ -244,13 +244,13 @@ def test_a_stopped_worker_counts_until_it_is_gone():
     assert world.resources.memory.taken == 0
 
 
-def test_without_a_bound_nobody_is_stopped_for_what_it_takes():
+def test_without_a_bound_no_worker_is_stopped_for_its_memory():
     world = node(memory_bytes=None)
     woken(world, "f")
     assert measured(world, f=1 << 25) == []
 
 
-def test_what_is_told_of_a_worker_that_is_gone_changes_nothing():
+def test_a_measurement_of_a_stopped_worker_changes_nothing():
     world = node()
     assert world.send(MemoryMeasured(((99, 1 << 45),))) == []
     assert world.resources.memory.taken == 0

@@ -84,7 +84,7 @@ def test_a_small_worker_waits_for_the_large_one_that_came_before_it():
     assert started(world) == ["busy@1", "large@1", "small@1"]
 
 
-def test_those_behind_who_gave_up_are_not_kept_waiting():
+def test_those_behind_a_cancelled_one_do_not_wait():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("busy", 50), ("large", 80), ("small", 20)):
         world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
@@ -144,7 +144,7 @@ def test_many_idle_workers_go_for_one_large_one():
     assert type(world.answers[asked]).__name__ == "Reply"
 
 
-def test_nobody_leaves_for_one_worker_more_that_does_not_fit_beside_the_first():
+def test_no_worker_is_stopped_for_an_additional_one_that_does_not_fit_beside_the_first():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("idle", 30), ("large", 60)):
         world.deploy(spec(name, profile=profile(size), keep_alive_s=1000.0, max_workers=2))
@@ -191,7 +191,7 @@ def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("memory", [None, 30])
-def test_nobody_waits_behind_an_idle_worker(policy, memory):
+def test_no_request_waits_behind_an_idle_worker(policy, memory):
     """There is memory for the simplest configuration, and not for the wanted one."""
     points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
     settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}

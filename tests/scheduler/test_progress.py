@@ -152,7 +152,7 @@ class Clients:
     family=st.sampled_from(["", "one"]),
     failing=st.sampled_from([0.0, FAILING]),
 )
-def test_nobody_who_goes_on_asking_is_kept_out(
+def test_no_function_with_repeated_requests_starves(
     policy, memory, seed, functions, workers, places, cores, family, failing
 ):
     chance = Random(seed)

@@ -222,21 +222,21 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_whatever_happens_nobody_is_forgotten(policy):
+def test_no_request_is_forgotten_in_any_order_of_events(policy):
     machine = type("AnyOrder", (AnyOrder,), {"policy": policy})
     examples = settings(max_examples=8, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.binds])
-def test_whatever_happens_in_families_nobody_is_forgotten(policy):
+def test_no_request_is_forgotten_in_families(policy):
     machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
     examples = settings(max_examples=30, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_whatever_happens_with_workers_forked_ahead_nobody_is_forgotten(policy, monkeypatch):
+def test_no_request_is_forgotten_with_workers_forked_ahead(policy, monkeypatch):
     # As large as an unmeasured worker: bounded memory suffices for few.
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
     bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
@@ -274,7 +274,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_whatever_happens_under_each_bound_nobody_is_forgotten(policy):
+def test_no_request_is_forgotten_under_any_bound(policy):
     rules, seen = policy_named(policy), set()
     for bound, bounds in replayed.BOUNDS.items():
         world = Seen(policy=policy, **bounds)

@@ -29,7 +29,7 @@ def everything(published: Published, world: World) -> list[object]:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
-def test_what_is_told_stays_as_it_was(seed, steps):
+def test_published_views_do_not_change(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     published = Published(world.scheduler.cycle)
     play(world, Random(seed), steps)
@@ -65,7 +65,7 @@ def test_it_agrees_with_the_tables(seed, steps):
     assert {name for name, blocks in published.stores().items() if not blocks.settled} == loading
 
 
-def test_nobody_is_told_that_it_is_calm_before_the_loop_says_so():
+def test_calm_is_published_only_when_the_loop_asks():
     world = World(cores=1)
     published = Published(world.scheduler.cycle)
     world.deploy(spec("f", blobs=(("a", 10),)))

@@ -45,7 +45,7 @@ def test_a_new_resource_bounds_workers_and_is_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_nobody_takes_more_of_a_new_resource_than_there_is_and_all_come_to_have_it(policy, monkeypatch):
+def test_no_more_of_a_new_resource_is_taken_than_there_is_and_all_get_it(policy, monkeypatch):
     monkeypatch.setattr("overwinter.scheduler.cycle.Resources", Licensed)
     world, chance, most = World(policy=policy, **replayed.BOUNDS["cores"]), Random(policy), 0
     for number in range(STEPS):

@@ -339,7 +339,7 @@ def test_late_and_foreign_news_change_nothing():
     assert repr(world.state) == before
 
 
-def test_unknown_names_and_versions_are_told_apart():
+def test_unknown_names_and_versions_are_distinguished():
     world = awake()
     unknown, version = world.arrive("g"), world.arrive("f", version=7)
     assert "'g'" in world.answers[unknown].message
@@ -406,7 +406,7 @@ def test_a_busy_function_does_not_keep_another_out_for_ever():
     assert len(world.answers) == 7
 
 
-def test_blocks_that_come_after_a_removal_are_let_go():
+def test_blocks_that_are_loaded_after_a_removal_are_released():
     world = World()
     world.deploy(spec())
     world.arrive()

@@ -173,7 +173,7 @@ def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
     ]
 
 
-def test_a_member_that_is_removed_unloaded_or_cancelled_during_a_run_of_several_disturbs_nobody():
+def test_a_member_that_is_removed_unloaded_or_cancelled_during_a_shared_run_affects_no_other():
     for event in (Removed("g@1"), UnloadAsked("g@1"), None):
         world = family(member("f"), member("g"))
         busy(world)
@@ -320,7 +320,7 @@ def hurried(*waited_s):
     return world, run, requests, others
 
 
-def test_so_many_join_as_leave_who_leads_in_time():
+def test_as_many_join_as_keep_the_leader_in_time():
     world, run, [request], others = hurried(0.12)
     # All four would take 90 ms, of the 80 that are left.
     assert run.requests[0] == request
@@ -331,7 +331,7 @@ def test_so_many_join_as_leave_who_leads_in_time():
     assert all(isinstance(world.answers[each], Reply) for each in (request, *others))
 
 
-def test_nobody_is_refused_who_would_be_late_only_for_those_who_join():
+def test_no_request_is_refused_that_would_be_late_only_because_others_join():
     world, run, [late, hurries], _ = hurried(0.195, 0.145)
     # A separate run takes 40 ms, and a run of all at least 60.
     assert world.answers[late].error == "OverloadedError"
@@ -379,7 +379,7 @@ class Watched(World):
     late=st.sampled_from(["serve", "refuse"]),
     rule=st.sampled_from(["overwinter", "greedy", "adaptive", "timeout"]),
 )
-def test_who_leads_a_run_is_not_made_late_by_those_who_join_it(orders, slos, late, rule):
+def test_the_leader_of_a_run_is_not_made_late_by_those_that_join_it(orders, slos, late, rule):
     members = [
         half_own(name, slo_ms=slo, late=late, profile=measured()) for name, slo in zip("fghk", slos, strict=True)
     ]

@@ -64,7 +64,7 @@ def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     cost=st.floats(0.3, 3.0).filter(lambda cost: not 0.8 < cost < 1.25),
     noise=st.lists(st.floats(0.9, 1.1), min_size=7, max_size=7),
 )
-def test_times_that_vary_are_told_by_most_of_them(cost, noise):
+def test_varying_times_are_estimated_by_most_of_them(cost, noise):
     at = iter(noise * 1000)
     joined = runs(Sharing(), 1000, lambda: cost * next(at))
     assert (joined.count(True) > 900) if cost < 1 else (joined.count(True) < 100)

@@ -169,7 +169,7 @@ def test_one_run_that_hangs_costs_the_runs_beside_it_a_retry_and_no_refusal():
     assert type(world.answers[2]).__name__ == "Reply"
 
 
-def test_who_wants_room_no_more_keeps_nobody_waiting():
+def test_a_function_that_no_longer_needs_memory_delays_no_other():
     points = {name: (Point(1, size, 1, 1, 0.1),) for name, size in (("big", 95), ("mid", 40), ("low", 90))}
     profiles = {name: Profile(weight_bytes=30, macs=1, points=known) for name, known in points.items()}
     world = World(cores=8, memory_bytes=100)
@@ -189,7 +189,7 @@ def test_who_wants_room_no_more_keeps_nobody_waiting():
     assert type(world.answers[3]).__name__ == "Reply"
 
 
-def test_a_retry_goes_at_once_to_a_worker_that_is_idle():
+def test_a_retry_is_sent_at_once_to_an_idle_worker():
     world = World(cores=4)
     world.deploy(spec(max_workers=2))
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_a_shape_chosen_in_want_of_room_is_forgotten_with_the_want():
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"oracle"}))
-def test_a_look_at_the_rate_wakes_nobody_who_falls_asleep(policy):
+def test_a_check_of_the_rate_wakes_no_function_that_falls_asleep(policy):
     world = made(policy)
     play(world, 40, 9.9)
     world.send(MemoryPressure(10**9))

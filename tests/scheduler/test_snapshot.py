@@ -65,7 +65,7 @@ def test_it_says_the_same_as_the_tables_and_stays(seed, steps):
     assert repr(known) == before
 
 
-def test_what_goes_while_it_is_taken_is_left_out_and_disturbs_nobody(monkeypatch):
+def test_what_is_removed_while_a_snapshot_is_taken_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "PART", 1)
     world = World()
     for name in "fgh":

@@ -125,7 +125,7 @@ def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
     assert [workers_of(world, tenant) for tenant in "abc"] == [2, 1, 1]
 
 
-def test_of_private_memory_too_nobody_keeps_more_than_the_other_needs():
+def test_no_tenant_keeps_more_private_memory_than_the_other_leaves():
     world = World(memory_bytes=100 << 20, workers_max=32)
     sleepers(world, 10)
     assert workers_of(world, "a") == 6
@@ -177,7 +177,7 @@ class Tenants(AnyOrder):
 
 @pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_among_tenants_too_nobody_is_forgotten(policy, most):
+def test_no_request_is_forgotten_among_tenants(policy, most):
     machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_workers_max": most}})
     run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=50, deadline=None))
 

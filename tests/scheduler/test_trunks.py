@@ -47,7 +47,7 @@ def test_functions_without_weights_share_a_trunk():
 
 
 @given(functions=st.lists(st.sets(st.sampled_from("abcde"), min_size=1), min_size=1, max_size=8))
-def test_nobody_is_left_alone_who_has_enough_in_common(functions):
+def test_every_function_with_enough_in_common_is_grouped(functions):
     nbytes = dict(zip("abcde", (1, 2, 4, 8, 16), strict=True))
     trunks = Trunks()
     for number, addresses in enumerate(functions):

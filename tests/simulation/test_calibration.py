@@ -36,7 +36,7 @@ def test_the_machine_and_the_function_come_back():
     assert made.measured().weight_bytes == 40 * MIB
 
 
-def test_a_run_in_service_that_takes_longer_than_the_profile_says_is_told_so():
+def test_runs_in_service_that_take_longer_than_the_profile_are_reported():
     scenario, _, steps = journal()
     [known], seen = scenario.functions, calibration.observed(steps).functions["f@1"]
     slower = seen._replace(later=[0.01 + each for each in seen.later])

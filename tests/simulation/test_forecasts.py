@@ -55,7 +55,7 @@ def test_the_world_foretells_what_then_comes():
     assert report.total.lost == 0
 
 
-def test_only_an_oracle_is_told_anything_and_nobody_gets_other_requests():
+def test_only_an_oracle_gets_forecasts_and_the_requests_are_the_same():
     oracle, mls = steps_of("oracle")[1], steps_of("mls")[1]
     assert not any(isinstance(step.event, RateForecast) for step in mls)
     asked = [[step.now for step in steps if isinstance(step.event, Arrived)] for steps in (oracle, mls)]

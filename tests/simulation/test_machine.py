@@ -68,7 +68,7 @@ def test_cancelled_jobs_give_their_cores_back_once():
     st.integers(1, 4),
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=12),
 )
-def test_all_work_is_done_and_cores_are_idle_only_when_nobody_asks(count, jobs):
+def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
     """Compared with a clock that moves in small steps."""
     shop = Shop(count)
     for number, (at, cores, seconds) in enumerate(jobs):

@@ -21,7 +21,7 @@ DATA = os.urandom(10_000)
 ADDRESS = address_of(DATA)
 
 
-def test_a_blob_is_missing_to_who_has_not_sent_it(repository):
+def test_a_blob_is_missing_for_tenants_that_have_not_sent_it(repository):
     absent = address_of(b"absent")
     assert put(repository, ADDRESS, DATA)
     assert missing(repository, [ADDRESS, absent]) == [absent]
@@ -85,7 +85,7 @@ def test_what_one_tenant_asks_for_keeps_nothing_for_another(repository):
     assert blocks_and_drafts(repository) == set()
 
 
-def test_an_older_repository_knows_who_holds_what_from_its_manifests(tmp_path):
+def test_an_older_repository_derives_the_holders_of_blobs_from_manifests(tmp_path):
     model = base()
     with_blocks = Repository(tmp_path)
     model.deploy(with_blocks)

@@ -301,7 +301,7 @@ def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypat
     assert host.resident() == {BLOB.address: len(DATA)}
 
 
-def test_one_who_waited_for_a_failed_copy_meets_the_cause_itself(memory):
+def test_a_waiter_of_a_failed_copy_gets_the_cause(memory):
     class FailsOnce(Pipes):
         def open(self, address):
             if address in self.readers:

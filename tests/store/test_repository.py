@@ -151,7 +151,7 @@ def test_settings_kept_under_older_names_are_read(repository):
     assert [line.split()[:2] for line in deployment.limited] == [["max_workers", "5000"]]
 
 
-def test_a_profile_that_nobody_can_have_measured_is_not_read(repository):
+def test_an_impossible_profile_is_not_read(repository):
     sound = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1),))
     repository.put_profile("here", "sound", sound, 1.0)
     repository.put_profile("here", "absurd", msgspec.structs.replace(sound, wake_s=float("nan")), 1.0)
@@ -209,7 +209,7 @@ def test_a_flipped_bit_is_found_and_can_be_sent_again(repository):
     assert repository.read(ADDRESS) == DATA
 
 
-def test_a_put_heals_a_damaged_block_that_nobody_noticed(repository):
+def test_a_put_repairs_a_damaged_block_that_was_not_detected(repository):
     put(repository, ADDRESS, DATA)
     flip_bit(repository.path(ADDRESS))
     assert not put(repository, ADDRESS, DATA)

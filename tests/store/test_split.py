@@ -45,7 +45,7 @@ def test_a_version_that_is_not_there_or_on_trial_gets_none(catalog, traffic):
     assert traffic.all() == {}
 
 
-def test_a_version_with_a_share_goes_with_all_others_or_not_at_all(catalog, traffic):
+def test_a_version_with_a_share_is_removed_only_with_all_others(catalog, traffic):
     traffic.put(F, (Share(1, 90), Share(2, 10)))
     with pytest.raises(ConflictError, match="version 2 of 'f' gets 10 per cent"):
         catalog.remove(F, 2)
@@ -58,7 +58,7 @@ def test_a_version_with_a_share_goes_with_all_others_or_not_at_all(catalog, traf
     assert traffic.all() == {}
 
 
-def test_the_only_version_that_answers_goes_while_another_is_on_trial(catalog, traffic):
+def test_the_only_answering_version_can_be_removed_while_another_is_on_trial(catalog, traffic):
     for version in (1, 2):
         catalog.remove(F, version)
     traffic.put(F, (Share(3, 100),))

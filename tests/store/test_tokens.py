@@ -31,7 +31,7 @@ def test_a_token_is_found_by_its_text_alone(tmp_path: Path) -> None:
     assert known.find(b"ow_\xff_\xff") is None
 
 
-def test_the_file_tells_nobody_a_token(tmp_path: Path) -> None:
+def test_the_file_contains_no_token(tmp_path: Path) -> None:
     _, text = TokenFile(tmp_path).create("acme", ("admin",), "", 0.0)
     kept = (tmp_path / FILE).read_text()
     assert text not in kept
@@ -64,7 +64,7 @@ def test_a_quota_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "Acme", "a..b", "a.", ".a", "a/b", "a" * 64, "a\n"])
-def test_a_tenant_that_would_not_be_told_from_another_is_refused(tmp_path: Path, tenant: str) -> None:
+def test_a_tenant_that_could_be_confused_with_another_is_refused(tmp_path: Path, tenant: str) -> None:
     file = TokenFile(tmp_path)
     with pytest.raises(CallerError, match="tenant"):
         file.create(tenant, ("infer",), "", 0.0)
@@ -73,7 +73,7 @@ def test_a_tenant_that_would_not_be_told_from_another_is_refused(tmp_path: Path,
     assert file.version() is None
 
 
-def test_a_damaged_file_lets_nobody_in_and_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_damaged_file_admits_no_request_and_is_not_overwritten(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
     (tmp_path / FILE).write_text('{"tokens": {')
     with pytest.raises(StoreError, match="damaged"):

@@ -23,7 +23,7 @@ LONG_S = 100.0
 """No test waits this long."""
 
 
-class Asked:
+class OpenRequest:
     """A request in progress in a worker that takes this many seconds."""
 
     def __init__(self, node: NodeProcess, seconds: float) -> None:
@@ -70,7 +70,7 @@ def assert_ends(node: NodeProcess) -> None:
 
 def test_open_requests_are_answered_and_new_ones_refused(make_node):
     node = make_node("--drain-s", "60")
-    asked = Asked(node, 2.0)
+    asked = OpenRequest(node, 2.0)
     with stop_begun(node) as http:
         refused = [http.get("/v2/models/slow"), http.get("/metrics"), http.post("/v2/models/slow/infer", content=b"{}")]
         assert http.get("/v2/health/live").json() == {"live": True}
@@ -84,7 +84,7 @@ def test_open_requests_are_answered_and_new_ones_refused(make_node):
 @pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])
 def test_requests_beyond_the_drain_limit_or_at_a_second_signal_are_refused(make_node, bound, again):
     node = make_node("--drain-s", bound)
-    asked = Asked(node, LONG_S)
+    asked = OpenRequest(node, LONG_S)
     with stop_begun(node):
         if again:
             node.process.send_signal(signal.SIGTERM)

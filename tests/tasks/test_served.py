@@ -150,7 +150,7 @@ def test_images_are_classified_as_by_the_pipeline(node, ask, tmp_path):
     numpy.testing.assert_allclose(answer["scores"], [[e["score"] for e in row] for row in expected], atol=1e-5)
 
 
-def test_what_is_no_image_is_said_and_disturbs_nobody(node, ask, tmp_path):
+def test_an_input_that_is_no_image_is_refused_and_affects_no_other(node, ask, tmp_path):
     deploy_directory(image_directory(tmp_path), name="strict", task="image-classification", url=node.url)
     for broken in (b"no image", b"", picture(40, 40)[:200], picture(40, 40, "JPEG")[:20]):
         with pytest.raises(CallerError, match="element 1 of input 'image' cannot be read"):

@@ -106,7 +106,7 @@ def test_counts_are_what_happened(seen):
     assert ("budget_bytes", "tier=host") not in seen
 
 
-def test_versions_are_told_apart_where_there_are_several(seen):
+def test_several_versions_have_separate_series(seen):
     assert not [name for name, *_ in seen if name.startswith("version_")]
     seen = samples_of(rendered(*SPLIT))
     result = {
@@ -120,7 +120,7 @@ def test_versions_are_told_apart_where_there_are_several(seen):
     assert ("version_request_duration_seconds_count", "function=f", "version=2") not in seen
 
 
-def test_a_pipeline_is_told_as_a_whole(seen):
+def test_a_pipeline_is_reported_as_a_whole(seen):
     assert seen["pipeline_requests_total", "outcome=answered", "pipeline=p"] == 3
     assert seen["pipeline_requests_total", "outcome=failed", "pipeline=p"] == 4
     assert (seen["pipeline_slo_seconds", "pipeline=p"], seen["pipeline_slo_met_total", "pipeline=p"]) == (0.5, 1)
@@ -172,7 +172,7 @@ def test_callers_cannot_make_series():
     assert lines[0] == lines[1]
 
 
-def test_a_function_that_nobody_uses_has_few_series():
+def test_an_unused_function_has_few_series():
     few, many = (
         len(rendered(*((0.0, Deployed(spec(f"f{n}", slo_ms=9))) for n in range(count))).splitlines())
         for count in (10, 20)

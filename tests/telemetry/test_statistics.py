@@ -169,7 +169,7 @@ def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():
     assert tally.wakes == {"host": 2}
 
 
-def test_names_that_nobody_deployed_make_no_tally_of_their_own():
+def test_unknown_names_get_no_tally_of_their_own():
     seen = read(*((0.0, Arrived(n, f"invented-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(50)))
     assert seen.tallies == {}
     assert (seen.unknown.requests, seen.unknown.refused, len(seen.unknown.refusals)) == (

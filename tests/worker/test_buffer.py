@@ -53,7 +53,7 @@ def test_what_is_not_there_is_not_taken():
     buffer.close()
 
 
-def test_nobody_can_take_the_memory_away():
+def test_no_process_can_take_the_memory_away():
     buffer = SharedBuffer.make("test")
     with pytest.raises(PermissionError):
         os.ftruncate(buffer.fd, 10)
@@ -61,7 +61,7 @@ def test_nobody_can_take_the_memory_away():
 
 
 @pytest.mark.parametrize("seal", [fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
-def test_nobody_can_keep_another_from_using_it(seal):
+def test_no_process_can_keep_another_from_using_it(seal):
     buffer = SharedBuffer.make("test")
     with pytest.raises(PermissionError):
         fcntl.fcntl(buffer.fd, fcntl.F_ADD_SEALS, seal)

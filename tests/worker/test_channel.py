@@ -48,7 +48,7 @@ def test_any_number_of_descriptors_travels_with_its_message(ends, count, tmp_pat
         os.close(fd)
 
 
-def test_a_closed_end_is_told_to_both_sides(ends):
+def test_a_closed_end_is_reported_to_both_sides(ends):
     left, right = ends
     left.send(Note(1))
     left.close()
@@ -91,7 +91,7 @@ def test_a_fork_does_not_share_what_is_received(ends):
     assert bytes(right._view).startswith(msgspec.msgpack.encode(Note(1, "of the parent")))
 
 
-def test_who_sent_a_message_is_told_by_the_kernel():
+def test_the_kernel_names_the_sender_of_a_message():
     left, right = pair()
     sending, receiving = Channel(left, Note), Channel(right, Note, fds_max=1, names_sender=True)
     pid = os.fork()

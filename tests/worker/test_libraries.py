@@ -22,7 +22,7 @@ for _ in range(2):
 """
 
 
-def test_a_library_that_breaks_is_told_of_and_one_that_is_not_installed_is_not(tmp_path, monkeypatch):
+def test_a_broken_library_is_reported_and_a_missing_one_is_not(tmp_path, monkeypatch):
     (tmp_path / "broken_ahead.py").write_text("raise ValueError('made for another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "OWN", ("broken_ahead", "not_installed_ahead"))
@@ -32,7 +32,7 @@ def test_a_library_that_breaks_is_told_of_and_one_that_is_not_installed_is_not(t
 
 
 @pytest.mark.parametrize("error", ["SystemExit(1)", "RuntimeError('no')"])
-def test_whatever_a_library_of_the_operator_raises_the_zygote_goes_on(tmp_path, monkeypatch, error):
+def test_the_zygote_continues_after_any_error_of_the_operators_library(tmp_path, monkeypatch, error):
     (tmp_path / "raises_ahead.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "OWN", ())

@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import ctypes, json, os, sys, time
 from overwinter.worker import launch, namespaces, python_paths
-missing = namespaces.leave()
+missing = namespaces.enter()
 if missing:
     print(json.dumps({"missing": missing}))
     sys.exit()
@@ -95,7 +95,7 @@ def test_it_has_no_network_and_no_rights(seen):
     assert seen["packets"] == "PermissionError"
 
 
-def test_all_end_with_the_process_that_started_them_even_who_did_not_ask_to():
+def test_all_end_with_the_process_that_started_them_without_asking_for_it():
     with started(STAY) as outer:
         if outer.stdout.read(2) != b"up":
             pytest.skip("this system gives no namespaces")

@@ -97,7 +97,7 @@ def test_a_handler_stands_before_and_after_and_fails_alone():
     assert "line 4" in bad.message
 
 
-def test_a_handler_that_gives_no_tensor_or_a_wrong_type_is_told_which():
+def test_a_handler_that_returns_no_tensor_or_a_wrong_type_is_named():
     nothing, _ = runner("def preprocess(inputs, state):\n    return {'ids': [1, 2]}\n")
     wrong, _ = runner("import torch\ndef preprocess(inputs, state):\n    return {'ids': torch.zeros(1, 2)}\n")
     none, _ = runner("def postprocess(outputs, inputs, state):\n    return None\n")

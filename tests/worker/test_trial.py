@@ -68,7 +68,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
-def test_what_fails_on_a_request_made_up_is_told_with_the_way_out(prepared, handler, words):
+def test_a_failure_on_a_generated_request_is_reported_with_a_remedy(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
     result = trial.doubts(made, made.program.inputs)
     assert words in result.encode().decode()

@@ -20,7 +20,7 @@ FLOOD = 2000
 
 
 def ends():
-    """Every socket that this process has, by whatever way it can be found."""
+    """Return a duplicate of every socket of this process."""
     found = []
     for fd in range(3, 512):
         with contextlib.suppress(OSError):
@@ -30,7 +30,7 @@ def ends():
 
 
 def memory_files():
-    """Descriptors of what could be a buffer."""
+    """Return the descriptors of regular files, which may be buffers."""
     found = []
     for fd in range(3, 512):
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def meta(rng):
 
 
 def message(rng):
-    """A message of some kind, true in form more often than not."""
+    """Return a random message, which is usually well-formed."""
     match rng.randrange(8):
         case 0:
             return ["Ready", rng.choice(("", "x" * 5000, some(rng)))]

@@ -1,4 +1,4 @@
-"""Uses up a resource, chosen by {"way": ..., "seconds": ...}; none at its trial."""
+"""Uses up a resource, chosen by {"way": ..., "seconds": ...}; it uses none during its trial."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def spin(seconds):
 
 
 def burn(seconds):
-    """Threads that work on while no request runs."""
+    """Start threads that continue to compute while no request runs."""
     for _ in range(4):
         threading.Thread(target=multiply, args=(time.monotonic() + seconds,), daemon=True).start()
 
@@ -69,7 +69,7 @@ def pipes(seconds):
 
 
 def full_pair():
-    """A pair of sockets whose buffers are full: memory of the kernel's."""
+    """Return a pair of sockets whose buffers are full, which takes memory of the kernel."""
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
@@ -81,7 +81,7 @@ def full_pair():
 
 
 def take(make, seconds):
-    """As much as there is, kept for a while."""
+    """Take as much of the resource as there is, and keep it for a while."""
     with contextlib.suppress(OSError, MemoryError, ValueError):
         kept.extend(make() for _ in range(PARTS_MAX))
     time.sleep(seconds)

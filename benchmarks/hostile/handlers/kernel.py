@@ -1,4 +1,4 @@
-"""Ways into the kernel, and to what it keeps for everybody; each takes what there is outside."""
+"""Attempts to reach the kernel and its objects that all processes share. `asked` describes the objects outside."""
 
 import contextlib
 import ctypes
@@ -33,12 +33,12 @@ SYSCALLS = {
     "reboot": (169, 0, 0, 0, 0),
 }
 CLOSED = (1, 13, 38)
-"""EPERM, EACCES and ENOSYS say that a way is closed; another error, that the kernel looked at the arguments."""
+"""EPERM, EACCES and ENOSYS: the call is blocked. With any other error the kernel has examined the arguments."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(number, *arguments):
-    """A system call; OSError."""
+    """Make a system call; raise OSError if it fails."""
     result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(each) for each in arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -46,7 +46,7 @@ def call(number, *arguments):
 
 
 def surface(name, asked):
-    """Whether the kernel's code behind a call can be reached at all."""
+    """Make a system call with invalid arguments; raise OSError if it is blocked before the kernel examines them."""
     try:
         made = call(*SYSCALLS[name])
     except OSError as error:
@@ -118,7 +118,7 @@ def devices(asked):
 
 
 def threads(asked):
-    """As many threads as it can have."""
+    """Start as many threads as possible."""
     go = threading.Event()
     made = []
     with contextlib.suppress(RuntimeError):

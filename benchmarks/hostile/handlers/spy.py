@@ -1,4 +1,4 @@
-"""Ways to what lies outside: files, other processes, sockets, memory; each takes what there is outside."""
+"""Attempts to reach files, processes, sockets and memory outside the sandbox. `asked` describes these objects."""
 
 import contextlib
 import ctypes
@@ -226,7 +226,7 @@ def sysv_read(asked):
 
 
 def own_memory(asked):
-    """Whatever of others is in memory that was inherited."""
+    """Find data of other tenants in inherited memory."""
     found = set()
     with open("/proc/self/maps") as lines:
         places = [line.split() for line in lines]
@@ -244,7 +244,7 @@ def own_memory(asked):
 
 
 def own_descriptors(asked):
-    """What can be opened again, and read, of what was given or left open."""
+    """Reopen every descriptor of this process, and find data of other tenants in the files."""
     found = set()
     for fd in range(512):
         with contextlib.suppress(OSError), open(f"/proc/self/fd/{fd}", "rb") as file:
@@ -256,7 +256,7 @@ def own_descriptors(asked):
 
 
 def write_blocks(asked):
-    """The shared weights, by every way to their pages."""
+    """Write to the shared weights: through their descriptors, their files and their mappings."""
     done = []
     for fd in range(3, 512):
         link_ = f"/proc/self/fd/{fd}"
@@ -297,7 +297,7 @@ def outlive(asked):
 
 
 def log_pipe(asked):
-    """Block the log of others: fill the pipe, and do not wait."""
+    """Fill the pipe of the log without waiting, so that other processes cannot write to it."""
     for fd in (1, 2):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
     threading.Thread(target=flood, args=(time.monotonic() + 1.5,), daemon=True).start()

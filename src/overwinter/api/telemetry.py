@@ -7,7 +7,7 @@ from overwinter.api.inference import function_of
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
-from overwinter.node.printed import Line
+from overwinter.node.recent_output import Line
 from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.explaining import Explanation
 from overwinter.telemetry.metering import Usage

@@ -1,7 +1,8 @@
 """Computes when each stage of a pipeline is due, so that the pipeline meets its SLO.
 
-A stage is due when the remaining time equals what the stages behind it may take: their functions' SLOs on the longest
-path to the end, as parts of the pipeline's SLO. If a function has no SLO, all stages count the same.
+A stage is due when the remaining time equals the time that the following stages may take: the sum of their functions'
+SLOs on the longest path to the end, scaled so that the longest path of the pipeline takes exactly its SLO. If a
+function has no SLO, all stages count the same.
 """
 
 from collections.abc import Mapping

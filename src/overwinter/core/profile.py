@@ -85,7 +85,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the fork until a worker is ready, with its blocks in the host store."""
 
     def fault(self) -> str | None:
-        """Why the profile must not be used, or None: a damaged disk must not determine decisions."""
+        """Return why the profile must not be used, or None. Data from a damaged disk must not influence decisions."""
         if len(self.points) > POINTS_MAX or len(self.layers) > POINTS_MAX:
             return f"it has more than {POINTS_MAX} points or layers"
         if len({point.configuration for point in self.points}) < len(self.points):
@@ -107,7 +107,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return next((point for point in self.points if point.configuration == configuration), None)
 
     def worker_bytes(self, cores: int, concurrency: int) -> dict[int, int]:
-        """Private memory of a worker with so many cores and runs at once, by batch, ascending; empty: not measured."""
+        """Return the private memory of a worker with this many cores and concurrent runs, by ascending batch size;
+        empty if it was not measured.
+        """
         alike = (point for point in self.points if (point.cores, point.concurrency) == (cores, concurrency))
         return {point.batch: point.memory_bytes for point in sorted(alike, key=lambda point: point.batch)}
 

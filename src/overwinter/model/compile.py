@@ -34,13 +34,13 @@ def compile_program(
     *,
     checks_values: bool = True,
 ) -> Compiled:
-    """A function that runs calls `start` to `stop` (all, if not given) of a validated program on `device`.
+    """Return a function that runs calls `start` to `stop` (all, if not given) of a validated program on `device`.
 
-    It takes all the weights and the values of `live_in(program, start, stop)`, for a whole program the inputs, and
-    returns those of `live_out(program, stop, start)`, for a whole program the outputs. Values worked out from sizes are
-    ints. To be called under `torch.inference_mode()`; what an operator raises passes through, and a check that fails
-    raises RuntimeError. Without `checks_values` what tensors hold is not checked, so that zeros can be run.
-    ProgramError if this PyTorch lacks an operator or an argument, or if the span cannot run apart.
+    It takes all the weights and the values of `live_in(program, start, stop)`, which are the inputs of a whole program.
+    It returns the values of `live_out(program, stop, start)`, which are the outputs of a whole program. Values that are
+    computed from sizes are ints. Call it under `torch.inference_mode()`. Errors of operators are not caught, and a
+    check that fails raises RuntimeError. Without `checks_values` the values of tensors are not checked, so that it can
+    run on zeros. Raises ProgramError if this PyTorch lacks an operator or an argument, or if the span cannot run alone.
     """
     start, end = span(program, start, stop)
     check_span(program, start, end)
@@ -60,8 +60,8 @@ def compile_program(
 
 
 def compile_timed(program: Program, clock: Callable[[], float], device: torch.device | str = "cpu") -> Timed:
-    """As `compile_program` for the whole program, reading `clock` after each of its layers. Checks of tensor values are
-    left out, because the timed inputs are zeros.
+    """Compile the whole program as `compile_program` does, but read `clock` after each layer. Checks of tensor values
+    are left out, because the timed inputs are zeros.
     """
     writer = _Writer(program, torch.device(device), value_checks(program))
     writer.names["clock"] = clock
@@ -102,7 +102,7 @@ class _Writer:
         self._signatures: dict[str, _Signature] = {}
 
     def lines(self, index: int) -> list[str]:
-        """Yield the call, unless it is left out, and the release of values that are not read after it."""
+        """Return the source of a call, unless it is left out, and of the release of values that are not read later."""
         call = self.program.calls[index]
         lines = [] if index in self.left_out else [self._line(call)]
         if call.frees:

@@ -45,7 +45,7 @@ Axes = tuple[str | int, ...]
 
 
 class Pretrained(NamedTuple):
-    """A model with the further data that `export` needs."""
+    """A model with the other arguments of `export`."""
 
     module: torch.nn.Module
     example_inputs: dict[str, torch.Tensor]
@@ -61,7 +61,7 @@ class Plain(torch.nn.Module):
         self.model = model
         self.method = method
         self.first_only = first_only
-        # The cache for the next token would appear as further outputs.
+        # The cache for the next token would appear as additional outputs.
         self.fixed = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
     def forward(
@@ -168,7 +168,7 @@ def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
             raise ProgramError(f"the size {name} must be a number above 0 or {ANY!r}, not {size!r}")
     source = torch.Generator().manual_seed(0)
     shapes = {name: [known[axis] if isinstance(axis, str) else axis for axis in each] for name, each in axes.items()}
-    examples = {name: _MADE_OF[name](shape, config, source) for name, shape in shapes.items()}
+    examples = {name: _EXAMPLES[name](shape, config, source) for name, shape in shapes.items()}
     floating = {name: value.to(plain.model.dtype) for name, value in examples.items() if value.is_floating_point()}
     return Pretrained(plain.eval(), examples | floating, dynamic_of(axes, varying))
 
@@ -288,7 +288,7 @@ def _numbers(shape: list[int], config: Any, source: torch.Generator) -> torch.Te
     return torch.rand(shape, generator=source)
 
 
-_MADE_OF: dict[str, Callable[[list[int], Any, torch.Generator], torch.Tensor]] = {
+_EXAMPLES: dict[str, Callable[[list[int], Any, torch.Generator], torch.Tensor]] = {
     "input_ids": _tokens,
     "attention_mask": _mask,
     "pixel_values": _numbers,

@@ -117,7 +117,7 @@ def _of_samples(reader: PT2ArchiveReader, name: str) -> Iterator[tuple[str, str]
         return
     try:
         samples = torch.load(io.BytesIO(content), weights_only=True)
-    except Exception:  # noqa: BLE001 - whatever it is, PyTorch would go on and unpickle all
+    except Exception:  # noqa: BLE001 - after any error PyTorch would unpickle the whole file
         yield name, "sample inputs that are more than tensors"
     else:
         yield from ((name, f"an input named {key!r}") for key in _keys(samples) if not _NAME.fullmatch(str(key)))

@@ -3,8 +3,9 @@
 A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
 times its usual time. A worker that only waits for a core because others compute is not late: its processor time must
 exceed that bound too. A handler may leave threads behind, and may run forever. A worker that computes more is demoted
-permanently: it gets no more work, and its run continues on idle cores. What it computes outside runs is billed as run
-time, and if it goes on, it is stopped. So is a worker that was forked ahead and computes before a function runs in it.
+permanently: it gets no more work, and its run continues on idle cores. Its processor time outside runs is billed as run
+time, and it is stopped if it continues to compute. So is a worker that was forked ahead and computes before a function
+runs in it.
 """
 
 import asyncio
@@ -32,11 +33,11 @@ NOISE = 0.05
 """The share of a core that a worker may use outside runs without being billed."""
 SHARE = 0.1
 """The share of a core that a worker may use outside runs without limit of time."""
-BEYOND_S = 0.1
+DEMOTE_AFTER_S = 0.1
 """The seconds of a core beyond its runs and its share after which a worker is demoted."""
 AHEAD_S = 1.0
 """The seconds of a core that a process forked ahead may use before a function runs in it; then it is stopped."""
-BOUND_S = 5.0
+STOP_AFTER_S = 5.0
 """The seconds of a core beyond its runs and its share after which a worker is stopped."""
 
 
@@ -47,7 +48,7 @@ class Observation(NamedTuple):
     computed_s: float
     allowed_s: float
     over_s: float = 0.0
-    """The seconds that it computed beyond its share outside runs, less those that it has since saved."""
+    """The seconds that it computed outside runs beyond its share; they decrease while it uses less than the share."""
     late_s: float = 0.0
     """The seconds that it computed for an operation that took too long."""
     loading: bool = False
@@ -60,7 +61,7 @@ class Observation(NamedTuple):
 
 
 class Background:
-    """Checks periodically. Used on the loop's thread only: a check costs microseconds per active worker."""
+    """Checks the processor time of all workers periodically on the loop's thread: microseconds per active worker."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Background:
         processes: Processes,
         post: Callable[[Event], None],
         log: Callable[[str], None],
-        bound_s: float = BOUND_S,
+        bound_s: float = STOP_AFTER_S,
     ) -> None:
         self._statistics = statistics
         self._processes = processes
@@ -88,7 +89,7 @@ class Background:
             with faults.contained("workers' time"):
                 found = self.check(clock.now())
             for process in found:
-                with faults.contained("workers behind all others"):
+                with faults.contained("demoting workers"):
                     await self.demote(process)
 
     def check(self, now: Seconds) -> list[WorkerProcess]:
@@ -103,7 +104,7 @@ class Background:
         found = []
         for worker, living in list(self._statistics.workers.items()):
             last = before.get(worker)
-            if last is not None and worker % TURNS != self._turn and _rests(last, living):
+            if last is not None and worker % TURNS != self._turn and _is_idle(last, living):
                 self._seen[worker] = last
                 continue
             process = self._processes.process(worker)
@@ -117,13 +118,13 @@ class Background:
                 self._stop(process, living, seen, now)
             elif worker in self._demoted:
                 self._tell(process)
-            elif max(seen.over_s, seen.late_s) > BEYOND_S:
+            elif max(seen.over_s, seen.late_s) > DEMOTE_AFTER_S:
                 self._decide(process, living, seen, now)
                 found.append(process)
-        self._look_ahead()
+        self._check_ahead()
         return found
 
-    def _look_ahead(self) -> None:
+    def _check_ahead(self) -> None:
         """A process forked ahead only waits, and must not compute."""
         ahead = self._processes.ahead
         for process in list(ahead.workers.values()):
@@ -144,8 +145,8 @@ class Background:
         self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
     ) -> None:
         what = "run" if process.ready else "load"
-        reason = f"its {what} goes on for much longer than usual"
-        if seen.over_s > BEYOND_S:
+        reason = f"its {what} takes much longer than usual"
+        if seen.over_s > DEMOTE_AFTER_S:
             reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
         message = (
             f"worker {process.worker} of {living.function} computes only when a core is free from now on: {reason}"
@@ -180,7 +181,7 @@ def _seen(
         return Observation(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
     if not ready or last.loading:
-        # This counts as the wake's, including what came after the check before its end.
+        # The time counts for the wake, including the part after its end until this check.
         is_late = not ready and _is_late(living, ready, computed_s, now)
         late_s = last.late_s + spent_s if is_late else 0.0
         return Observation(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
@@ -196,7 +197,7 @@ def _seen(
     return Observation(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
 
 
-def _rests(last: Observation, living: LivingWorker[FunctionStatistics]) -> bool:
+def _is_idle(last: Observation, living: LivingWorker[FunctionStatistics]) -> bool:
     """Whether it computed nothing at the last check, and has run nothing since."""
     return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
 

@@ -131,7 +131,7 @@ def contained() -> list[str]:
     if pid == 0:
         try:
             os.close(here)
-            lacking = namespaces.leave()
+            lacking = namespaces.enter()
             os.write(there, "\n".join([*lacking, *Sandbox().test()]).encode())
         except BaseException as error:  # noqa: BLE001 - the border of the child: every error is reported
             os.write(there, f"workers cannot be contained: {error}".encode())

@@ -32,17 +32,18 @@ from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
-from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
 from overwinter.node.threads import Threads
 from overwinter.node.verifying import StoppedError
+from overwinter.node.worker_actions import WorkerActions
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
 LOAD_THREADS = 4
-"""For what a wake waits for: threads that deploys share wait for each other, and for the repository's lock."""
+"""The threads for what a wake waits for. Deploys use others, which wait for each other and for the repository's lock.
+"""
 
 
 class NodeEffects:
@@ -70,7 +71,7 @@ class NodeEffects:
         self._threads = Threads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
         self.runs = Runs(processes, registry.functions, calls.payloads, post)
-        self.placing = Placing(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
+        self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         """Begin an action."""
@@ -89,17 +90,17 @@ class NodeEffects:
             case Drop(addresses, store):
                 self._hosts.store(store).drop(addresses)
             case StartWorker():
-                self.placing.start_worker(action)
+                self.worker_actions.start_worker(action)
             case ForkAhead(worker, function):
-                self.placing.fork_ahead(worker, self._functions.get(function))
+                self.worker_actions.fork_ahead(worker, self._functions.get(function))
             case Bind():
-                self.placing.bind(action)
+                self.worker_actions.bind(action)
             case Unbind(worker, function):
-                self.placing.unbind(worker, function)
+                self.worker_actions.unbind(worker, function)
             case Prepare(function, forget):
                 self._prepare(function, forget)
             case StopWorker(worker, kill):
-                self.placing.stop_worker(worker, kill)
+                self.worker_actions.stop_worker(worker, kill)
             case LoadFinished():
                 self._calls.load_finished(action)
                 self._log_totals(action.function, action.error, action.reason)
@@ -161,7 +162,7 @@ class NodeEffects:
 
     def close(self) -> None:
         """Cancel the alarm; fail what callers wait for, because the node stops."""
-        self.placing.close()
+        self.worker_actions.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._calls.close()

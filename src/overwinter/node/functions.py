@@ -13,7 +13,7 @@ from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, StoreName
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pressure import total_bytes
-from overwinter.node.printed import Printed
+from overwinter.node.recent_output import RecentOutput
 from overwinter.store.manifest import Blob, Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
@@ -78,7 +78,7 @@ class DeployedFunction:
         self._has_less = "this machine has no more memory"
         if self._memory_max_bytes < total:
             self._has_less = "the limit of all workers of this node is no higher (--memory-bytes)"
-        self.printed: Printed | None = None
+        self.recent_output: RecentOutput | None = None
         """The output of its family's workers; None: there were none."""
         self.doubts = ""
         """What the author should know about the trial."""

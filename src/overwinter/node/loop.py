@@ -2,7 +2,7 @@
 and its readers.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
-while another is handled waits, so steps are never nested. A scheduler that fails ends the node rather than going on
+while another is handled waits, so steps are never nested. A scheduler that fails ends the node rather than continuing
 wrong.
 """
 
@@ -63,7 +63,7 @@ class Loop:
         self._unread: list[tuple[Seconds, Event, list[Action]]] = []
         self._turning = False
         self.broken: asyncio.Future[None] = self._loop.create_future()
-        """Why the node cannot go on, once it cannot."""
+        """The error for which the node must end, once there is one."""
 
     def post(self, event: Event) -> None:
         """Pass an event to the scheduler."""
@@ -76,7 +76,7 @@ class Loop:
         try:
             while self._events:
                 self._turn(self._events.popleft())
-        except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may go on after it failed
+        except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may continue after it failed
             if self._scheduler.current is not None:
                 self._quarantine.add(self._scheduler.current, error)
             self._fail(error)
@@ -104,7 +104,7 @@ class Loop:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing may go on after this: the node ends."""
+        """End the node, because the scheduler may not continue after this error."""
         if not self.broken.done():
             self.broken.set_exception(error)
             self._effects.close()

@@ -62,7 +62,7 @@ class Node:
         await self.parts.processes.zygotes.up.wait()
 
     async def broken(self) -> None:
-        """Wait until the node cannot go on, and raise why."""
+        """Wait for an error for which the node must end, and raise it."""
         await asyncio.shield(self._loop.broken)
 
     def infer(self, call: Call) -> Awaitable[Result]:

@@ -21,8 +21,8 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
-from overwinter.node.printed import Records
 from overwinter.node.process_identity import wait_over
+from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
 from overwinter.node.zygote_process import ZygoteLimits, ZygoteProcess
@@ -161,14 +161,14 @@ class Processes:
         listener: WorkerListener,
         ahead: WorkerId | None = None,
     ) -> None:
-        """Fork a worker for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand
+        """Fork a worker for a function's family, as soon as a zygote can, or use the one forked `ahead`, and hand
         it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
         room. The bind may follow later. `listener` hears of the worker.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
             process = self._forked(function, order, load, bind, fds, listener)
-        process.printed = function.printed = function.printed or self._records.of(function.family.id)
+        process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family.id)
         if bind is not None:
             process.bindings.begin_first(function, bind)
         self._workers[order.worker] = process
@@ -232,7 +232,7 @@ class Processes:
         """
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
-        function.printed = process.printed
+        function.recent_output = process.recent_output
         bind = function.bind()
         handed = tuple(process.bindings.lacking(bind))
         process.bindings.begin(function, bind, done)

@@ -29,9 +29,9 @@ class Quotas:
         self._functions = functions
         self._deploys: Counter[TenantId] = Counter()
         self._reserved: list[_Share] = []
-        """To deploys under way whose function is not among the others yet."""
+        """What deploys in progress will add."""
         self.on_trial: list[DeployedFunction] = []
-        """The functions of the other deploys under way."""
+        """The functions of the other deploys in progress."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """The pipelines whose deploys are in progress."""
 
@@ -39,10 +39,11 @@ class Quotas:
     def deploying(
         self, tenant: TenantId, manifest_bytes: int, functions_max: int | None = None
     ) -> Iterator[Callable[[DeployedFunction], None]]:
-        """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed.
-        `functions_max`: what the tenant may have, if that is fewer than the node lets any have.
+        """Count a deploy until the block ends. Raises OverloadedError or NoSpaceError when there are too many deploys,
+        or too much is deployed. `functions_max` is the tenant's limit, if it is lower than that of the node.
 
-        What is given is called with its function once that is among the others; until then its place is kept for it.
+        The deploy calls the yielded function with its function as soon as that is registered; until then its place is
+        reserved.
         """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:

@@ -14,7 +14,7 @@ from overwinter.node.background import Background
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
-from overwinter.node.printed import Line
+from overwinter.node.recent_output import Line
 from overwinter.node.single_flight import SingleFlight
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.snapshot import Snapshot
@@ -66,7 +66,7 @@ class Telemetry:
         self._meter = Meter(self.statistics, self._ledger, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = SingleFlight(self._render)
-        self._activity = SingleFlight(self._look)
+        self._activity = SingleFlight(self._compute_activity)
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
@@ -109,12 +109,12 @@ class Telemetry:
         """Return the current activity."""
         return await self._activity.get()
 
-    async def _look(self) -> NodeActivity:
+    async def _compute_activity(self) -> NodeActivity:
         known = await self._known()
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
     async def _known(self) -> Snapshot:
-        """The scheduler's data."""
+        """Take a snapshot of the scheduler's data; the loop runs between its steps."""
         steps = self._parts.published.snapshot(clock.now())
         while True:
             try:
@@ -126,8 +126,8 @@ class Telemetry:
 
     async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
         """Return the last output of a function's code; raise NotFoundError."""
-        printed = self._find(name, version).printed
-        return [] if printed is None else printed.lines()
+        output = self._find(name, version).recent_output
+        return [] if output is None else output.lines()
 
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Explain the state of a function; raise NotFoundError."""

@@ -2,9 +2,9 @@
 
 A flipped bit would give wrong answers as long as the block stays. So all blocks are hashed again, continuously one
 after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without a
-bound while cores are idle; a start that needs one of them earlier waits until it is hashed (placing.py). A block whose
-hash does not match its address is dropped from memory together with every worker that has mapped it, and is loaded from
-the disk again.
+bound while cores are idle; a start that needs one of them earlier waits until it is hashed (worker_actions.py). A block
+whose hash does not match its address is dropped from memory together with every worker that has mapped it, and is
+loaded from the disk again.
 
 The thread has a low priority, but not SCHED_IDLE: while it holds the interpreter's lock the loop may wait for it, so it
 must make progress when other processes use all cores.

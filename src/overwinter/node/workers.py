@@ -16,8 +16,8 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Output
-from overwinter.node.printed import Line, Printed
 from overwinter.node.process_identity import kill
+from overwinter.node.recent_output import Line, RecentOutput
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker, Load, Measured, Ready
@@ -73,7 +73,7 @@ class WorkerProcess:
         """Whether it has then reported that it is contained."""
         self.function, self.family = function.id, function.family
         self._slo_ms = function.manifest.settings.slo_ms
-        self.printed: Printed | None = None
+        self.recent_output: RecentOutput | None = None
         """The record of its output; None before it has a function."""
         self.bindings = Bindings()
         self.lost_blocks = False
@@ -128,8 +128,8 @@ class WorkerProcess:
         self.words.belong(function.id)
 
     def _keep(self, text: str) -> None:
-        if self.printed is not None:
-            self.printed.add(Line(clock.wall(), self.worker, text))
+        if self.recent_output is not None:
+            self.recent_output.add(Line(clock.wall(), self.worker, text))
 
     def buffer_fds(self) -> list[int]:
         """The descriptors of its buffers, slot by slot."""

@@ -31,7 +31,7 @@ from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import next_to_start, scaling_text, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
-from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Room, Want, next_want, wants_place
+from overwinter.scheduler.wants import BindIn, Fork, FreeMemory, LoadBlocks, Want, next_want, wants_place
 
 PLACES_AT_ONCE = 8
 """The most waiting functions for which workers are drained at the same time."""
@@ -100,7 +100,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
             return _bind(cycle, function, worker, has_core)
         case Fork():
             return _fork(cycle, function, has_core)
-        case Room():
+        case FreeMemory():
             _wait_for_place(cycle, function, None, lacks_room=True)
             return False
         case LoadBlocks():

@@ -1,7 +1,7 @@
 """Binds functions in workers of their family, and unbinds them.
 
 A bind takes a slot of the worker and a core, as a run does. What it is expected to add to the worker's private memory
-counts from its begin until it has ended and the worker is measured: what each of its family takes beyond what the
+counts from its start until it has ended and the worker is measured: what each of its family takes beyond what the
 worker was to need, as far as that was seen. Where there is no room for that, a bind does not wait: a function that is
 idle in the worker is unbound for it, and an idle worker of others leaves, so that there is room for the next. What the
 one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, and
@@ -145,7 +145,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     cycle.actions.append(Bind(worker.id, id_, operation))
     cycle.decide(function, "bind", _why(function, worker))
     if replaced is not None:
-        let_go(cycle, worker, replaced.function, f"there is no private memory for {id_} beside it")
+        stop_using(cycle, worker, replaced.function, f"there is no private memory for {id_} beside it")
 
 
 def _why(function: Function, worker: Worker) -> str:
@@ -175,7 +175,7 @@ def observe(function: Function, seconds: float) -> None:
     family.bind_s += SMOOTHING * (seconds - family.bind_s)
 
 
-def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
+def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
     """Stop using a worker for a function: unbind it after its runs, and refuse those that have not ended at `until`.
 
     A worker without another function drains, and is stopped when it is idle.
@@ -229,7 +229,7 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
             continue
         is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
         if is_old and sum(not other.leaving for other in worker.bound.values()) > 1:
-            let_go(cycle, worker, function, "it was not used for long")
+            stop_using(cycle, worker, function, "it was not used for long")
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:
@@ -240,4 +240,4 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     staying = sum(not each.leaving for each in worker.bound.values())
     idle.sort(key=lambda each: (each.function.used, each.function.spec.id))
     for binding in idle[: min((len(idle) + 1) // 2, staying - 1)]:
-        let_go(cycle, worker, binding.function, "its worker takes more memory than expected")
+        stop_using(cycle, worker, binding.function, "its worker takes more memory than expected")

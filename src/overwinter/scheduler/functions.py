@@ -7,7 +7,7 @@ from overwinter.core.versions import Versions
 from overwinter.scheduler import containment, families, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
-from overwinter.scheduler.binding import let_go
+from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import hold, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import REMOVED, UNLOADED, keep, watch_deadlines
@@ -87,7 +87,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     if function.wants_wake:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)
-    _let_go(cycle, function, REMOVED)
+    _leave_workers(cycle, function, REMOVED)
     cycle.changed.pop(id_, None)
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
@@ -155,12 +155,12 @@ def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None
         function.announce = False
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
     function.unloaded = True
-    _let_go(cycle, function, UNLOADED)
+    _leave_workers(cycle, function, UNLOADED)
     watch(cycle, function)
     cycle.mark(function)
 
 
-def _let_go(cycle: Cycle, function: Function, why: str) -> None:
+def _leave_workers(cycle: Cycle, function: Function, why: str) -> None:
     """Release all that a function holds: its workers (busy ones within the drain timeout) and its blocks."""
     state = cycle.state
     cycle.timers.disarm(function.spec.id)
@@ -168,7 +168,7 @@ def _let_go(cycle: Cycle, function: Function, why: str) -> None:
     if function.spec.id == state.releasing:
         state.releasing, cycle.bytes_changed = None, True
     for worker in list(function.workers.values()):
-        let_go(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
+        stop_using(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
     release(cycle, function)
 
 

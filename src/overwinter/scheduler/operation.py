@@ -1,4 +1,4 @@
-"""Records of operations in progress: a run, a bind, or the start of a worker, from its begin until an event ends it."""
+"""Records of operations in progress: a run, a bind, or the start of a worker, from its start until an event ends it."""
 
 from typing import TYPE_CHECKING
 

@@ -9,7 +9,7 @@ from math import inf
 
 from overwinter.core.ids import Seconds
 from overwinter.scheduler import families, idle, victims
-from overwinter.scheduler.binding import let_go
+from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
@@ -87,7 +87,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     if all(other.leaving for other in worker.bound.values() if other is not binding):
         return False
     function = binding.function
-    let_go(cycle, worker, function, "the machine is short of memory")
+    stop_using(cycle, worker, function, "the machine is short of memory")
     if _is_unused(function):
         evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
     return True
@@ -172,7 +172,7 @@ def drain_for_bytes(cycle: Cycle) -> None:
         return
     state.releasing = function.spec.id
     for worker in list(function.workers.values()):
-        let_go(cycle, worker, function, "its time slice is over, and others wait for its bytes")
+        stop_using(cycle, worker, function, "its time slice is over, and others wait for its bytes")
     cycle.mark(function)
 
 

@@ -22,7 +22,7 @@ from overwinter.core.ids import (
 )
 from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
-from overwinter.scheduler.core_line import CoreLine
+from overwinter.scheduler.core_queue import CoreQueue
 from overwinter.scheduler.forked import ForkedAhead, Need
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
@@ -362,7 +362,7 @@ class State(msgspec.Struct):
     """The programs that each tenant's zygote has compiled, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
     """The number of functions with each tenant's program that passed their trial."""
-    cores: CoreLine = msgspec.field(default_factory=CoreLine)
+    cores: CoreQueue = msgspec.field(default_factory=CoreQueue)
     """The functions that wait for a core."""
     waiting: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
     """The tenants with a function that waits for a place for a worker."""

@@ -27,7 +27,7 @@ class BindIn(msgspec.Struct, frozen=True):
     worker: Worker
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeMemory(msgspec.Struct, frozen=True):
     """Get private memory to bind the function in a worker of its family with a free slot."""
 
 
@@ -35,10 +35,10 @@ class Fork(msgspec.Struct, frozen=True):
     """Start one more worker, or as many as a scaler asks for."""
 
 
-Want = Send | Wait | LoadBlocks | BindIn | Room | Fork
+Want = Send | Wait | LoadBlocks | BindIn | FreeMemory | Fork
 """Send: send a run of the first requests to a worker with a free slot. Wait: do nothing until then."""
 
-LOAD_BLOCKS, ROOM, FORK = LoadBlocks(), Room(), Fork()
+LOAD_BLOCKS, FREE_MEMORY, FORK = LoadBlocks(), FreeMemory(), Fork()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
@@ -67,13 +67,13 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     if _needs_worker_now(cycle, function):
         return FORK if function.loaded else LOAD_BLOCKS
     if function.queue and free:
-        return ROOM if function.loaded else LOAD_BLOCKS
+        return FREE_MEMORY if function.loaded else LOAD_BLOCKS
     return None
 
 
 def wants_place(cycle: Cycle, function: Function) -> bool:
     """Whether a function in the queue for places still has the same want."""
-    return next_want(cycle, function) == (ROOM if function.lacks_room else FORK)
+    return next_want(cycle, function) == (FREE_MEMORY if function.lacks_room else FORK)
 
 
 def _may_wake(cycle: Cycle, function: Function) -> bool:

@@ -9,7 +9,7 @@ from overwinter.core.events import WorkerExited
 from overwinter.scheduler import families, functions
 from overwinter.scheduler.answers import refuse, refuse_unloaded
 from overwinter.scheduler.backoff import may_retry
-from overwinter.scheduler.binding import let_go
+from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_worker
@@ -75,7 +75,7 @@ def quarantine(cycle: Cycle, function: Function) -> None:
         return
     cycle.decide(function, "quarantine", "it killed or hung workers twice: it no longer shares them")
     for other in list(function.workers.values()):
-        let_go(cycle, other, function, "its function has separate workers")
+        stop_using(cycle, other, function, "its function has separate workers")
     families.isolate(cycle, function)
 
 

@@ -1,4 +1,4 @@
-"""A reserve file, by which a node can start and remove functions on a full disk.
+"""A reserve file, with which a node can start and remove functions on a full disk.
 
 The file is deleted before such an operation when the disk has less than its size free, and created again afterwards, as
 far as there is space. So a removal frees the space that the next removal needs.
@@ -14,7 +14,7 @@ from overwinter.store.sealing import free_bytes
 RESERVE_BYTES = 4 << 20
 """The space for the write-ahead logs of two catalogs and their indexes."""
 SHARE = 16
-"""On a small disk the reserve is this fraction of it: one part in 16."""
+"""The reserve is at most one part in this many of the disk."""
 
 
 class Reserve:

@@ -191,7 +191,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
-    help_text = "Those of these runs that several functions shared; a shared run counts once for each."
+    help_text = "Runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", help_text, ["function"], _named(seen, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
     yield counter("shared_run_requests", help_text, ["function"], _named(seen, "shared_batched"))
@@ -221,13 +221,13 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
     )
     yield counter(
         "wake_seconds",
-        "Time of wakes, from their begin until the worker was ready.",
+        "Time of wakes, from their start until the worker was ready.",
         ["function", "start"],
         (((each.name, start), each.wake_s[start]) for each in seen for start in list(each.woken)),
     )
     yield histogram(
         "wake_duration_seconds",
-        "Time from the begin of a wake until the worker was ready.",
+        "Time from the start of a wake until the worker was ready.",
         ["start"],
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
@@ -250,8 +250,8 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
     hopeless = sum(function.best_effort for function in known.functions)
-    yield gauge("functions_best_effort", "Those of these whose SLO no configuration meets.", [], [((), hopeless)])
-    help_text = "Those of these that wait for a core, a place for a worker, or space in a host store."
+    yield gauge("functions_best_effort", "Functions whose SLO no configuration meets.", [], [((), hopeless)])
+    help_text = "Functions that wait for a core, a place for a worker, or space in a host store."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
     )

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 FIRST_BYTES = 64 << 10
 KEPT_BYTES = 1 << 20
 """The memory that an idle buffer keeps, so that small runs find their pages mapped."""
-GIVEN_BYTES = 4 << 20
+RELEASED_BYTES = 4 << 20
 """The memory that one call releases; for more the kernel would take as long as a request."""
 LARGE_BYTES = 1 << 20
 """Larger tensors are copied by system calls, which let other threads run and do not clear pages first."""
@@ -108,8 +108,8 @@ class SharedBuffer:
         """Release the memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero afterwards. The
         size does not change.
         """
-        for at in range(KEPT_BYTES, self.nbytes, GIVEN_BYTES):
-            self.map.madvise(mmap.MADV_REMOVE, at, min(GIVEN_BYTES, self.nbytes - at))
+        for at in range(KEPT_BYTES, self.nbytes, RELEASED_BYTES):
+            self.map.madvise(mmap.MADV_REMOVE, at, min(RELEASED_BYTES, self.nbytes - at))
             yield
 
     def _remap(self, nbytes: int) -> None:

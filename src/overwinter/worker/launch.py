@@ -21,7 +21,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lacking = _enter(sys.argv[4:])
-    missing = namespaces.leave()
+    missing = namespaces.enter()
     sandbox.die_with_parent(parent)
     if not missing:
         _fork(end)

@@ -1,8 +1,8 @@
 """The namespaces of the base zygote and all its forks, where the system supports them.
 
-They have no network, only their own processes, which all end with the first one, no System V objects, and only named
-files. Where the node does not run as root, a user namespace gives the rights to create the others, and these rights are
-dropped again.
+Processes in them have no network and no System V objects. They see only each other, and of the files only a given list.
+When the first process ends, the kernel kills the others. Where the node does not run as root, a user namespace gives
+the rights to create the others, and these rights are dropped again.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class _Header(ctypes.Structure):
 _OF_THIS_PROCESS, _NO_RIGHTS = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
 
 
-def leave() -> list[str]:
+def enter() -> list[str]:
     """Enter new network, file and IPC namespaces, and a process namespace for children; return what could not be
     applied.
 

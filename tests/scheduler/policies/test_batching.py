@@ -46,7 +46,7 @@ def test_a_full_batch_of_the_largest_worker_does_not_wait():
     assert (step.worker.id, step.count) == (2, 4)
 
 
-def test_what_nobody_can_do_in_time_goes_to_the_strongest_worker_as_late():
+def test_requests_that_no_worker_can_answer_in_time_are_sent_late_to_the_strongest_worker():
     step = adaptive(waiting(3, 0.95), [worker(1, 4), worker(2, 4, cores=2)])
     assert isinstance(step, Send)
     assert step.late
@@ -102,7 +102,7 @@ def test_every_rule_sends_what_fits_or_waits_a_finite_time(rule, count, waited, 
 PROFILE = Profile(weight_bytes=30, macs=1, points=(Point(1, 1, 4, 1, 0.3),))
 
 
-def test_a_batch_that_waits_goes_by_its_timer_and_no_later():
+def test_a_waiting_batch_is_sent_by_its_timer_at_the_latest():
     world = World(policy="batch+")
     world.deploy(spec(profile=PROFILE, slo_ms=1000, max_batch=4, keep_alive_s=100))
     world.arrive()

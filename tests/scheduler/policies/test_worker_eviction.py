@@ -38,7 +38,7 @@ def test_the_baseline_looks_at_the_time_alone(one, other):
 
 
 @pytest.mark.parametrize("gap_s", [0.1, 60.0, 3600.0])
-def test_a_count_fades_and_tells_who_is_used_more_often(gap_s):
+def test_a_count_decays_and_orders_workers_by_use(gap_s):
     uses = seldom = 0.0
     for _ in range(100):
         uses, seldom = counted(uses, gap_s), counted(seldom, 2 * gap_s)

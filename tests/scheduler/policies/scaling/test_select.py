@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.errors import MachineError
 from overwinter.scheduler.policies.scaling import default, dts, exact
-from overwinter.scheduler.policies.scaling.selection import Room, Selection
+from overwinter.scheduler.policies.scaling.selection import Limits, Selection
 from tests.scheduler.policies.scaling.profiles import MIB, point, profiles
 
 SAME = 1 + 1e-6
@@ -80,10 +80,10 @@ def test_a_selection_meets_the_slo_and_serves_the_rate_except_the_unserved_part(
 )
 def test_room_is_kept_and_filled_before_any_rate_is_refused(select, points, size, cores, workers, mib):
     rate, _ = sized(points, size, 1)
-    room = Room(float(cores), workers, mib * MIB)
-    selection = select(points, rate, math.inf, weighing(0), room)
+    limits = Limits(float(cores), workers, mib * MIB)
+    selection = select(points, rate, math.inf, weighing(0), limits)
     cores -= sum(each.cores for each in selection.chosen)
-    nbytes = room.nbytes - sum(each.memory_bytes for each in selection.chosen)
+    nbytes = limits.nbytes - sum(each.memory_bytes for each in selection.chosen)
     left = workers - len(selection.chosen)
     assert min(cores, left) >= 0
     assert nbytes >= -1
@@ -135,7 +135,7 @@ def test_an_empty_choice_leaves_the_rate_unserved(select):
     assert select([], 5.0, 1.0, weighing(0)) == Selection((), 5.0)
     assert select([point(latency_s=2.0)], 5.0, 1.0, weighing(0)) == Selection((), 5.0)
     assert select([point()], 0.0, 1.0, weighing(0)) == Selection()
-    assert select([point()], math.inf, 1.0, weighing(0), Room(cores=3.0)).unserved == math.inf
+    assert select([point()], math.inf, 1.0, weighing(0), Limits(cores=3.0)).unserved == math.inf
 
 
 def test_without_scipy_the_remedy_is_reported(monkeypatch):

@@ -18,7 +18,7 @@ from overwinter.scheduler.policies.scaling.hysteresis import (
     one_at_a_time,
     scale,
 )
-from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_time, size, take
+from overwinter.scheduler.policies.scaling.selection import limits_of, runs_in_time, size, take
 
 
 def batch(demand: Demand) -> Scaled:
@@ -39,7 +39,7 @@ def _choose(demand: Demand, rate: float) -> Points:
         cost = cost_of_a_request(point, expected(demand), slo_s)
         return (point.configuration not in living, cost, point.memory_bytes, *size(point))
 
-    return take(sorted(demand.points, key=key), rate, room_of(demand)).chosen
+    return take(sorted(demand.points, key=key), rate, limits_of(demand)).chosen
 
 
 _BATCH = Algorithm(runs_in_time, one_at_a_time, _choose, least_loaded_first)

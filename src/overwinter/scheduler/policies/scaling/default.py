@@ -27,12 +27,12 @@ from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     EPSILON,
     Cost,
-    Room,
+    Limits,
     Selection,
     by_ratio,
+    limits_of,
     queues_in_time,
     ratio,
-    room_of,
     take,
     usable,
     without_excess,
@@ -47,11 +47,11 @@ FEWER = 8
 """The most workers of the best configuration that a choice replaces by one that serves more."""
 
 
-def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
+def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limits: Limits = BOUNDLESS) -> Selection:
     """Return workers that serve a rate, each within the SLO, at a low cost, and the part of the rate that does
     not fit.
     """
-    return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, room)
+    return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, limits)
 
 
 def overwinter(demand: Demand) -> Scaled:
@@ -59,56 +59,58 @@ def overwinter(demand: Demand) -> Scaled:
     return scale(_DEFAULT, demand)
 
 
-def cheapest(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
+def cheapest(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
     """As `select`, for configurations that meet the SLO."""
     if not rate > 0:
         return Selection()
-    selection = _improved(points, rate, cost, cost, room)
+    selection = _improved(points, rate, cost, cost, limits)
     if not selection.unserved:
         return selection
-    by_cores = _improved(points, rate, lambda point: point.cores, cost, room)
+    by_cores = _improved(points, rate, lambda point: point.cores, cost, limits)
     return min(selection, by_cores, key=lambda each: (each.unserved, _total(each.chosen, cost)))
 
 
-def _improved(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room: Room) -> Selection:
+def _improved(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, limits: Limits) -> Selection:
     ordered = by_ratio(points, weight)
-    plain = take(ordered, rate, room)
-    closed = ((_total(chosen, cost), place, chosen) for place, chosen in enumerate(_closed(ordered, rate, cost, room)))
+    plain = take(ordered, rate, limits)
+    closed = (
+        (_total(chosen, cost), place, chosen) for place, chosen in enumerate(_closed(ordered, rate, cost, limits))
+    )
     total, _, chosen = min(closed, default=(0.0, 0, ()))
     if not chosen or (not plain.unserved and _total(plain.chosen, cost) <= total):
         return plain
     return Selection(without_excess(chosen, rate))
 
 
-def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> Iterator[Points]:
+def _closed(ordered: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Iterator[Points]:
     """Yield choices that serve the whole rate: workers in this order, and the cheapest single one for the rest."""
     closing = sorted(ordered, key=cost)
     largest = max((point.throughput for point in ordered), default=0.0)
     taken: Points = ()
     left = rate
     for point in ordered:
-        count = min(workers_for(left, point) - 1, room.copies(point))
+        count = min(workers_for(left, point) - 1, limits.copies(point))
         for copies in range(count, max(-1, count - FEWER - 1), -1):
-            rest, rest_room = (left - copies * point.throughput) * (1 - EPSILON), room.less(point, copies)
+            rest, rest_limits = (left - copies * point.throughput) * (1 - EPSILON), limits.less(point, copies)
             if rest > largest:
                 break
-            last = next((each for each in closing if each.throughput >= rest and rest_room.copies(each)), None)
+            last = next((each for each in closing if each.throughput >= rest and rest_limits.copies(each)), None)
             if last is not None:
                 yield *taken, *[point] * copies, last
         taken = (*taken, *[point] * count)
         left -= count * point.throughput
-        room = room.less(point, count)
+        limits = limits.less(point, count)
 
 
 def _choose(demand: Demand, rate: float) -> Points:
     cost = weighed(demand)
-    added = cheapest(demand.points, rate, cost, room_of(demand)).chosen
+    added = cheapest(demand.points, rate, cost, limits_of(demand)).chosen
     most = REPLACE_AT * _total((*(worker.point for worker in demand.workers), *added), cost)
     if not demand.workers or min(map(cost, demand.points), default=0.0) > most:
         return added
     fresh = _fresh(demand)
     started = _lacking(fresh.chosen, demand)
-    if fresh.unserved or _total(fresh.chosen, cost) > most or not _fits(started, room_of(demand)):
+    if fresh.unserved or _total(fresh.chosen, cost) > most or not _fits(started, limits_of(demand)):
         return added
     return started
 
@@ -122,7 +124,7 @@ def _replace(demand: Demand) -> Scaled:
     if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
         return Scaled()
     if started:
-        return Scaled(configurations(started) if _fits(started, room_of(demand)) else ())
+        return Scaled(configurations(started) if _fits(started, limits_of(demand)) else ())
     return Scaled(stop=tuple(worker.worker for worker in _order(demand)[: len(demand.workers) - len(fresh.chosen)]))
 
 
@@ -145,11 +147,11 @@ def _fresh(demand: Demand) -> Selection:
     """Return workers for the whole rate at a load between alpha and beta, within the limits with and without the
     existing workers.
     """
-    room = room_of(demand)
+    limits = limits_of(demand)
     for worker in demand.workers:
-        room = room.less(worker.point, -1)
+        limits = limits.less(worker.point, -1)
     load = (demand.alpha + demand.beta) / 2
-    return cheapest(demand.points, expected(demand) / load, weighed(demand), room)
+    return cheapest(demand.points, expected(demand) / load, weighed(demand), limits)
 
 
 def _lacking(points: Points, demand: Demand) -> Points:
@@ -157,11 +159,11 @@ def _lacking(points: Points, demand: Demand) -> Points:
     return tuple((Counter(points) - Counter(worker.point for worker in demand.workers)).elements())
 
 
-def _fits(points: Points, room: Room) -> bool:
+def _fits(points: Points, limits: Limits) -> bool:
     for point in points:
-        if not room.copies(point):
+        if not limits.copies(point):
             return False
-        room = room.less(point, 1)
+        limits = limits.less(point, 1)
     return True
 
 

@@ -14,20 +14,20 @@ from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, 
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
-    Room,
+    Limits,
     Selection,
     by_ratio,
+    limits_of,
     queues_in_time,
-    room_of,
     take,
     usable,
 )
 
 
-def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
+def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limits: Limits = BOUNDLESS) -> Selection:
     """Return workers that serve a rate, each within the SLO, and the unserved rest, which is all of it if none fits."""
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
-    return take(by_ratio(kept, cost), rate, room)
+    return take(by_ratio(kept, cost), rate, limits)
 
 
 def by_memory(demand: Demand) -> Scaled:
@@ -47,7 +47,7 @@ def weighed(demand: Demand) -> Cost:
 
 def _algorithm(cost: Callable[[Demand], Cost]) -> Algorithm:
     def choose(demand: Demand, rate: float) -> Points:
-        return take(by_ratio(demand.points, cost(demand)), rate, room_of(demand)).chosen
+        return take(by_ratio(demand.points, cost(demand)), rate, limits_of(demand)).chosen
 
     return Algorithm(queues_in_time, any_of, choose, least_loaded_first)
 

@@ -16,11 +16,11 @@ from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, 
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
-    Room,
+    Limits,
     Selection,
     is_none,
+    limits_of,
     queues_in_time,
-    room_of,
     usable,
 )
 
@@ -28,12 +28,12 @@ TIGHTER = 1e-6
 """The relative increase of the rate in a second attempt, if the solver's answer, exact to 1e-7, fell short of it."""
 
 
-def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
+def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limits: Limits = BOUNDLESS) -> Selection:
     """Return workers that serve a rate, each within the SLO, at the least cost; if the limits do not allow that, those
     that serve the most. Raises MachineError without scipy.
     """
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
-    return solve(kept, rate, cost, room)
+    return solve(kept, rate, cost, limits)
 
 
 def exact(demand: Demand) -> Scaled:
@@ -46,40 +46,43 @@ def require() -> None:
     _optimize()
 
 
-def solve(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
+def solve(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
     """As `select`, for configurations that meet the SLO."""
-    points = [point for point in points if room.copies(point) > 0]
+    points = [point for point in points if limits.copies(point) > 0]
     if not points or not rate > 0:
         return Selection((), max(rate, 0.0))
-    chosen = _cheapest(points, rate, rate, cost, room)
+    chosen = _cheapest(points, rate, rate, cost, limits)
     if chosen is not None and not is_none(rate - _served(chosen), rate):
-        chosen = _cheapest(points, rate, rate * (1 + TIGHTER), cost, room)
+        chosen = _cheapest(points, rate, rate * (1 + TIGHTER), cost, limits)
     if chosen is None:
-        chosen = _solved([-point.throughput for point in points], points, room, []) or ()
+        chosen = _solved([-point.throughput for point in points], points, limits, []) or ()
     left = rate - _served(chosen)
     return Selection(chosen, 0.0 if is_none(left, rate) else left)
 
 
-def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, room: Room) -> Points | None:
+def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, limits: Limits) -> Points | None:
     """Equations (1) and (4); None: infeasible."""
     if goal == math.inf:
         return None
     # Cap each throughput at the whole rate: the solution is the same, and the solver's numbers have similar magnitudes.
     rates = [min(point.throughput / goal, 1.0) for point in points]
-    return _solved([cost(point) for point in points], points, room, [(rates, 1.0, math.inf)])
+    return _solved([cost(point) for point in points], points, limits, [(rates, 1.0, math.inf)])
 
 
 def _solved(
-    objective: Sequence[float], points: Sequence[Point], room: Room, rows: Sequence[tuple[list[float], float, float]]
+    objective: Sequence[float],
+    points: Sequence[Point],
+    limits: Limits,
+    rows: Sequence[tuple[list[float], float, float]],
 ) -> Points | None:
     """The numbers of workers with the least objective, within these rows and the bounds; None: infeasible."""
     optimize = _optimize()
     largest = max(map(abs, objective)) or 1.0
-    rows = [*rows, *_rows(points, room)]
+    rows = [*rows, *_rows(points, limits)]
     solved = optimize.milp(
         [value / largest for value in objective],
         integrality=[1] * len(points),
-        bounds=optimize.Bounds(0, [room.copies(point) for point in points]),
+        bounds=optimize.Bounds(0, [limits.copies(point) for point in points]),
         constraints=[optimize.LinearConstraint([row], low, high) for row, low, high in rows],
         options={"mip_rel_gap": 0.0},
     )
@@ -88,13 +91,13 @@ def _solved(
     return tuple(point for point, count in zip(points, solved.x, strict=True) for _ in range(round(count)))
 
 
-def _rows(points: Sequence[Point], room: Room) -> list[tuple[list[float], float, float]]:
+def _rows(points: Sequence[Point], limits: Limits) -> list[tuple[list[float], float, float]]:
     """The bounds as rows of the program, each scaled to its capacity."""
-    rows = [([1 / room.workers] * len(points), 0.0, 1.0)]
-    if room.cores < math.inf:
-        rows.append(([point.cores / room.cores for point in points], 0.0, 1.0))
-    if room.nbytes < math.inf:
-        rows.append(([(point.memory_bytes + room.copy_bytes) / room.nbytes for point in points], 0.0, 1.0))
+    rows = [([1 / limits.workers] * len(points), 0.0, 1.0)]
+    if limits.cores < math.inf:
+        rows.append(([point.cores / limits.cores for point in points], 0.0, 1.0))
+    if limits.nbytes < math.inf:
+        rows.append(([(point.memory_bytes + limits.copy_bytes) / limits.nbytes for point in points], 0.0, 1.0))
     return rows
 
 
@@ -110,7 +113,7 @@ def _optimize() -> ModuleType:
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    return solve(demand.points, rate, demand.memory, room_of(demand)).chosen
+    return solve(demand.points, rate, demand.memory, limits_of(demand)).chosen
 
 
 _EXACT = Algorithm(queues_in_time, any_of, _choose, least_loaded_first)

@@ -21,7 +21,7 @@ import msgspec
 from overwinter.core.ids import WorkerId
 from overwinter.core.profile import Configuration, Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
-from overwinter.scheduler.policies.scaling.selection import EPSILON, ratio, room_of, size, take, usable
+from overwinter.scheduler.policies.scaling.selection import EPSILON, limits_of, ratio, size, take, usable
 
 Points = tuple[Point, ...]
 
@@ -151,4 +151,4 @@ def _narrowed(demand: Demand, points: Points) -> Demand:
 
 
 def _first(demand: Demand, rate: float) -> Points:
-    return take(demand.points, rate, room_of(demand)).chosen
+    return take(demand.points, rate, limits_of(demand)).chosen

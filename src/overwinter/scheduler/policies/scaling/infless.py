@@ -11,9 +11,9 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, one_at_a_time, scale
 from overwinter.scheduler.policies.scaling.selection import (
+    limits_of,
     queues_in_time,
     ratio,
-    room_of,
     take,
     without_excess,
     workers_for,
@@ -26,18 +26,18 @@ def infless(demand: Demand) -> Scaled:
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    room, left = room_of(demand), rate
+    limits, left = limits_of(demand), rate
     chosen: list[Point] = []
     ordered = sorted(demand.points, key=lambda point: (-ratio(point, point.cores), point.cores, point.memory_bytes))
     for point in ordered:
         beyond = left - _filling(demand, point)
         if left > 0 and beyond >= 0:
-            count = min(workers_for(left, point), workers_for(beyond + point.throughput, point), room.copies(point))
+            count = min(workers_for(left, point), workers_for(beyond + point.throughput, point), limits.copies(point))
             chosen += [point] * count
             left -= count * point.throughput
-            room = room.less(point, count)
+            limits = limits.less(point, count)
     # Serve the rest of the rate too, although it fills no batch in time.
-    rest = take(ordered, max(left, 0.0), room)
+    rest = take(ordered, max(left, 0.0), limits)
     return without_excess((*chosen, *rest.chosen), rate)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, expected, one_at_a_time, scale
-from overwinter.scheduler.policies.scaling.selection import ratio, room_of, runs_in_time, take
+from overwinter.scheduler.policies.scaling.selection import limits_of, ratio, runs_in_time, take
 
 MACS_UNIT = 1e9
 
@@ -40,7 +40,7 @@ def _choose(demand: Demand, rate: float) -> Points:
         same = [point for point in demand.points if point.cores == cores]
         eta = efficiency(demand, _filled(demand, same))
         made.append((-eta, cores, max(same, key=lambda point: (point.throughput, -point.batch))))
-    return take([point for _, _, point in sorted(made)], rate, room_of(demand)).chosen
+    return take([point for _, _, point in sorted(made)], rate, limits_of(demand)).chosen
 
 
 def _filled(demand: Demand, points: Iterable[Point]) -> Point:

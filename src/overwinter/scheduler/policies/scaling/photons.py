@@ -7,7 +7,7 @@ as many as in the measurements with the fewest runs. At least one.
 
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, scale
-from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_time, take
+from overwinter.scheduler.policies.scaling.selection import limits_of, runs_in_time, take
 
 
 def photons(demand: Demand) -> Scaled:
@@ -25,7 +25,7 @@ def _the_same_cores_each(points: Points) -> Points:
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    return take(sorted(demand.points, key=lambda point: -point.concurrency), rate, room_of(demand)).chosen
+    return take(sorted(demand.points, key=lambda point: -point.concurrency), rate, limits_of(demand)).chosen
 
 
 _PHOTONS = Algorithm(runs_in_time, _the_same_cores_each, _choose, least_loaded_first)

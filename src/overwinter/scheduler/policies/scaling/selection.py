@@ -32,7 +32,7 @@ class Selection(msgspec.Struct, frozen=True):
     """The part of the rate that they cannot serve."""
 
 
-class Room(msgspec.Struct, frozen=True):
+class Limits(msgspec.Struct, frozen=True):
     """The bounds on further workers."""
 
     cores: float = math.inf
@@ -47,19 +47,19 @@ class Room(msgspec.Struct, frozen=True):
         by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
         return max(0, min(self.workers, by_cores, by_bytes))
 
-    def less(self, point: Point, count: int) -> "Room":
+    def less(self, point: Point, count: int) -> "Limits":
         """Return the remaining limits after this many workers."""
         nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
-        return Room(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
+        return Limits(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
 
 
-BOUNDLESS = Room()
+BOUNDLESS = Limits()
 
 
-def room_of(demand: Demand) -> Room:
+def limits_of(demand: Demand) -> Limits:
     """The bounds of a demand; blocks that must be loaded first are counted once."""
     missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
-    return Room(demand.free_cores, min(demand.free_workers, MOST_WORKERS), demand.free_bytes - missing, copy)
+    return Limits(demand.free_cores, min(demand.free_workers, MOST_WORKERS), demand.free_bytes - missing, copy)
 
 
 def usable(point: Point) -> bool:
@@ -99,7 +99,7 @@ def workers_for(rate: float, point: Point) -> int:
     return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_WORKERS)))
 
 
-def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
+def take(ordered: Iterable[Point], rate: float, limits: Limits) -> Selection:
     """Take as many workers of the first configuration as the rate needs, then of the next when the limits allow no
     more.
     """
@@ -108,10 +108,10 @@ def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
     for point in ordered:
         if is_none(left, rate):
             break
-        count = min(workers_for(left, point), room.copies(point))
+        count = min(workers_for(left, point), limits.copies(point))
         chosen += [point] * count
         left -= count * point.throughput
-        room = room.less(point, count)
+        limits = limits.less(point, count)
     return Selection(tuple(chosen), 0.0 if is_none(left, rate) else left)
 
 

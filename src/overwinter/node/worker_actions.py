@@ -1,4 +1,4 @@
-"""Puts a function into a process: forks one for it, or binds it in one of its family, with the needed descriptors."""
+"""Carries out the actions on workers: forks them, binds functions in them, and stops them."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ HASHED_AT_ONCE = 2
 """The blocks of one function that are verified concurrently; the other threads are for other functions."""
 
 
-class Placing:
-    """Forks workers, and binds functions in them."""
+class WorkerActions:
+    """Forks and stops workers, and binds functions in them."""
 
     def __init__(
         self,

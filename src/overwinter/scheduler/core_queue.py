@@ -5,7 +5,7 @@ import msgspec
 from overwinter.core.ids import FunctionId
 
 
-class CoreLine(msgspec.Struct):
+class CoreQueue(msgspec.Struct):
     """The functions whose requests wait for a core. order.py maintains it."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)

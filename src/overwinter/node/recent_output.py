@@ -34,8 +34,8 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
-class Printed:
-    """The last lines, the oldest first. Belongs to the event loop's thread."""
+class RecentOutput:
+    """The last lines that a family printed, the oldest first. Belongs to the event loop's thread."""
 
     def __init__(self, grew: Callable[[int], None] = lambda nbytes: None) -> None:
         """Create it. `grew` is called with the memory of each line."""
@@ -73,13 +73,13 @@ class Records:
     """The record of each family that has had a worker, while one of its functions or workers exists."""
 
     def __init__(self) -> None:
-        self._of: WeakValueDictionary[FamilyId, Printed] = WeakValueDictionary()
+        self._of: WeakValueDictionary[FamilyId, RecentOutput] = WeakValueDictionary()
         self._grown = 0
         """The bytes received since the last check of all records."""
 
-    def of(self, family: FamilyId) -> Printed:
+    def of(self, family: FamilyId) -> RecentOutput:
         """Return the family's record, which exists as long as a caller references it."""
-        return self._of.setdefault(family, Printed(self._grew))
+        return self._of.setdefault(family, RecentOutput(self._grew))
 
     def _grew(self, nbytes: int) -> None:
         self._grown += nbytes

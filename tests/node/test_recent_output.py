@@ -3,8 +3,8 @@
 import torch
 
 from overwinter.core.ids import FamilyId, WorkerId
-from overwinter.node import printed
-from overwinter.node.printed import BYTES_MAX, LINES_MAX, Line, Printed, Records
+from overwinter.node import recent_output
+from overwinter.node.recent_output import BYTES_MAX, LINES_MAX, Line, RecentOutput, Records
 
 from .rig import Function, Same, until
 
@@ -17,7 +17,7 @@ def preprocess(inputs, state):
 
 
 def texts(function: Function) -> list[str]:
-    kept = function.deployed.printed
+    kept = function.deployed.recent_output
     return [] if kept is None else [line.text for line in kept.lines()]
 
 
@@ -31,7 +31,7 @@ def test_output_is_kept_for_the_workers_family(rig):
         await rig.ended(rig.begin(worker, one, x=torch.zeros(1, 4)), rig.begin(other, x=torch.zeros(7, 4)))
         await until(lambda: texts(one) and texts(stranger))
         assert texts(one) == texts(sibling) == ["it was 1"]
-        assert [line.worker for line in one.deployed.printed.lines()] == [worker.worker]
+        assert [line.worker for line in one.deployed.recent_output.lines()] == [worker.worker]
         assert texts(stranger) == ["it was 7"]
         later = await rig.start_worker(sibling)
         await rig.ended(rig.begin(later, x=torch.zeros(2, 4)))
@@ -41,7 +41,7 @@ def test_output_is_kept_for_the_workers_family(rig):
 
 
 def test_the_oldest_lines_are_dropped_first():
-    many, long = Printed(), Printed()
+    many, long = RecentOutput(), RecentOutput()
     for number in range(LINES_MAX + 5):
         many.add(Line(0.0, WorkerId(1), f"{number}"))
         long.add(Line(0.0, WorkerId(1), "x" * (BYTES_MAX // 4)))
@@ -59,8 +59,8 @@ def test_a_record_is_removed_with_its_last_user():
 
 
 def test_all_records_together_are_bounded_and_each_keeps_its_last_lines(monkeypatch):
-    monkeypatch.setattr(printed, "RECORDS_BYTES_MAX", 64 << 10)
-    monkeypatch.setattr(printed, "LOOK_BYTES", 4 << 10)
+    monkeypatch.setattr(recent_output, "RECORDS_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(recent_output, "LOOK_BYTES", 4 << 10)
     records = Records()
     every = [records.of(FamilyId(f"f{number}")) for number in range(40)]
     quiet = records.of(FamilyId("quiet"))
