@@ -180,7 +180,7 @@ def pipeline_scenario(path: Path, seconds: float) -> Scenario:
 
 
 def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
-    """Return all scenarios by name, shortened."""
+    """Yield all scenarios by name, shortened."""
     folder = ROOT / "scenarios"
     for path in sorted(folder.rglob("*.toml")):
         name = str(path.relative_to(folder).with_suffix(""))
@@ -261,7 +261,7 @@ def play(seed: int, policy: str, bounds: str) -> Outcome:
 
 
 def cases(traces: Path | None, longer: float) -> Iterator[Case]:
-    """Return all possible runs; those with a recorded trace only if it is present."""
+    """Yield all possible runs; those with a recorded trace only if it is present."""
     for name, scenario in scenarios(longer):
         recorded = any(getattr(each.workload, "path", None) for each in scenario.functions)
         if recorded and traces is None:

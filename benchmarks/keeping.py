@@ -76,7 +76,7 @@ class Point(NamedTuple):
 
 
 def functions(count: int, traced: bool) -> Iterator[FunctionModel]:
-    """Return the functions, the most popular first."""
+    """Yield the functions, the most popular first."""
     for index in range(count):
         kind, per_minute = KINDS[index % len(KINDS)], FIRST_PER_MINUTE / (index + 1)
         if traced:

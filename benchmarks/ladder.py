@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 def climb(policy: Policy, rungs: tuple[Rung, ...]) -> Iterator[Step]:
-    """Return the baseline on each rung, with all conditions up to it."""
+    """Yield the baseline on each rung, with all conditions up to it."""
     own = False
     for rung in rungs:
         policy = msgspec.structs.replace(policy, **rung.changes)

@@ -45,7 +45,7 @@ def flatten(outputs: Any) -> list[torch.Tensor]:
 
 
 def cases(program: Program, batches: tuple[int, ...] = BATCHES) -> Iterator[dict[str, int]]:
-    """Return the dynamic sizes to compare at: each batch, then the other sizes changed."""
+    """Yield the dynamic sizes to compare at: each batch, then the other sizes changed."""
     yield from ({"batch": batch} for batch in batches if "batch" in program.dimensions)
     others = {name: max(low, min(high, program.example[name] - 3)) for name, (low, high) in program.dimensions.items()}
     if others.keys() - {"batch"}:

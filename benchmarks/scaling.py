@@ -88,7 +88,7 @@ def drawn(chance: random.Random) -> list[Point]:
 
 
 def cases(chance: random.Random, count: int) -> Iterator[tuple[str, list[Point]]]:
-    """Return this many cases of each set."""
+    """Yield this many cases of each set."""
     for number in range(count):
         yield "random", drawn(chance)
         yield "measured", measured(list(MODELS)[number % len(MODELS)])

@@ -101,7 +101,7 @@ def level(module: nn.Module, example_inputs: Inputs) -> None:
 
 
 def stored(module: nn.Module) -> Iterator[Tensor]:
-    """Return all parameters and floating-point buffers, shared ones once."""
+    """Yield all parameters and floating-point buffers, shared ones once."""
     yield from module.parameters()
     yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
 

@@ -88,7 +88,7 @@ def prepare() -> None:
 
 
 def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
-    """Yield a row for each architecture, printed at once."""
+    """Return a row for each architecture, each printed at once."""
     found = []
     for architecture in chosen:
         began = time.perf_counter()

@@ -146,7 +146,7 @@ def _built(model: Any, config: Any) -> nn.Module:
 
 
 def _inputs(module: Any) -> Iterator[dict[str, Field]]:
-    """Return all possible inputs of its `forward`: its main input first."""
+    """Yield all possible inputs of its `forward`: its main input first."""
     taken = set(signature(module.forward).parameters)
     config = module.config
     vision = getattr(config, "vision_config", config)

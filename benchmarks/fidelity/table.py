@@ -65,7 +65,7 @@ def cells(row: Row) -> Iterator[str]:
 
 
 def refusals(row: Row) -> Iterator[Finding]:
-    """Return refusals and errors, each sentence once."""
+    """Yield refusals and errors, each sentence once."""
     seen = set()
     for finding in (*row.findings, row.joined):
         if finding.verdict in ("refused_clearly", "wrong") and finding.text not in seen:

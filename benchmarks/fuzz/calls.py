@@ -182,7 +182,7 @@ class Calls:
         self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S, tenant)))
 
     def _expected(self, name: str, reply: Reply | None) -> None:
-        """Return whether the reply matches the model: a deployed function is found, and any other is not."""
+        """Count a reply that contradicts the model: a deployed function is found, and any other is not."""
         there = bool(self._versions.get(name))
         if reply is None or name in self._maybe:
             return

@@ -85,7 +85,7 @@ class Outside:
             self._look(case)
 
     def _spy(self, way: str) -> None:
-        """Return what the spy says, and count the canaries in it."""
+        """Send an order to the spy, and count the canaries in its answer."""
         tally = self._arena.tally
         if way.startswith("own_"):
             # The memory of its worker contains what earlier attempts found, so end it.

@@ -66,7 +66,7 @@ def content(data: bytes, rng: Random) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Return every list or dict within, with each of its keys."""
+    """Yield every list or dict within, with each of its keys."""
     open_ = [value]
     while open_:
         holder = open_.pop()

@@ -62,7 +62,7 @@ class Tally:
         return sum(counts[harm] for counts in self.counts.values())
 
     def judge(self, reply: Reply | None) -> None:
-        """Return whether an answer is unexpected; a missing answer is no harm by itself."""
+        """Count an unexpected answer; a missing answer is no harm by itself."""
         fault = unexpected(reply)
         if fault:
             self.add("unforeseen_5xx", fault)

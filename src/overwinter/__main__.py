@@ -1,4 +1,4 @@
-"""`python -m overwinter` is the command `overwinter`."""
+"""Runs the command `overwinter`, as `python -m overwinter`."""
 
 from overwinter.cli.main import main
 

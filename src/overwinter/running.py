@@ -84,13 +84,13 @@ async def _joined(
     journal: Journal,
     log: Log,
 ) -> AsyncIterator[Node]:
-    """All parts, each made of those before it. `host_bytes`: the bound on the host stores that was configured."""
+    """Create all parts, each from those before it. `host_bytes`: the configured bound on the host stores."""
     quarantine, faults = Quarantine(repository.root / "quarantine.json"), Faults(log)
     scheduler = Scheduler(config.scheduler)
     published = Published(scheduler.cycle)
 
     def post(event: Event) -> None:
-        # The one circle: the loop needs the effects, and they post what comes of the actions.
+        # The only circular dependency: the loop needs the effects, and these post events to the loop.
         loop.post(event)
 
     def find(name: FunctionName, version: int | None) -> DeployedFunction:
@@ -129,7 +129,7 @@ async def _joined(
 
 
 def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[Any, Any, None]]:
-    """What is looked after periodically."""
+    """Return the periodic tasks, not yet started."""
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
     verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, lose, parts.log)
     assert config.scheduler.memory_bytes is not None
@@ -165,9 +165,7 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
-    """The scheduler's configuration, limited by this machine: its cores, its memory, its processes, and space on the
-    tmpfs.
-    """
+    """Return the scheduler's configuration, limited by this machine: its cores, memory, processes and tmpfs."""
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)

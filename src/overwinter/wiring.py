@@ -61,8 +61,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
-    """Run a node behind its front door until SIGTERM or SIGINT, and until the requests that it has then are answered; a
-    second signal ends that. `ready` is called once, when it can fork workers. Raises what a node failed with, then too.
+    """Run a node and its API until SIGTERM or SIGINT, and until the requests that are then open are answered; a second
+    signal ends that wait. `ready` is called once, when workers can be forked. If the node fails, also while it stops,
+    its error is raised.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
@@ -98,7 +99,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
             for task in (front, asked, readiness):
                 task.cancel()
-            # It may also fail while it answers what it has.
+            # The node may also fail during the drain.
             await asyncio.wait([front])
             if broken.done():
                 await node.broken()
@@ -110,7 +111,7 @@ def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[
     # The event loop shares the interpreter with computing threads, such as those that check programs, and waits for
     # each of them.
     sys.setswitchinterval(SWITCH_S)
-    # Before anything is forked, so that workers have it too.
+    # Before anything is forked, so that workers inherit it.
     shorten_slice()
     # Every worker needs some descriptors (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -10,7 +10,7 @@ import pytest
 
 from overwinter.core.config import NodeConfig
 from overwinter.node import limits
-from overwinter.node.checkup import TORCHES, Check, checks, contained, torch_check, worst
+from overwinter.node.checkup import TORCHES, Check, checks, missing_protections, torch_check, worst
 
 
 def found(tmp_path, **changes) -> dict[str, Check]:
@@ -81,7 +81,7 @@ def test_too_few_descriptors_are_reported_with_the_limit_to_raise(tmp_path) -> N
 def test_the_sandbox_is_tested_in_a_child_process() -> None:
     """The checking process itself does not change, and reports what the node would report at its start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert contained() == contained()
+    assert missing_protections() == missing_protections()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 

@@ -47,7 +47,7 @@ async def spoken(*parts: bytes) -> list[str]:
     mouth = Output("worker", said)
     mouth.belong("f@1")
     for part in parts:
-        os.write(mouth.there, part)
+        os.write(mouth.far_end, part)
         await asyncio.sleep(0)
     mouth.close()
     return said

@@ -524,7 +524,7 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
                 except OSError:
                     failures += 1
                     continue
-                process.there.close()
+                process.far_end.close()
                 process.close()
                 break
         finally:

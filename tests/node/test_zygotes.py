@@ -304,7 +304,7 @@ class Double:
 
     def __init__(self, rig: Rig, code: str, victim: int) -> None:
         self.zygote = ZygoteProcess("eve", ZygoteMemory(1 << 50, 1 << 50))
-        fd = self.zygote.there.fileno()
+        fd = self.zygote.far_end.fileno()
         command = [sys.executable, "-c", DOUBLE + code + "\ntime.sleep(600)", str(fd), str(victim)]
         self.process = subprocess.Popen(command, pass_fds=[fd])
         self.zygote.pid = self.process.pid

@@ -15,7 +15,7 @@ from overwinter.worker.messages import ForkWorker, ForkZygote, ToZygote
 here, there = pair()
 here.close()
 box = SimpleNamespace(enter_as_zygote=lambda uid, limits, keep: None)
-means = zygote.Means(Channel(there, ToZygote), None, box, None)
+means = zygote.Resources(Channel(there, ToZygote), None, box, None)
 """
 FORKS = {
     "worker": "zygote._run_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",

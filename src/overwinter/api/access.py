@@ -1,8 +1,8 @@
 """Authenticates the caller of a request and determines its tenant, before anything else of the request is handled.
 
-As long as no token was ever created, a node does not authenticate: a request acts for the tenant that its header names.
-From the first token on, every request needs a token, except for the operations that `api/operations.py` opens, and acts
-within the token's tenant. The token file is checked for each request, so that a change by the operator takes effect
+Until the first token is created, a node does not authenticate: a request acts for the tenant that its header names.
+From then on every request needs a token and acts for the token's tenant, except for the operations that need none
+(`api/operations.py`). The token file is checked for each request, so that a change by the operator takes effect
 with the next request on any connection.
 """
 
@@ -78,11 +78,11 @@ class Access:
         self._seen: dict[bytes, _Grant] = {}
         """The rights by the value of the header, because hashing a token takes longer than everything else."""
         self._rates: dict[TenantId, Rate] = {}
-        self._look()
+        self._reload()
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Return the caller of a request; raise UnauthorizedError, ForbiddenError, RateError or StoreError."""
-        self._look()
+        self._reload()
         if not self._required:
             return self.anonymous
         said = headers.get(AUTHORIZATION, b"")
@@ -112,7 +112,7 @@ class Access:
         )
         self._audit.add(line, clock.now())
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         """Read the file again if it was replaced."""
         if self._file is None or (version := self._file.version()) == self._version:
             return
@@ -153,9 +153,9 @@ class Access:
         """
         mine = grant.caller
         if "admin" not in mine.scopes:
-            raise ForbiddenError(f"this token speaks for tenant {mine.tenant!r} alone")
+            raise ForbiddenError(f"this token is for tenant {mine.tenant!r} only")
         if not is_tenant(name):
-            raise CallerError(f"{name[:80]!r} is no name of a tenant")
+            raise CallerError(f"{name[:80]!r} is not a tenant name")
         tenant = TenantId(name)
         return Caller(TenantFront(self._front, tenant, self._quota(tenant)), tenant, mine.token, mine.scopes)
 

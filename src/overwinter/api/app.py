@@ -50,7 +50,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     ]
     operations += Pages(operations, own_version).operations()
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
-    # Each path is one thing: none is found at another one.
+    # Each path has exactly one form: Starlette must not redirect from or to a trailing slash.
     router = Router(routes_of(operations), redirect_slashes=False)
     return RequestMiddleware(router, access, budget, drain, open_paths)
 

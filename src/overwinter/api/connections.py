@@ -23,10 +23,9 @@ LINGER_S = 30.0
 CROWDED_SHARE = 7 / 8
 """Above this share of the allowed connections, of one client or of all, connections close after their answer."""
 TURNED_AWAY_SHARE = 1 / 8
-"""The further connections that may be open to receive a refusal, as a share of the allowed connections. Each is closed
-after this time:
-"""
+"""The additional connections that may be open to receive a refusal, as a share of the allowed connections."""
 TURNED_AWAY_S = 2.0
+"""How long such a connection stays open."""
 
 
 class Waits(NamedTuple):
@@ -81,7 +80,7 @@ class Connections:
         """For each connection, what it waited for at the last check, and since when."""
         self._still: dict[Connection, None] = {}
         """The connections that waited for the same event at the last two checks."""
-        self._moving: set[str] = set()
+        self._without_stalled: set[str] = set()
         """The clients without a stalled connection, as found since the last check. It saves a search for each of many
         new connections.
         """
@@ -107,7 +106,9 @@ class Connections:
         return True
 
     def turn_away(self, connection: Connection) -> None:
-        """The connection was refused. Closing it at once would discard unread data, and the answer with it."""
+        """Keep a refused connection open for a while: closing it at once would discard unread data, and the answer with
+        it.
+        """
         self._refused[connection] = self._looked_at
         if len(self._refused) > TURNED_AWAY_SHARE * self.most:
             first = next(iter(self._refused))
@@ -120,7 +121,7 @@ class Connections:
         return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed or is being closed."""
+        """Remove a connection that is closed or is being closed."""
         self._refused.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
@@ -131,13 +132,13 @@ class Connections:
             del self._counts[connection.caller]
 
     def idle(self, connection: Connection) -> None:
-        """The connection became idle."""
+        """Record that the connection has no request."""
         if connection not in self._seen:
             return
         self._idle.setdefault(connection.caller, {})[connection] = None
 
     def busy(self, connection: Connection) -> None:
-        """A request began."""
+        """Record that a request began on the connection."""
         idle = self._idle.get(connection.caller)
         if idle is not None:
             idle.pop(connection, None)
@@ -151,7 +152,7 @@ class Connections:
             if now - since >= TURNED_AWAY_S:
                 connection.abort()
         self._still.clear()
-        self._moving.clear()
+        self._without_stalled.clear()
         for connection, (seen, since) in list(self._seen.items()):
             waits = connection.waits()
             if waits[:2] != seen[:2]:
@@ -160,15 +161,15 @@ class Connections:
             if waits == seen:
                 self._still[connection] = None
             if waits.what == "body":
-                self._keep_up(connection, waits, now)
+                self._check_rate(connection, waits, now)
             elif waits.what and now - since >= self._longest_s[waits.what]:
                 if waits.what == "head":
                     connection.time_out()
                 else:
                     connection.abort()
 
-    def _keep_up(self, connection: Connection, waits: Waits, now: float) -> None:
-        """Whether enough of a body arrived since the last check."""
+    def _check_rate(self, connection: Connection, waits: Waits, now: float) -> None:
+        """Close a connection if less of a body than the minimum rate arrived since the last check of the rate."""
         seen, since = self._seen[connection]
         if now - since < self.limits.stall_s:
             return
@@ -183,14 +184,14 @@ class Connections:
         idle = next(iter(self._idle.get(caller, ())), None)
         if caller != newcomer:
             connection = idle or self._under_way(caller, self._seen)
-        elif idle is not None and self._stands_still(idle):
+        elif idle is not None and self._is_stalled(idle):
             connection = idle
-        elif caller in self._moving:
+        elif caller in self._without_stalled:
             connection = None
         else:
-            connection = self._under_way(caller, filter(self._stands_still, self._still))
+            connection = self._under_way(caller, filter(self._is_stalled, self._still))
             if connection is None:
-                self._moving.add(caller)
+                self._without_stalled.add(caller)
         if connection is None:
             return False
         connection.abort()
@@ -202,5 +203,5 @@ class Connections:
         mine = (connection for connection in among if connection.caller == caller)
         return next((connection for connection in mine if connection.waits().what), None)
 
-    def _stands_still(self, connection: Connection) -> bool:
+    def _is_stalled(self, connection: Connection) -> bool:
         return connection in self._still and connection.waits() == self._seen[connection][0]

@@ -87,10 +87,10 @@ def package(  # noqa: PLR0913 - what a function is made of
     tenant: str = "default",
     settings: Settings | None = None,
 ) -> Package:
-    """A program, its weights in its own order and, if there is one, the source of a handler, as a function.
+    """Return the package of a function: a program, its weights in the program's order, and optionally a handler.
 
     `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
-    name. ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
+    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
     """
     chosen = settings or Settings()
     if chosen.max_batch > 1:

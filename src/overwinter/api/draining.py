@@ -17,11 +17,11 @@ class Drain:
         self._over = asyncio.Event()
 
     def enter(self) -> None:
-        """A request arrived."""
+        """Count a request that arrived."""
         self.under_way += 1
 
     def leave(self) -> None:
-        """A request ended."""
+        """Uncount a request that ended."""
         self.under_way -= 1
         if self.begun and not self.under_way:
             self._over.set()

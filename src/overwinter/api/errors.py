@@ -36,13 +36,14 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
         caller, kind = scope.get(CALLER), NUMBER.sub("", error.totals)
         tenant = None if caller is None else caller.tenant
         refusals.log((tenant, kind), f"a request was refused: {error.whole()}")
-    # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
+    # The frames of the traceback refer to the request's data and to the error: a cycle that would keep the data until
+    # the next garbage collection.
     error.__traceback__ = None
     return error_response(error, scope.get(CALLER))
 
 
 def _no_operation(scope: Scope) -> Response:
-    """Starlette's routes raise HTTPException: none has the path, or none that has it takes the method."""
+    """Return the answer for an HTTPException of Starlette's routes: 404 for an unknown path, 405 for another method."""
     path, method = scope["path"], scope["method"]
     allowed = sorted(
         {

@@ -25,12 +25,12 @@ TOO_LATE = "the node stopped before this request was done: try again"
 
 
 class RequestMiddleware:
-    """The application: a router, and what holds for all of its routes."""
+    """The ASGI application: a router, and the common work for all of its routes."""
 
     def __init__(
         self, router: Router, access: Access, budget: Budget, drain: Drain, open_paths: Container[str]
     ) -> None:
-        """`open_paths` need no token, and are answered also while the node stops: its health."""
+        """`open_paths`, which report the node's health, need no token and are answered even while the node stops."""
         self._router = router
         self._access = access
         self._budget = budget
@@ -43,7 +43,7 @@ class RequestMiddleware:
         # The client may have disconnected before its address was read.
         hold = scope[HOLD] = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
         scope[FIELDS] = dict(scope["headers"])
-        # Where there is one, Starlette's routes leave 404 and 405 to it.
+        # With `app` in the scope, Starlette's routes raise an HTTPException for 404 and 405, which is converted here.
         scope["app"] = self._router
         started = False
 
@@ -79,13 +79,13 @@ class RequestMiddleware:
         elif self._drain.begun:
             raise OverloadedError(STOPPING)
         else:
-            # Before the routes: who may not come in does not learn which there are.
+            # Before routing, so that a caller without access does not learn which routes exist.
             scope[CALLER] = self._access.caller(scope[FIELDS])
 
     def _begin(self, scope: Scope, message: Message) -> None:
         """Complete the head of an answer, and write it into the audit log."""
         if self._drain.begun:
-            # The connection would end before another request came over it.
+            # The drain would close the connection before the next request on it.
             message["headers"].append(CLOSE)
         if (request_id := scope[FIELDS].get(REQUEST_ID)) is not None:
             message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))

@@ -33,7 +33,7 @@ CHUNKED = b"transfer-encoding"
 FRAMING = (b"content-length", CHUNKED)
 """The headers that say where a body ends."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""What is sent before a head, where a caller waits for it with its body."""
+"""Sent before the head of an answer if the caller waits for permission to send its body."""
 
 
 class _RefusedError(Exception):

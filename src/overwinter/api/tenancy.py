@@ -154,7 +154,7 @@ class TenantFront:
     # Queries
 
     def functions(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
-        """Return every version of every function of the tenant."""
+        """Yield every version of every function of the tenant."""
         if tenant not in (None, self._tenant):
             return iter(())
         # The node filters: otherwise each step of a listing would skip over thousands of functions of other tenants.

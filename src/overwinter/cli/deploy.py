@@ -155,7 +155,7 @@ def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_j
 
 
 class Wanted(NamedTuple):
-    """What the command line asks to open."""
+    """The source to open, with its options."""
 
     source: str
     task: str | None

@@ -41,8 +41,8 @@ class JsonFormatter(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(form: LogFormat) -> Iterator[None]:
-    """All that is logged within goes to the standard error in this form: what the node says, warnings of others, and as
-    JSON also why it ends.
+    """Write all log lines in this block to standard error in this format: those of the node, warnings of other
+    packages, and in JSON also the error that ends the node.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(message)s"))
@@ -60,7 +60,7 @@ def logging_to_stderr(form: LogFormat) -> Iterator[None]:
 
 @contextmanager
 def _failures_logged() -> Iterator[None]:
-    """A failure becomes one line, and the exit code that it has as text."""
+    """Log a failure as one line, and exit with the same code as in the text format."""
     try:
         yield
     except (click.exceptions.Exit, click.Abort):

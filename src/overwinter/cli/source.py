@@ -25,7 +25,7 @@ RETURNS = "(module, example_inputs) or (module, example_inputs, dynamic)"
 
 
 class Opened(NamedTuple):
-    """A model with the further data that its export needs."""
+    """A model with the other arguments of its export."""
 
     module: torch.nn.Module
     example_inputs: Any

@@ -53,8 +53,8 @@ def check_bounds(holder: object, bounds: Bounds) -> None:
 
 
 def brought_within(given: Mapping[str, Any], bounds: Bounds) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values that were stored before a bound existed: each number outside is replaced by the nearest bound, and
-    reported.
+    """Return stored values with each number outside of its bounds replaced by the nearest bound, and a message for each
+    such number: a bound may be newer than the value.
     """
     within, messages = dict(given), []
     for name, bound in bounds.items():

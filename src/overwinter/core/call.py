@@ -1,4 +1,4 @@
-"""A request to a function or a pipeline, and its answer, as the parts of a node hand them on."""
+"""A request to a function or a pipeline, and its answer, as the parts of a node pass them to each other."""
 
 from collections.abc import Callable
 
@@ -14,15 +14,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     name: FunctionName
     version: int | None
-    """None: the one that answers for the name."""
+    """The version; None: the version that answers for the name."""
     inputs: list[Tensor]
-    """They match the specs."""
+    """The inputs, which match the specs."""
     timeout_s: float | None = None
-    """Bounds the wait, at most to the function's or the pipeline's own."""
+    """The timeout; it cannot exceed that of the function or pipeline."""
     priority: int = 0
-    """1 goes first, 0 is 100."""
+    """The priority: 1 is served first; 0 means the default, 100."""
     due: Seconds | None = None
-    """The due time of a stage; None: by the function's own SLO."""
+    """The due time of a stage; None: given by the function's own SLO."""
     hold: Callable[[int], None] | None = None
     """Reserves this many bytes for tensors that the node keeps until it has answered; raises TooLargeError or
     OverloadedError.
@@ -35,6 +35,6 @@ class Result(msgspec.Struct, frozen=True):
     name: FunctionName
     version: int
     outputs: list[Tensor]
-    """In the order of the specs."""
+    """The outputs, in the order of the specs."""
     start: Start
-    """Where the weights were when the request arrived: in a live worker, in the host store, on disk."""
+    """What the function needed when the request arrived."""

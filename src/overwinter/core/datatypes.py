@@ -9,11 +9,11 @@ class ElementType(NamedTuple):
     dtype: str
     """Its name in PyTorch and NumPy."""
     datatype: str
-    """Its Open Inference Protocol datatype; empty: it has none, so it does not travel."""
+    """Its Open Inference Protocol datatype; empty: it has none, so no request or answer can contain it."""
     nbytes: int
     """Bytes of one element."""
     code: str
-    """Its character in `struct`; empty: it has no JSON form, and travels as binary."""
+    """Its character in `struct`; empty: it has no JSON form, and is sent as binary."""
     in_programs: bool
     """Whether a weight or a value inside a program may have it."""
 
@@ -37,10 +37,10 @@ TYPES = (
 )
 
 DATATYPES = {each.dtype: each.datatype for each in TYPES if each.datatype}
-"""What PyTorch and NumPy call an element type, and its datatype in the protocol."""
+"""The protocol's datatype of each element type, by its name in PyTorch and NumPy."""
 
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
-"""The reverse."""
+"""The name in PyTorch and NumPy of each datatype."""
 
 DATATYPE_BYTES = {each.datatype: each.nbytes for each in TYPES if each.datatype}
 """Bytes of one element of each datatype of fixed size."""

@@ -71,7 +71,7 @@ class Arrived(_Event, frozen=True):
     deadline: Seconds | None
     """When the request expires; None: after the timeout of its function."""
     priority: int = 0
-    """The priority: 1 is served first, larger numbers later; 0 is the default, 100."""
+    """The priority: 1 is served first, larger numbers later; 0 means the default, 100."""
     due: Seconds | None = None
     """When the SLO is missed; None: given by the SLO of its function."""
 

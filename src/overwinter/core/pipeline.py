@@ -104,7 +104,7 @@ def parse_pipeline(text: str) -> Pipeline:
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
-    """CallerError unless every source exists, everything is used, and no stage depends on itself."""
+    """Raise CallerError unless every source exists, everything is used, and no stage depends on itself."""
     where = f"pipeline {pipeline.name!r}"
     _check_count(pipeline)
     if INPUT in pipeline.stages:

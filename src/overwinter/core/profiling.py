@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tell = Callable[[Progress], None]
-"""Hears of the progress of a measurement."""
+"""Receives the progress of a measurement."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,8 +3,10 @@
 The node and the simulator both use it: `step` takes an event of a request and returns orders, which the caller carries
 out. A stage runs once, as soon as every stage whose outputs it needs has answered. The deadline of the pipeline is the
 deadline of each stage. The first failure ends the request, and so does a caller that disconnects. Events of a request
-that has ended change nothing. There are no retries here: the scheduler retries a run that a crash cost. The stepper
-handles names and times only; tensors stay with the caller.
+that has ended change nothing.
+
+There are no retries here: the scheduler retries a run that was ended by a crash. The stepper handles names and times
+only; tensors stay with the caller.
 """
 
 from collections.abc import Mapping

@@ -80,7 +80,7 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def _stops(view: memoryview, count: int) -> list[int]:
-    """Yield the end of each element of a BYTES tensor; raise CallerError unless they fill it exactly."""
+    """Return the end of each element of a BYTES tensor; raise CallerError unless they fill it exactly."""
     stops: list[int] = []
     at = 0
     # Each element takes at least the bytes of its length, so a false count costs nothing.
@@ -97,7 +97,7 @@ def _stops(view: memoryview, count: int) -> list[int]:
 
 
 def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
-    """CallerError unless the datatype is known and the bytes fill the shape exactly; a BYTES tensor may have
+    """Raise CallerError unless the datatype is known and the bytes fill the shape exactly; a BYTES tensor may have
     `elements_max` elements.
     """
     if len(tensor.shape) > RANK_MAX:
@@ -121,7 +121,7 @@ def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
 
 
 def check_elements(name: str, count: int, elements_max: int) -> None:
-    """TooLargeError when a BYTES tensor has too many elements."""
+    """Raise TooLargeError when a BYTES tensor has too many elements."""
     if count > elements_max:
         raise TooLargeError(
             f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are accepted: send fewer in one "
@@ -130,8 +130,8 @@ def check_elements(name: str, count: int, elements_max: int) -> None:
 
 
 def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-    """CallerError unless `inputs` are exactly the `specs`: names, datatypes, ranks, sizes; equal sizes where a name of
-    a dimension occurs twice.
+    """Raise CallerError unless `inputs` are exactly the `specs`: names, datatypes, ranks, sizes; equal sizes where a
+    name of a dimension occurs twice.
     """
     wanted = {spec.name: spec for spec in specs}
     sizes: dict[str, int] = {}

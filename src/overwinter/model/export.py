@@ -43,13 +43,14 @@ _ASSUMED = 2
 
 
 def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None = None) -> Exported:
-    """The program and the weights of a model, which is put in evaluation mode and is otherwise left as it was.
+    """Export the program and the weights of a model. The model is put in evaluation mode and is otherwise unchanged.
 
-    `example_inputs` are the arguments of `module.forward`, all tensors, in order or by name; the model gets them
-    contiguous, as requests come. `dynamic` names the sizes that may vary: `{"input_ids": {0: "batch", 1: "sequence"}}`,
-    or with the smallest and the largest, `("sequence", 1, 8192)` or a `torch.export.Dim`; sizes of one name vary
-    together. Without it, dimension 0 of every input is "batch"; `{}` fixes all sizes. Where an example has 1 for a size
-    that may vary, it is doubled: an export takes a 1 for fixed. ProgramError if the model cannot become a program.
+    `example_inputs` are the arguments of `module.forward`, all tensors, in order or by name; they are made contiguous,
+    as those of requests are. `dynamic` names the sizes that may vary: `{"input_ids": {0: "batch", 1: "sequence"}}`, or
+    with the smallest and the largest, `("sequence", 1, 8192)` or a `torch.export.Dim`; sizes of one name vary together.
+    Without it, dimension 0 of every input is "batch"; `{}` fixes all sizes. If an example has 1 for a size that may
+    vary, it is doubled, because an export treats a 1 as fixed. Raises ProgramError if the model cannot become a
+    program.
     """
     module.eval()
     check_module(module)
@@ -86,10 +87,10 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
 
 
 def export_saved(path: Path, *, trusted: bool = False) -> Exported:
-    """The program and the weights in a `.pt2` file written by `torch.export.save`.
+    """Export the program and the weights in a `.pt2` file written by `torch.export.save`.
 
-    A file that is not `trusted` must be data alone: PyTorch would run code that it contains. ProgramError names what
-    is more. The first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
+    A file that is not `trusted` must contain only data, because PyTorch would run code in it; ProgramError names
+    anything else. The first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
     """
     with border(f"cannot open {path.name}"):
         if not trusted:

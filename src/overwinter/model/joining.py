@@ -39,9 +39,9 @@ def batching(
 ) -> Batching:
     """Try shared runs with requests of several numbers of rows, and with as many requests as may share a run.
 
-    `request` draws a request of so many rows from a seed, and `answer` runs the program or raises. Each request must
-    get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, the same answer when the
-    other request changes (to extreme values among others) or is equal.
+    `request` draws a request with a number of rows from a seed, and `answer` runs the program or raises. Each request
+    must get the answer that it gets alone, within `bound`. The first of two requests must also get the same answer,
+    within a hundredth of `bound`, when the other one is replaced by a different, an equal or an extreme request.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.unjoinable:
@@ -52,8 +52,8 @@ def batching(
     tried = {(low, low), (low, low + 1, low + 2), most}
     shared = sorted((rows for rows in tried if len(rows) > 1 and sum(rows) <= high), key=sum)
     requests = [request(rows, seed) for seed, rows in enumerate(shared[0])]
-    stranger = _unlike(requests[1], request)
-    if not stranger:
+    different = _unlike(requests[1], request)
+    if not different:
         return Batching("no two different requests could be drawn from the example inputs")
     meter = ClosenessMeter(program, bound)
     for rows in shared:
@@ -62,8 +62,8 @@ def batching(
             joined = _shared(answer, requests)
             fault = ""
             if rows is shared[0]:
-                strangers = [stranger, requests[0], *_extremes(requests[1])]
-                fault = _touched(program, bound * SAME_KERNELS, requests[0], joined[0], strangers, answer)
+                others = [different, requests[0], *_extremes(requests[1])]
+                fault = _influence(program, bound * SAME_KERNELS, requests[0], joined[0], others, answer)
             for inputs, given in zip(requests, joined, strict=True):
                 fault = fault or meter.compare(answer(inputs), given)
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for what it was not made for
@@ -74,18 +74,18 @@ def batching(
     return Batching("", tuple(shared), meter.closeness())
 
 
-def _touched(
+def _influence(
     program: Program,
     bound: float,
     own: Tensors,
     wanted: Tensors,
-    strangers: Sequence[Tensors],
+    others: Sequence[Tensors],
     answer: Callable[[Tensors], Tensors],
 ) -> str:
     """Return how the answer to a request depends on the other requests of its run; empty if it does not."""
-    for stranger in strangers:
+    for different in others:
         try:
-            [beside, _] = _shared(answer, [own, stranger])
+            [beside, _] = _shared(answer, [own, different])
         except Exception:  # noqa: BLE001 - a run that fails is repeated with each request alone
             continue
         fault = ClosenessMeter(program, bound).compare(wanted, beside)

@@ -85,7 +85,7 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
     """Raise ProgramError if running this branch when the other one is selected could fail or change a value."""
     graph = module.get_submodule(str(place.target)).graph
     assert isinstance(graph, torch.fx.Graph)
-    outside = {hole for hole in graph.nodes if hole.op == "placeholder"}
+    outside = {each for each in graph.nodes if each.op == "placeholder"}
     for inner in graph.nodes:
         name = operator_name(inner.target) if inner.op == "call_function" else ""
         if (name in VIEWS or name == "operator.getitem") and outside.intersection(inner.all_input_nodes):
@@ -103,8 +103,8 @@ def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]
     """Return the results of a nested graph whose calls are inserted before `node`."""
     nested = module.get_submodule(str(place.target))
     assert isinstance(nested, GraphModule)
-    holes = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
-    value_map: dict[Node, Any] = dict(zip(holes, operands, strict=True))
+    placeholders = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
+    value_map: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
     for inner in nested.graph.nodes:
         if inner.op == "get_attr":
             setattr(module, f"{place.target}_{inner.target}", getattr(nested, str(inner.target)))

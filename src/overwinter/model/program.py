@@ -113,14 +113,14 @@ def decode_program(data: bytes) -> Program:
 
 
 def validate(program: Program) -> None:
-    """ProgramError, naming the part at fault, unless the program is safe to compile and run."""
+    """Raise ProgramError, which names the part at fault, unless the program is safe to compile and run."""
     _require(
         program.version == FORMAT_VERSION, f"program format {program.version}, this node supports {FORMAT_VERSION}"
     )
     _check_dimensions(program)
     _check_specs("input", program.inputs, program.dimensions)
     _check_specs("output", program.outputs, None)
-    _check_worked_out(program)
+    _check_output_sizes(program)
     _check_weights(program.weights)
     _require(len(program.calls) <= MAX_CALLS, f"{len(program.calls)} calls, the limit is {MAX_CALLS}")
     _check_values(program)
@@ -172,7 +172,7 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
             _require(dimensions is None or size in dimensions, f"{what} {spec.name!r} has an unknown size {size!r}")
 
 
-def _check_worked_out(program: Program) -> None:
+def _check_output_sizes(program: Program) -> None:
     """Check that the sizes of outputs can be computed from those of inputs."""
     for spec in program.outputs:
         for size in spec.shape:

@@ -59,7 +59,7 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> 
 
 
 def _check_buffers(module: torch.nn.Module) -> None:
-    """ProgramError if the trace left one of its buffers in the module: the exporter loses track of these."""
+    """Raise ProgramError if the trace left one of its buffers in the module: the exporter loses track of these."""
     for name, buffer in module.named_buffers():
         if isinstance(buffer, FakeTensor):
             raise ProgramError(

@@ -30,8 +30,9 @@ from overwinter.telemetry.accounts import (
 )
 from overwinter.telemetry.statistics import Statistics
 
-WEIGHED = 16
-"""The most processes that are weighed in one pass, those weighed longest ago first, because each costs milliseconds."""
+MEASURED_MAX = 16
+"""The most processes that are measured in one pass, those measured longest ago first, because each costs milliseconds.
+"""
 
 
 class Mismatch(NamedTuple):
@@ -72,39 +73,39 @@ class Accounting:
     async def compare(self) -> None:
         """Compare once."""
         due = self._due()
-        # The node closes its own when a worker ends, and the thread may still read then.
+        # Duplicates, because the node closes its descriptor when a worker ends, while the thread may still read.
         files = [_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps())]
         blocks = self._published.stores()
-        # Meanwhile the stores change: what is seen twice is true.
-        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(blocks), _weigh(files)))
+        # The stores change during the comparison, so only a difference that is seen twice counts.
+        stores, measured = await asyncio.to_thread(lambda: (self._see_stores(blocks), _measure(files)))
         now, needs, accounts = clock.now(), self._published.needs(), self.accounts
-        for worker, memory in zip(due, weighed, strict=False):
+        for worker, memory in zip(due, measured, strict=False):
             need = needs.get(worker)
             if need is None or memory is None:
                 continue
-            self._weighed(worker, memory)
+            self._update_inherited(worker, memory)
             accounts.workers[worker] = MeasuredWorkerMemory(need.function, memory, need.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
         accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in needs}
-        accounts.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
+        accounts.zygotes = sum(memory.pss for memory in measured[len(due) :] if memory is not None)
         accounts.stores = stores
         accounts.passes += 1
         self._judge({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
-    def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
-        """The memory that the worker still shares with its zygote; it never grows."""
+    def _update_inherited(self, worker: WorkerId, memory: ProcessMemory) -> None:
+        """Update the memory that the worker still shares with its zygote; it never grows."""
         process = self._processes.process(worker)
         held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
         if process is not None and held is not None:
             process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
 
     def _due(self) -> dict[WorkerId, int]:
-        """Workers to weigh in this pass, each with its smaps."""
+        """Return the workers to measure in this pass, each with its smaps."""
         needs = self._published.needs()
         smaps = {worker: fd for worker, fd in self._processes.worker_smaps().items() if worker in needs}
         last = {worker: process.at for worker, process in self.accounts.workers.items()}
-        due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
+        due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:MEASURED_MAX]
         return {worker: smaps[worker] for worker in due}
 
     def _see_stores(self, blocks: Mapping[StoreName, StoreBlocks]) -> dict[StoreName, StoreView]:
@@ -130,12 +131,12 @@ def _own(fd: int) -> BinaryIO:
     return open(os.dup(fd), "rb", buffering=0)
 
 
-def _weigh(files: list[BinaryIO]) -> list[ProcessMemory | None]:
-    weighed = []
+def _measure(files: list[BinaryIO]) -> list[ProcessMemory | None]:
+    measured = []
     for smaps in files:
         with smaps:
-            weighed.append(process_memory(smaps))
-    return weighed
+            measured.append(process_memory(smaps))
+    return measured
 
 
 def _store_mismatches(stores: Mapping[StoreName, StoreView]) -> Iterator[Mismatch]:

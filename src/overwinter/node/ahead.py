@@ -1,4 +1,4 @@
-"""Forks workers ahead, and hands a function to one of them at the next start.
+"""Forks workers ahead, and uses one of them for the next start of a function.
 
 A tenant's zygote forks them after it has prepared all requested programs. Until a start uses one, it holds nothing of
 any function; then it is a worker like any other, with the worker id of that start. If its process has ended, or is too
@@ -55,12 +55,12 @@ class AheadProcesses:
         self._log = log
         self._throttle = LogThrottle(log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
-        self._rooms: dict[WorkerId, ZygoteMemory | None] = {}
-        """The room of the zygote that was asked for each process; None: no zygote was asked yet."""
+        self._limits: dict[WorkerId, ZygoteMemory | None] = {}
+        """The limits of the zygote that was asked for each process; None: no zygote was asked yet."""
 
     def fork(self, function: DeployedFunction, worker: WorkerId, listener: WorkerListener) -> None:
-        """Fork a process from the zygote of the function's tenant as soon as possible; WorkerError when there is no
-        zygote or no resources. `listener` hears of it.
+        """Fork a process from the zygote of the function's tenant as soon as possible; raise WorkerError when there is
+        no zygote or no resources. `listener` receives its events.
         """
         tenant = function.family.tenant
         if tenant not in self._forker.zygotes.tenants:
@@ -70,14 +70,14 @@ class AheadProcesses:
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         process.is_ahead = True
-        self.workers[worker], self._rooms[worker] = process, None
+        self.workers[worker], self._limits[worker] = process, None
         self._forker.listen(process)
         self.advance(tenant)
 
     def check(self) -> None:
         """Retry zygotes that could not fork when they were asked."""
         for tenant in {
-            process.family.tenant for worker, process in self.workers.items() if self._rooms[worker] is None
+            process.family.tenant for worker, process in self.workers.items() if self._limits[worker] is None
         }:
             self.advance(tenant)
 
@@ -87,12 +87,12 @@ class AheadProcesses:
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
-            if zygote is None or zygote.room is None or zygote.full:
+            if zygote is None or zygote.limits is None or zygote.full:
                 self._forker.end(process, "its tenant's zygote has ended, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
-                self._rooms[process.worker] = zygote.room
+                self._limits[process.worker] = zygote.limits
                 try:
-                    self._forker.ask(zygote, process, ForkWorker(process.worker, None, *zygote.room, ahead=True))
+                    self._forker.ask(zygote, process, ForkWorker(process.worker, None, *zygote.limits, ahead=True))
                 except UNASKABLE as error:
                     self._forker.end(process, f"it could not be forked: {error}")
 
@@ -100,17 +100,17 @@ class AheadProcesses:
         return [
             process
             for worker, process in self.workers.items()
-            if self._rooms[worker] is None and process.family.tenant == tenant
+            if self._limits[worker] is None and process.family.tenant == tenant
         ]
 
     def is_unasked(self, process: WorkerProcess) -> bool:
-        """Whether no zygote knows of it."""
-        return self._rooms.get(process.worker, process) is None
+        """Whether no zygote was asked for it."""
+        return self._limits.get(process.worker, process) is None
 
     def gone(self, process: WorkerProcess) -> None:
         """Remove a process that has ended."""
         if self.workers.get(process.worker) is process:
-            del self.workers[process.worker], self._rooms[process.worker]
+            del self.workers[process.worker], self._limits[process.worker]
 
     def give_up(self, process: WorkerProcess, why: str) -> None:
         """Kill a process that uses more than waiting needs."""
@@ -132,9 +132,9 @@ class AheadProcesses:
         if worker is None or process is None:
             return None
         assert process.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
-        room, shared = self._rooms[worker], 1 if load.source_bytes is None else 2
+        limits, shared = self._limits[worker], 1 if load.source_bytes is None else 2
         try:
-            if room is None or not room.holds(order) or load.concurrency > 1:
+            if limits is None or not limits.holds(order) or load.concurrency > 1:
                 raise OverflowError
             process.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
             process.channel.send(load, fds[:shared])

@@ -1,4 +1,4 @@
-"""The requests and loads under way, and who waits for them: each becomes an event, and an action answers it."""
+"""The open requests and loads, and the callers that wait for them: each becomes an event, and an action answers it."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from overwinter.scheduler.published import Published
 
 
 class Payload:
-    """A request's tensors while the scheduler thinks about its name."""
+    """A request's tensors, while the scheduler handles the request by its id."""
 
     def __init__(self, inputs: list[Tensor], result: asyncio.Future[Result]) -> None:
         self.inputs = inputs
@@ -27,7 +27,7 @@ class Payload:
 
 
 class Calls:
-    """What callers ask of functions. Belongs to the loop's thread."""
+    """The open requests and loads of callers. Belongs to the loop's thread."""
 
     def __init__(self, post: Callable[[Event], None], published: Published, quarantine: Quarantine) -> None:
         self._post = post
@@ -54,43 +54,45 @@ class Calls:
             raise
 
     async def load(self, id_: FunctionId) -> None:
-        """Wake a function, also one out of service; raises why it does not wake."""
+        """Wake a function, also one that is out of service; raise the error for which it does not wake."""
         await self.ask(id_, LoadAsked(id_))
         self._quarantine.forget(id_)
 
     async def wake(self, function: DeployedFunction) -> None:
-        """Wake a function; raises why not, also if it was unloaded: that is not to be undone."""
+        """Wake a function for the node itself, and raise the error for which it does not wake. An unloaded function
+        stays unloaded.
+        """
         known = self._published.function(function.id, clock.now())
         if known is None or known.state == "unloaded":
             raise ConflictError(f"{function.id} was unloaded meanwhile: load it first")
         await self.load(function.id)
 
     async def ask(self, id_: FunctionId, event: Event) -> None:
-        """Post an event, and wait for the load that it leads to; raises why the load failed."""
+        """Post an event, and wait for the load that it causes; raise the load's error."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._loads.setdefault(id_, []).append(future)
         self._post(event)
         await future
 
     def busy(self) -> bool:
-        """Whether any request is under way, or any worker does something."""
+        """Whether any request is open, or any worker has an operation in progress."""
         return bool(self.payloads) or self._published.busy()
 
     def reply(self, action: Reply) -> None:
-        """A request was answered."""
+        """Answer a request."""
         payload = self.payloads.pop(action.request, None)
         if payload is not None and not payload.result.done():
             name, version = split_id(action.function)
             payload.result.set_result(Result(name, version, payload.outputs, action.start))
 
     def refuse(self, action: Refuse) -> None:
-        """A request failed."""
+        """Refuse a request."""
         payload = self.payloads.pop(action.request, None)
         if payload is not None and not payload.result.done():
             payload.result.set_exception(error_named(action.error)(action.message, action.retry_after_s))
 
     def load_finished(self, action: LoadFinished) -> None:
-        """A load succeeded or failed."""
+        """Report the result of a load to the callers that wait for it."""
         error: OverwinterError | None = None
         if action.error is not None:
             error = error_named(action.error)(action.reason)
@@ -103,7 +105,7 @@ class Calls:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Fail all of them, because the node stops."""
+        """Fail all requests and loads, because the node stops."""
         waiting: list[asyncio.Future[Any]] = [payload.result for payload in self.payloads.values()]
         waiting += itertools.chain.from_iterable(self._loads.values())
         for future in waiting:

@@ -35,7 +35,7 @@ SHARES, SHARES_LEAST = 1024, 2
 WEIGHT, WEIGHT_LEAST = 100, 1
 """The usual and the least CPU weight of a group in control groups version 2."""
 LOWERED = 16
-"""The factor by which the weight of a tenant is lowered that used more of the cores than its share."""
+"""The factor by which the weight of a tenant that used more than its share of the cores is lowered."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
 """How long killed processes may take to leave their groups when the node ends, and the time between two checks."""
 
@@ -69,7 +69,7 @@ class Groups:
     def _lacks(self, controller: str, why: object) -> None:
         self.missing.append(f"{CONTROLLERS[controller]}: no control group for {controller}: {why}")
 
-    # The node's
+    # The node's own groups
 
     def make(self) -> list[str]:
         """Create the node's groups if they do not exist; return the files by which the base zygote enters them."""
@@ -101,7 +101,7 @@ class Groups:
 
     def _share_out(self, place: Path) -> None:
         """Allow groups below this one, and create the one next to it."""
-        if _is_second(place):
+        if _is_version_2(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
         idle = place.with_name(place.name + IDLE)
         self._claim(idle)
@@ -109,7 +109,7 @@ class Groups:
             _bound("pids", idle)
         if (idle / "cpu.idle").exists():
             (idle / "cpu.idle").write_text("1")
-        elif _is_second(idle):
+        elif _is_version_2(idle):
             (idle / "cpu.weight").write_text(f"{WEIGHT_LEAST}")
         else:
             (idle / "cpu.shares").write_text(f"{SHARES_LEAST}")
@@ -121,7 +121,7 @@ class Groups:
     def entry(self, tenant: TenantId | None) -> Iterator[list[int]]:
         """Open the tenant's group, which a forked process enters by writing "0" to the descriptor.
 
-        None if there are no groups, or the system allows no more. For the tenant None, no group is entered.
+        Yields no descriptor for the tenant None, without groups, or if the system allows no more.
         """
         fds: list[int] = []
         with suppress(OSError):
@@ -140,11 +140,11 @@ class Groups:
             self._last += 1
             place = cores / f"{self._last}"
             place.mkdir()
-            if _is_second(place):
+            if _is_version_2(place):
                 # Threads can enter a version 2 group separately from their process only if it is threaded.
                 (place / "cgroup.type").write_text("threaded")
             self._tenants[tenant] = place
-        return place / ("cgroup.threads" if _is_second(place) else "tasks")
+        return place / ("cgroup.threads" if _is_version_2(place) else "tasks")
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants, if they are empty."""
@@ -184,10 +184,10 @@ class Groups:
 
     def close(self) -> None:
         """Remove the groups. Their processes must have been killed; waits for the last to end."""
-        looks = int(EMPTY_S / PAUSE_S)
-        while looks and sum(not _remove_all(place) for place in self._locks):
+        checks = int(EMPTY_S / PAUSE_S)
+        while checks and sum(not _remove_all(place) for place in self._locks):
             time.sleep(PAUSE_S)
-            looks -= 1
+            checks -= 1
         for lock in self._locks.values():
             os.close(lock)
         self._locks.clear()
@@ -213,7 +213,7 @@ def number_in(path: Path) -> int | None:
 
 
 def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
-    """Return the controllers of each hierarchy, and this process's group in it."""
+    """Yield the controllers of each hierarchy, and this process's group in it."""
     mounts = list(_hierarchies(process))
     for line in _read(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
@@ -235,7 +235,7 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
             yield kind, fields[3], Path(fields[4]), set(options.split(","))
 
 
-def _is_second(place: Path) -> bool:
+def _is_version_2(place: Path) -> bool:
     """Whether the group is of version 2."""
     return (place / "cgroup.type").exists()
 
@@ -244,7 +244,7 @@ def _bound(controller: str, place: Path) -> None:
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
         (place / "pids.max").write_text(f"{most}")
-    elif _is_second(place):
+    elif _is_version_2(place):
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * len(os.sched_getaffinity(0)))}")
     else:
         (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
@@ -253,7 +253,7 @@ def _bound(controller: str, place: Path) -> None:
 def _weigh(place: Path, part: int) -> None:
     """Give a tenant's group this part of the usual weight."""
     with suppress(OSError):
-        if _is_second(place):
+        if _is_version_2(place):
             (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // part)}")
         else:
             (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // part)}")

@@ -116,7 +116,7 @@ def _accelerator() -> str | None:
 
 def _containment() -> Iterator[Check]:
     """The protections that workers would lack: a child process enters the sandbox to find out."""
-    lacking = contained()
+    lacking = missing_protections()
     if not lacking:
         yield Check("sandbox", "ok", f"Linux {platform.release()}: Landlock, seccomp, namespaces")
     for each in lacking:
@@ -124,7 +124,7 @@ def _containment() -> Iterator[Check]:
         yield Check("sandbox", "lacking", each, remedy)
 
 
-def contained() -> list[str]:
+def missing_protections() -> list[str]:
     """The protections that a worker would lack on this system."""
     here, there = os.pipe()
     pid = os.fork()

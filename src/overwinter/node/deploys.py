@@ -32,11 +32,11 @@ from overwinter.node.views import DeployedVersion
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
-"""A program is read as a whole, and its hundred thousands of calls are checked."""
+"""The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
 
 
 class Deploys:
-    """What comes and goes. Belongs to the loop's thread; what is slow runs in others."""
+    """Deploys, removes and restores functions. Belongs to the loop's thread; slow work runs in other threads."""
 
     def __init__(
         self, parts: Parts, pipelines: Pipelines, traffic: TrafficSplits, quarantine: Quarantine, profiler: Profiles
@@ -54,11 +54,11 @@ class Deploys:
         self._quotas = Quotas(parts.config, parts.registry.functions)
         self._quarantine = quarantine
         self._profiler = profiler
-        # One at a time: threads that decode hold the interpreter's lock, each for itself.
+        # One thread, because each thread that decodes holds the interpreter's lock.
         self._reader = Threads(1, "programs")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raises the error of its trial. It then
+        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. It then
         answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
         """
         nbytes = len(encode_manifest(manifest))
@@ -66,7 +66,9 @@ class Deploys:
             return await self._deploy(manifest, counted)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
-        """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
+        """Register functions to be called as one, replacing a pipeline of that name; raise the error for which that is
+        impossible.
+        """
         with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
             return await self._pipelines.deploy(pipeline, tenant)
 
@@ -81,7 +83,7 @@ class Deploys:
             self._registry.functions[function.id] = function
             counted(function)
             function.on_trial = True
-            # Pipelines and promotions may be others by then.
+            # Pipelines and promotions may have changed since the check.
             function.check_publish = partial(self._traffic.check_new, manifest, self._versions_of, deployment.version)
             await self._calls.ask(function.id, Deployed(function.spec(), on_trial=True))
             function.on_trial = False
@@ -89,12 +91,12 @@ class Deploys:
         except BaseException as error:
             id_ = function_id(deployment.name, deployment.version)
             if self._registry.functions.pop(id_, None) is not None:
-                # A node that has failed removes it at its next start.
+                # A node that has failed removes the version at its next start.
                 with suppress(OverwinterError):
                     self._post(Removed(id_))
             await asyncio.shield(asyncio.to_thread(self._forget, deployment))
             if isinstance(error, HandlerError):
-                # In a deploy, what the author sent is what the caller got wrong.
+                # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
         if self._config.profile_on_deploy:
@@ -103,8 +105,8 @@ class Deploys:
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
     async def _register(self, manifest: Manifest) -> Deployment:
-        """A new version, before its trial. If its caller was cancelled it is removed again, because the thread
-        continues.
+        """Register a new version, before its trial. If its caller is cancelled, the version is removed again, because
+        the thread continues.
         """
         register = partial(self._repository.register, manifest, clock.wall(), proven=False)
         registering = asyncio.get_running_loop().run_in_executor(self._reader, register)
@@ -116,7 +118,7 @@ class Deploys:
             raise
 
     def _check(self, manifest: Manifest) -> None:
-        """Whether program, weights and specs agree; CallerError or ProgramError. Runs in a thread."""
+        """Raise CallerError or ProgramError unless program, weights and specs agree. Runs in a thread."""
         blobs = [blob.address for blob in manifest.blobs()]
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
@@ -141,7 +143,7 @@ class Deploys:
             self._repository.remove(deployment.name, deployment.version)
 
     def owner(self, name: FunctionName) -> TenantId:
-        """The tenant of a function, also of one on trial; NotFoundError."""
+        """Return the tenant of a function, also of one on trial; raise NotFoundError."""
         answering = [function_id(name, version) for version in self._versions_of(name).numbers[-1:]]
         for function in (*map(self._registry.functions.__getitem__, answering), *self._quotas.on_trial):
             if function.deployment.name == name:
@@ -149,7 +151,9 @@ class Deploys:
         raise NotFoundError(f"no function {name!r} here")
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""
+        """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
+        pipeline needs it.
+        """
         async with self._pipelines.changing:
             self._protect(name, version)
             versions = await asyncio.to_thread(self._repository.remove, name, version)
@@ -161,22 +165,25 @@ class Deploys:
         await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:
-        """ConflictError if a pipeline needs a version, or with None any, of the function that is to go."""
+        """Raise ConflictError if a pipeline needs a version that is to be removed, or with None any version of the
+        function.
+        """
         versions = self._versions_of(name)
         left = [version for version in versions.numbers if gone not in (None, version)]
-        # One that has a share cannot go alone.
+        # A version with a share cannot be removed alone.
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
     def restore(self) -> None:
-        """Tell the scheduler of every function that the repository knows; keep of the host store what they need.
-        Restore the pipelines.
+        """Tell the scheduler about every function in the repository, and keep their blocks in the host store. Restore
+        the pipelines.
         """
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
         functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
         self._hosts.sweep(blobs_by_store(functions))
-        # A function that is there in part must be loaded as a whole: what no whole one shares of it goes.
+        # A function that is partly present must be loaded as a whole, so keep only blocks that a complete function
+        # needs.
         whole = [function for function in functions if self._registry.is_resident(function)]
         self._hosts.sweep(blobs_by_store(whole))
         for function in functions:

@@ -122,7 +122,9 @@ class NodeEffects:
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await self._loop.run_in_executor(self._threads, host.load, function.blobs, self.placing.go_on)
+            added = await self._loop.run_in_executor(
+                self._threads, host.load, function.blobs, self.worker_actions.check_closing
+            )
         except StoppedError:
             # `close` has failed all that wait for it.
             return
@@ -131,9 +133,9 @@ class NodeEffects:
             self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
             self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
-            # No request waits for this: it makes the next wakes cheaper.
+            # No request waits for this; it makes later wakes cheaper.
             with suppress(*MACHINE, StoppedError):
-                await asyncio.to_thread(host.join_pages, function.blobs, self.placing.go_on)
+                await asyncio.to_thread(host.join_pages, function.blobs, self.worker_actions.check_closing)
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self._functions.get(id_)
@@ -161,7 +163,7 @@ class NodeEffects:
         self._post(Alarm())
 
     def close(self) -> None:
-        """Cancel the alarm; fail what callers wait for, because the node stops."""
+        """Cancel the alarm, and fail all requests and loads, because the node stops."""
         self.worker_actions.close()
         if self._alarm is not None:
             self._alarm.cancel()

@@ -30,13 +30,13 @@ CALM_S = 0.1
 """The time between two measurements."""
 HURRY_S = 0.01
 """The least time between two measurements."""
-LOOKS = 4
-"""The measurements in the time in which the limit could be reached."""
+CHECKS_AHEAD = 4
+"""The measurements that are made before the limit could be reached."""
 SHARE = 0.05
 """The largest share of the event loop's time for measurements."""
 MEASURED = 64
 """The most workers that are measured at once."""
-NEWS = 1 / 128
+REPORTED_CHANGE = 1 / 128
 """The largest unreported change of all workers together, as a share of the limit."""
 NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
@@ -99,7 +99,7 @@ class Footprints:
                 [process for process in workers if process.worker not in expected and not process.is_ahead]
             )
         self._end_ahead([process for process in workers if process.is_ahead])
-        self._tell(expected)
+        self._report(expected)
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
@@ -116,14 +116,14 @@ class Footprints:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
 
-    def _tell(self, expected: Mapping[WorkerId, int]) -> None:
+    def _report(self, expected: Mapping[WorkerId, int]) -> None:
         changed = {
             worker: seen.nbytes
             for worker, seen in self._seen.items()
             if worker in expected and abs(seen.nbytes - expected[worker]) > NOISE_BYTES
         }
-        news = sum(abs(nbytes - expected[worker]) for worker, nbytes in changed.items())
-        if news > NEWS * self._most_bytes:
+        change = sum(abs(nbytes - expected[worker]) for worker, nbytes in changed.items())
+        if change > REPORTED_CHANGE * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 
     def _end_measuring(self, measuring: list[WorkerProcess]) -> None:
@@ -144,7 +144,7 @@ class Footprints:
         self._last_bytes, self._last_at = total, now
         if grown <= 0:
             return CALM_S
-        return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / LOOKS))
+        return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / CHECKS_AHEAD))
 
 
 def _measured(process: WorkerProcess) -> int | None:

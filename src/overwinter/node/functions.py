@@ -1,4 +1,4 @@
-"""Stores what the node needs of each deployed function: for loading it, and for telling a worker about it."""
+"""The node's record of each deployed function: the data for loading it, and the messages to its workers."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -40,9 +40,9 @@ class Family(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     store: StoreName
     configuration: tuple[int, ...]
-    """The configuration that workers get and answers depend on: most cores, batch, concurrency and memory."""
+    """The configuration of its workers, on which answers depend: the most cores, batch, concurrency and memory."""
     alone: FunctionId | None
-    """The only member, if the function shares with no other."""
+    """The only member, if the function shares workers with no other."""
 
     @property
     def id(self) -> FamilyId:
@@ -68,7 +68,7 @@ class DeployedFunction:
         self.on_trial = False
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
-        """Raises why it may not answer for its name after its trial; None: it may."""
+        """Raises the error for which it may not answer for its name after its trial; None: it may."""
         self.warm_ups = WARM_UPS_MAX
         """How often the zygote may still try to compile the program. 0 after a compilation timed out, or several
         zygotes ended during one.
@@ -98,17 +98,19 @@ class DeployedFunction:
 
     @property
     def subject(self) -> str:
-        """What the profile depends on: the program, and the handler's source if there is one; not the weights."""
+        """The key of the profile: the program, and the handler's source if there is one; not the weights."""
         handler = self.manifest.handler
         return self.program_subject if handler is None else f"{self.program_subject}+{handler.source.address}"
 
     @property
     def program_subject(self) -> str:
-        """The program within its tenant: a tenant must not learn from a profile what another has deployed."""
+        """The key of the program within its tenant, because a tenant must not learn from a profile what another one has
+        deployed.
+        """
         return f"{self.manifest.tenant}/{self.manifest.program.address}"
 
     def spec(self) -> FunctionSpec:
-        """The function as the scheduler knows it."""
+        """Return the function as the scheduler sees it."""
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
@@ -138,7 +140,7 @@ class DeployedFunction:
         )
 
     def check_messages(self) -> None:
-        """TooLargeError if a message to a zygote or a worker would be too large."""
+        """Raise TooLargeError if a message to a zygote or a worker would be too large."""
         nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(warm_up=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(

@@ -1,4 +1,4 @@
-"""One machine's node: what callers may ask of it."""
+"""The node of one machine: the operations that callers may request."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
@@ -67,7 +67,7 @@ class Node:
 
     def infer(self, call: Call) -> Awaitable[Result]:
         """Run a function or a pipeline; raises core errors."""
-        # No coroutine of its own: this is every request.
+        # No separate coroutine, because this is called for every request.
         return self._pipelines.infer(call) if call.name in self._pipelines else self._calls.infer(call)
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
@@ -80,7 +80,7 @@ class Node:
         return await self.profiler.measure(function, wanted, tell)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
-        """The profile of a function on this machine; NotFoundError also when there is none."""
+        """Return the profile of a function on this machine; raise NotFoundError if there is none."""
         profile = self._find(name, version).profile
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
@@ -89,21 +89,27 @@ class Node:
     # What comes and goes
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raises the error of its trial. It then
+        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. It then
         answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
         """
         return await self._deploys.deploy(manifest, functions_max)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
-        """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
+        """Register functions to be called as one, replacing a pipeline of that name; raise the error for which that is
+        impossible.
+        """
         return await self._deploys.deploy_pipeline(pipeline, tenant)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""
+        """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
+        pipeline needs it.
+        """
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
-        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise why it does not wake."""
+        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise the error for which it does
+        not wake.
+        """
         if name in self._pipelines:
             stages = self._pipelines.stages(name, version).values()
             await asyncio.gather(*(self.load(stage.function, stage.version) for stage in stages))
@@ -123,17 +129,17 @@ class Node:
                 self._loop.post(UnloadAsked(function.id))
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
-        """Set the versions that get the requests without a version; raise why they cannot."""
+        """Set the versions that get the requests without a version; raise the error for which that is impossible."""
         await self._traffic.set(name, shares)
 
     # What is there
 
     def owner(self, name: FunctionName) -> TenantId:
-        """The tenant of a function or a pipeline, also of one on trial; NotFoundError."""
+        """Return the tenant of a function or a pipeline, also of one on trial; raise NotFoundError."""
         return self._pipelines.view(name, None).tenant if name in self._pipelines else self._deploys.owner(name)
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView | PipelineView:
-        """What answers calls of that name: a pipeline, or a function; NotFoundError."""
+        """Return the pipeline or function that answers for the name; raise NotFoundError."""
         return (self._pipelines.view if name in self._pipelines else self._registry.function)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:
@@ -143,9 +149,11 @@ class Node:
         return self._registry.versions(name)
 
     def functions(self, tenant: TenantId | None = None) -> Iterator[DeployedView]:
-        """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
+        """Yield every version of every function, or of those of one tenant, by name and number, each in its state at
+        that moment.
+        """
         return self._registry.views(tenant)
 
     def pipelines(self, tenant: TenantId | None = None) -> Iterator[PipelineView]:
-        """Every pipeline, or one tenant's, by name, each as it is at its turn."""
+        """Yield every pipeline, or those of one tenant, by name, each in its state at that moment."""
         return self._pipelines.views(tenant)

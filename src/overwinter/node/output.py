@@ -18,10 +18,11 @@ READ_BYTES = 64 << 10
 PAUSE_S = 0.05
 """The time between two reads."""
 WINDOW_S = 1.0
+"""The period for which the following limits hold; further output is dropped."""
 LINES_MAX = 100
-"""The most lines in one window; below, the most bytes in one window and in one line."""
 BYTES_MAX = 64 << 10
 LINE_BYTES_MAX = 4096
+"""The most bytes of a line; the rest of a longer line is cut off or becomes another line."""
 
 
 class Output:
@@ -36,75 +37,75 @@ class Output:
         self._log = log
         self._keep = keep
         self._loop = asyncio.get_running_loop()
-        self._here, self.there = os.pipe()
-        os.set_blocking(self._here, False)
+        self._near_end, self.far_end = os.pipe()
+        os.set_blocking(self._near_end, False)
         self._rest = b""
         self._lines = self._bytes = self._dropped = 0
         self._pause: asyncio.TimerHandle | None = None
         self._window: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._here, self._receive)
+        self._loop.add_reader(self._near_end, self._receive)
 
     def belong(self, function: FunctionId) -> None:
         """Record the function whose worker the process is."""
         self._who, self._function = f"worker {function}", function
 
-    def close_there(self) -> None:
+    def close_far_end(self) -> None:
         """Close the writing end, which the process has now."""
-        if self.there >= 0:
-            os.close(self.there)
-            self.there = -1
+        if self.far_end >= 0:
+            os.close(self.far_end)
+            self.far_end = -1
 
     def close(self) -> None:
         """Log the rest and close the pipe, after the process has ended."""
-        self.close_there()
-        self._loop.remove_reader(self._here)
+        self.close_far_end()
+        self._loop.remove_reader(self._near_end)
         for timer in (self._pause, self._window):
             if timer is not None:
                 timer.cancel()
         # Read once, which is the capacity of the pipe: another process may still have the writing end.
         with contextlib.suppress(BlockingIOError):
-            self._take(os.read(self._here, READ_BYTES))
+            self._take(os.read(self._near_end, READ_BYTES))
         if self._rest:
-            self._say(self._rest)
+            self._add(self._rest)
         self._end_window()
-        os.close(self._here)
+        os.close(self._near_end)
 
     def _receive(self) -> None:
-        self._loop.remove_reader(self._here)
+        self._loop.remove_reader(self._near_end)
         with contextlib.suppress(BlockingIOError):
-            words = os.read(self._here, READ_BYTES)
+            words = os.read(self._near_end, READ_BYTES)
             if not words:
                 return
             self._take(words)
-        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._here, self._receive)
+        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._near_end, self._receive)
 
     def _take(self, words: bytes) -> None:
         if self._window is None:
             self._window = self._loop.call_later(WINDOW_S, self._end_window)
         *lines, self._rest = (self._rest + words).split(b"\n")
         for line in lines:
-            self._say(line)
+            self._add(line)
         if len(self._rest) > LINE_BYTES_MAX:
-            self._say(self._rest)
+            self._add(self._rest)
             self._rest = b""
 
-    def _say(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         line = line[:LINE_BYTES_MAX]
         if self._lines >= LINES_MAX or self._bytes + len(line) > BYTES_MAX:
             self._dropped += 1
             return
         self._lines += 1
         self._bytes += len(line)
-        self._tell(_printable(line))
+        self._write(_printable(line))
 
-    def _tell(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._log(f"{self._who}: {text}", level="info", function=self._function)
         if self._keep is not None:
             self._keep(text)
 
     def _end_window(self) -> None:
         if self._dropped:
-            self._tell(f"{self._dropped} more lines were dropped")
+            self._write(f"{self._dropped} more lines were dropped")
         self._lines = self._bytes = self._dropped = 0
         self._window = None
 

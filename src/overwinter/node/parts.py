@@ -16,10 +16,10 @@ from overwinter.store.repository import Repository
 
 
 class Parts(NamedTuple):
-    """Made at the start of a node, each from those before it."""
+    """The parts of a node, which are created at its start in this order."""
 
     config: NodeConfig
-    """With its bounds filled in."""
+    """The configuration, with default limits filled in."""
     log: Log
     faults: Faults
     repository: Repository

@@ -49,7 +49,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     settings: Objective
     stages: Mapping[str, Stage]
     sources: Mapping[str, str]
-    """For each output, where it comes from."""
+    """The source of each output."""
     requests: PipelineRequests
     created: float
     """The time of the deploy, in seconds since 1970."""
@@ -84,7 +84,7 @@ class _Known:
 
 
 class PipelineView:
-    """A pipeline as it is at that moment. Cheap to create: one is created per request."""
+    """A pipeline in its state at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_pipeline"
 
@@ -112,12 +112,12 @@ class PipelineView:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its inputs, in order; raises why they are unknown."""
+        """The inputs, in order; raises the error for which they are unknown."""
         return self._sound().inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its outputs, in order; raises why they are unknown."""
+        """The outputs, in order; raises the error for which they are unknown."""
         return self._sound().outputs
 
     @property
@@ -174,9 +174,10 @@ class Pipelines:
         self._now = now
         self._known: dict[FunctionName, _Known] = {}
         self._coming: list[tuple[Pipeline, TenantId]] = []
-        """Those that are being stored."""
+        """The pipelines that are being stored."""
         self.changing = asyncio.Lock()
-        """Held by whoever changes pipelines, or which versions answer, from the check until the change is made."""
+        """Held during a change of pipelines, or of the versions that answer, from the check until the change is made.
+        """
 
     # Deploys and removals
 
@@ -218,7 +219,7 @@ class Pipelines:
         return {name: known.kept.tenant for name, known in self._known.items()}
 
     def check_function(self, name: FunctionName) -> None:
-        """NotFoundError if a pipeline has the name, where a function is asked for."""
+        """Raise NotFoundError if the name is that of a pipeline, where a function is needed."""
         if name in self._known:
             its = ", ".join(sorted({stage.function for stage in self.stages(name, None).values()}))
             raise NotFoundError(f"{name!r} is a pipeline and no function; ask about its functions: {its}")
@@ -274,7 +275,7 @@ class Pipelines:
                 raise ConflictError(f"{error}; remove pipeline {pipeline.name!r} first, or change it") from error
 
     def _has_tensors_of(self, name: FunctionName, other: Typed) -> bool:
-        """Whether the default version of a function has the same tensors, so that no pipeline sees a difference."""
+        """Whether the default version of a function has the same tensors, so that nothing changes for a pipeline."""
         try:
             default = self._functions.function(name, None)
         except NotFoundError:
@@ -316,7 +317,7 @@ class Pipelines:
 
 
 def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, version: int | None) -> Typed:
-    """A function that a pipeline of the tenant may call; NotFoundError, ForbiddenError."""
+    """Return a function that a pipeline of the tenant may call; raise NotFoundError or ForbiddenError."""
     function = functions.function(name, version)
     if function.tenant != tenant:
         raise ForbiddenError(

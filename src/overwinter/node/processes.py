@@ -163,7 +163,7 @@ class Processes:
     ) -> None:
         """Fork a worker for a function's family, as soon as a zygote can, or use the one forked `ahead`, and hand
         it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
-        room. The bind may follow later. `listener` hears of the worker.
+        resources. The bind may follow later. `listener` receives the worker's events.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
@@ -221,8 +221,8 @@ class Processes:
         # A process that a tenant's zygote forks is in the zygote's group from the start.
         with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
             its = msgspec.structs.replace(its, grouped=bool(group))
-            zygote.channel.send(its, [process.there.fileno(), process.words.there, *process.buffer_fds(), *group])
-        process.close_there()
+            zygote.channel.send(its, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
+        process.close_far_end()
         zygote.pending[order.worker] = 0
         zygote.workers[order.worker] = process
 
@@ -246,8 +246,8 @@ class Processes:
     def _zygote_for(self, tenant: TenantId, order: ForkWorker) -> ZygoteProcess | None:
         """Return the tenant's zygote if it can fork now, otherwise the base zygote."""
         own = self.zygotes.tenants.get(tenant)
-        if own is not None and own.can_fork and own.room is not None:
-            if own.room.holds(order):
+        if own is not None and own.can_fork and own.limits is not None:
+            if own.limits.holds(order):
                 self.zygotes.used(own)
                 return own
             own.small = True

@@ -1,4 +1,4 @@
-"""What a node asks of the package that measures functions, which lies above it."""
+"""The interface of the package that measures functions, which depends on this one."""
 
 from typing import Protocol
 
@@ -8,16 +8,16 @@ from overwinter.node.functions import DeployedFunction
 
 
 class Profiles(Protocol):
-    """Measures functions on this machine, and stores what was found."""
+    """Measures functions on this machine, and stores the results."""
 
     def stored(self, function: DeployedFunction, /) -> Profile | None:
-        """The stored profile of the function on this machine. Reads the disk."""
+        """Return the stored profile of the function on this machine. Reads the disk."""
         ...
 
     async def measure(self, function: DeployedFunction, wanted: Wanted, tell: Tell, /) -> Profile:
-        """Measure what is wanted and not known; CallerError, WorkerError."""
+        """Measure the wanted configurations that are unknown; raise CallerError or WorkerError."""
         ...
 
     def measure_soon(self, function: DeployedFunction, /) -> None:
-        """Measure what its settings allow, in the background."""
+        """Measure all configurations that its settings allow, in the background."""
         ...

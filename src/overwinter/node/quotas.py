@@ -1,4 +1,4 @@
-"""Bounds what may be deployed on a node, in total and for one tenant, and the number of deploys at once."""
+"""Bounds what may be deployed on a node, in total and for one tenant, and the number of concurrent deploys."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

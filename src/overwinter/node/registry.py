@@ -1,4 +1,4 @@
-"""The deployed functions of a node, and what its zygotes need of them."""
+"""The deployed functions of a node, and the data that its zygotes need of them."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ from overwinter.worker.messages import Bind, Load
 
 
 class Registry:
-    """All versions of all functions, those on trial included, by id."""
+    """All versions of all functions by id, including those on trial."""
 
     def __init__(self, hosts: HostStores, published: Published, post: Callable[[Event], None], log: Log) -> None:
         self._hosts = hosts
@@ -31,7 +31,7 @@ class Registry:
     # What callers ask
 
     def deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
-        """One version, or the one that answers for the name; NotFoundError."""
+        """Return one version, or the version that answers for the name; raise NotFoundError."""
         asked = self._published.default(name) if version is None else version
         function = None if asked is None else self.functions.get(function_id(name, asked))
         if function is None:
@@ -41,20 +41,22 @@ class Registry:
         return function
 
     def function(self, name: FunctionName, version: int | None) -> DeployedView:
-        """One version, or the one that answers for the name, as callers see it; NotFoundError."""
+        """Return one version, or the version that answers for the name, as callers see it; raise NotFoundError."""
         return DeployedView(self.deployed(name, version), self._published, self._hosts)
 
     def versions(self, name: FunctionName) -> list[int]:
-        """The versions of a function that answer, ascending."""
+        """Return the versions of a function that answer requests, ascending."""
         return self._published.versions(name).numbers
 
     def views(self, tenant: TenantId | None) -> Iterator[DeployedView]:
-        """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
+        """Yield every version of every function, or of those of one tenant, by name and number, each in its state at
+        that moment.
+        """
         wanted = [each for each in self.functions.values() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
         blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
-            # It may have been removed since.
+            # It may have been removed meanwhile.
             if function.id in self.functions:
                 whose = (function.store, function.manifest.tenant)
                 if whose not in blocks:
@@ -67,7 +69,7 @@ class Registry:
         return all(host.holds(blob.address) for blob in function.blobs)
 
     def error_text(self, function: DeployedFunction, error: Exception) -> str:
-        """What callers hear of an error of the store; the log hears all of it."""
+        """Return the message of a store's error for callers, without block addresses; the log gets the full message."""
         whole = error.whole() if isinstance(error, OverwinterError) else str(error)
         self._log(f"function {function.id}: {whole}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
@@ -79,17 +81,17 @@ class Registry:
         self._throttle.log(("space", tenant), lambda: f"a request was refused: {refused} ({self._published.totals()})")
 
     def family(self, function: DeployedFunction) -> list[DeployedFunction]:
-        """All functions that a worker forked for this one may bind."""
+        """Return all functions that a worker forked for this one may bind."""
         return [each for each in self.functions.values() if each.family == function.family] or [function]
 
     # What zygotes need
 
     def tenants(self) -> set[TenantId]:
-        """The tenants that have functions."""
+        """Return the tenants that have functions."""
         return {function.manifest.tenant for function in self.functions.values()}
 
     def zygote_memory_of(self, tenant: TenantId) -> ZygoteMemory:
-        """The limits of the tenant's largest worker."""
+        """Return the limits of the tenant's largest worker."""
         families: dict[Family, list[DeployedFunction]] = {}
         for function in self.functions.values():
             if function.manifest.tenant == tenant:
@@ -99,7 +101,9 @@ class Registry:
         return ZygoteMemory(max(ZygoteMemory().memory_bytes, *memory_bytes), max(ZygoteMemory().mapped_bytes, *mapped))
 
     def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
-        """A function's program and weights, and their descriptors; None when it is not to be prepared."""
+        """Return the messages to load and bind a function in its tenant's zygote, and the descriptors; None when it is
+        not to be prepared.
+        """
         function = self.functions.get(id_)
         if function is None or not function.warm_ups:
             return None
@@ -107,16 +111,17 @@ class Registry:
             fds = self._hosts.store(function.store).open(function.files(bare=True))
             return function.load(bare=True), function.bind(bare=True), fds
         except StoreError:
-            # Its blocks left again; the next worker of this program asks anew after a restart of the zygote.
+            # Its blocks were evicted. The next worker of this program requests the preparation again after a restart of
+            # the zygote.
             return None
 
     def worker_waits(self, process: WorkerProcess) -> None:
-        """A worker that was forked ahead can be taken over."""
+        """A worker that was forked ahead is ready to be used."""
         self._post(WorkerReady(process.worker))
 
     def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
-        """The prepared programs of a tenant are lost, with None of all; `culprit` was being warmed up, for too long if
-        it overran.
+        """Report that a tenant's zygote, or with None every zygote, has lost its prepared programs. It was compiling
+        `culprit`; with `overran` the compilation timed out.
         """
         warmed_up = None if culprit is None else self.functions.get(culprit)
         if warmed_up is not None:

@@ -1,4 +1,4 @@
-"""Runs of requests in workers: lays their inputs into buffers, and takes their outputs from there."""
+"""Sends runs of requests to workers: copies their inputs into buffers, and their outputs out of them."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from overwinter.worker.messages import Answer, Failure, Measured, Ready, RunBatc
 from overwinter.worker.shortage import lacks_memory
 
 BUFFERS_IDLE_S = 1.0
-"""A worker that had nothing to do for so long gives back the memory of large buffers."""
+"""The memory of large buffers is released when a worker was idle for this long."""
 
 
 class Runs:
-    """Sends runs to the workers that serve, and hears these workers."""
+    """Sends runs to the workers that serve requests, and receives the events of these workers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Runs:
         self._copies = Copies()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """A worker is loaded. The scheduler then publishes a version on trial, if it still may be."""
+        """A worker is loaded. A version on trial is then published, unless a pipeline forbids it meanwhile."""
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
             function.doubts = ready.doubts[:MESSAGE_MAX]
@@ -53,7 +53,7 @@ class Runs:
         self._post(WorkerReady(process.worker))
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
-        """Workers that serve are not measured this way."""
+        """Refuse the message: only workers of a profile measurement report measurements."""
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
     def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
@@ -64,7 +64,7 @@ class Runs:
         """Begin a run that the scheduler ordered."""
         process = self._processes.process(action.worker)
         if process is None:
-            # Its end is on the way to the scheduler.
+            # The worker's exit is about to reach the scheduler.
             return
         functions = action.functions or (action.function or process.function,) * len(action.requests)
         self.run(process, functions, action.run, action.requests)
@@ -121,7 +121,7 @@ class Runs:
         self._post(RunEnded(process.worker, answer.run, tuple(failures)))
 
     def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
-        """The node has no memory to copy the inputs or outputs of a run: its requests fail, and its worker
+        """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
         continues.
         """
         process.free(flight)
@@ -130,7 +130,7 @@ class Runs:
         self._post(RunEnded(process.worker, run, failures))
 
     def _release(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
-        """As long as nothing runs; others have their turn between two pieces."""
+        """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces."""
         if process.is_idle_since(run):
             for _ in pieces:
                 self._loop.call_soon(self._release, process, run, pieces)

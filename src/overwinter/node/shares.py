@@ -30,9 +30,9 @@ LEAST = 0.02
 ALONE = 0.1
 """The usage of a core that a tenant's workers may have while they have nothing to run."""
 ALONE_S = 10.0
-"""How long the weight of a tenant stays lowered whose workers exceeded that."""
+"""How long a tenant's weight stays lowered after its workers exceeded that."""
 HELD_S = 2.0
-"""How long the weight of a tenant stays lowered that used about its share. It uses less while its weight is lowered."""
+"""How long a tenant's weight stays lowered after it used about its share. It uses less while its weight is lowered."""
 
 
 class CoreShares:
@@ -65,7 +65,7 @@ class CoreShares:
                 self.check(clock.now())
 
     def check(self, now: Seconds) -> None:
-        """Weigh the tenants by what they have used."""
+        """Lower the weights of tenants that used about their share or more."""
         processes = self._processes
         if not processes.zygotes.groups.shares_cores:
             return
@@ -101,7 +101,7 @@ class CoreShares:
         return spent, in_time
 
     def _spent_alone(self, processes: Processes) -> dict[TenantId, float]:
-        """Return the same of workers without a run."""
+        """Return the processor seconds since the last pass that each tenant's workers used without a run."""
         last, self._alone = self._alone, {}
         spent: dict[TenantId, float] = defaultdict(float)
         for worker in processes.workers():

@@ -45,7 +45,7 @@ class _Disk:
 
 
 class Telemetry:
-    """Used on the loop's thread only; slow work runs in other threads."""
+    """The telemetry of a node. Used on the loop's thread only; slow work runs in other threads."""
 
     def __init__(self, parts: Parts, pipelines: Pipelines, find: Find, observer: ServiceObserver) -> None:
         """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""

@@ -30,7 +30,7 @@ class TrafficSplits:
         self._pipelines = pipelines
         self._kept = kept
         self._coming: dict[FunctionName, Shares] = {}
-        """What is being stored, and not posted yet."""
+        """The shares that are being stored and are not posted yet."""
 
     async def set(self, name: FunctionName, shares: Shares) -> None:
         """Divide the requests without a version among these versions; with no shares the newest gets all.
@@ -41,9 +41,9 @@ class TrafficSplits:
         check_shares(shares)
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline, of which there is one version: promote its functions")
-        # What is kept and what the scheduler knows change in the same order.
+        # The stored shares and those of the scheduler change in the same order.
         async with self._pipelines.changing:
-            # NotFoundError where there is none at all.
+            # Raise NotFoundError if there is no such function.
             self._functions.function(name, None)
             views = {share.version: self._functions.function(name, share.version) for share in shares}
             if len({_signature(view) for view in views.values()}) > 1:
@@ -64,8 +64,8 @@ class TrafficSplits:
     def check_new(
         self, new: Manifest, answering: Callable[[FunctionName], Versions], version: int | None = None
     ) -> None:
-        """ConflictError if a pipeline would break when a new version answers from now on. `version`: its number, if it
-        has one yet.
+        """Raise ConflictError if a pipeline would break because the new version answers from now on. `version`: its
+        number, if it has one yet.
         """
         known = answering(new.name)
         is_newest = version is None or version > max(known.numbers, default=0)

@@ -1,4 +1,4 @@
-"""Periodic maintenance of a running node: the disk, which collects unneeded blocks, and the size of its tmpfs."""
+"""Periodic maintenance of a running node: removes unneeded blocks from the disk, and reports the size of the tmpfs."""
 
 import asyncio
 from collections.abc import Callable

@@ -65,8 +65,8 @@ class Verifier:
         try:
             while True:
                 with faults.contained("blocks in memory"):
-                    await self._pass(HostStore.unverified, self._is_known)
-                    await self._pass(HostStore.resident, self._is_sound)
+                    await self._pass(HostStore.unverified, self._is_intact_if_new)
+                    await self._pass(HostStore.resident, self._is_intact)
                 await asyncio.sleep(EVERY_S)
         finally:
             self._closing.set()
@@ -82,24 +82,24 @@ class Verifier:
         for name, host in self._hosts.every().items():
             for address in list(which(host)):
                 if not await loop.run_in_executor(self._thread, check, host, address):
-                    self._tell(name, address)
+                    self._report(name, address)
 
-    def _is_known(self, host: HostStore, address: Address) -> bool:
+    def _is_intact_if_new(self, host: HostStore, address: Address) -> bool:
         """Verify a block that was not verified since the node started, without pauses while cores are idle."""
         # Another caller that needed the block may have verified it meanwhile.
-        return not host.unverified([address]) or self._is_sound(host, address, self._yield)
+        return not host.unverified([address]) or self._is_intact(host, address, self._yield)
 
-    def _is_sound(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
+    def _is_intact(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
         self._begun = clock.now()
-        goes_on = partial(self._go_on, pause or self._pause)
+        after_chunk = partial(self._check_closing, pause or self._pause)
         try:
-            return self._closing.is_set() or not host.holds(address) or host.verify(address, goes_on)
+            return self._closing.is_set() or not host.holds(address) or host.verify(address, after_chunk)
         except (MachineError, StoppedError):
             # The block was evicted meanwhile, or no caller waits for it.
             return True
 
-    def _go_on(self, pause: Callable[[], None]) -> None:
-        """Pause between two chunks, and stop if the node stops."""
+    def _check_closing(self, pause: Callable[[], None]) -> None:
+        """Pause between two chunks, and raise StoppedError if the node stops."""
         pause()
         if self._closing.is_set():
             raise StoppedError
@@ -118,7 +118,7 @@ class Verifier:
             self._owed_s = 0.0
         self._begun = clock.now()
 
-    def _tell(self, name: StoreName, address: Address) -> None:
+    def _report(self, name: StoreName, address: Address) -> None:
         workers = self._lost(name, address)
         replaced = f"; replaced: {', '.join(workers)}" if workers else ""
         self._log(f"block {address} changed in memory and is read from disk again{replaced}")

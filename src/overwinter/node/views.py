@@ -16,17 +16,17 @@ from overwinter.telemetry.explaining import FunctionFacts
 
 
 class TenantBlocks:
-    """What a tenant may know of a host store: the blocks of its own functions that are there or being loaded, as of
-    now. Made on the loop.
+    """The blocks of a host store that a tenant may know of: those of its own functions that are present or being
+    loaded, as of now. Created on the loop's thread.
     """
 
     def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:
-        """`function`: one of the tenant's, of that store."""
+        """Create it for the tenant and the store of `function`."""
         self._host = hosts.store(function.store)
         self._own = published.blocks(function.manifest.tenant)
 
     def holds(self, address: Address) -> bool:
-        """Whether the block is here for the tenant."""
+        """Whether the store has the block, and the tenant may know."""
         return address in self._own and self._host.holds(address)
 
 
@@ -40,7 +40,7 @@ class DeployedVersion(msgspec.Struct, frozen=True):
 
 
 class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
-    """A function for people and programs that ask about it."""
+    """The description of a function for people and programs."""
 
     state: Availability
     reason: str
@@ -51,24 +51,24 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     handler: bool
     life: str
     workers: tuple[WorkerId, ...]
-    """Which ones: functions of a family share them."""
+    """The workers that have bound it; functions of a family share them."""
     members: int
-    """How many its family has."""
+    """The number of functions in its family."""
     waiting: int
     """The queued requests."""
     blocks: int
     nbytes: int
     """The bytes of all its blobs."""
     missing_bytes: int
-    """The bytes of these that the host store lacks."""
+    """The bytes of its blobs that the host store lacks."""
     created: float
-    """Seconds since 1970."""
+    """The time of the deploy, in seconds since 1970."""
     sharing: FamilySnapshot | None = None
     """Its whole family; only in the description of a single function."""
 
 
 class DeployedView:
-    """One deployed version of a function as it is at that moment. Cheap to create: one is created per request."""
+    """One deployed version of a function in its state at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_program"
 

@@ -40,7 +40,7 @@ class WorkerActions:
         post: Callable[[Event], None],
         log: Log,
     ) -> None:
-        """`listener` hears of the workers that are forked."""
+        """`listener` receives the events of the forked workers."""
         self._registry = registry
         self._processes = processes
         self._listener = listener
@@ -55,7 +55,7 @@ class WorkerActions:
         self._closing = False
 
     def close(self) -> None:
-        """The node stops: no block is copied or hashed to its end, and nothing is forked or bound after that."""
+        """Stop: no further block is copied or hashed, and nothing is forked or bound after that."""
         self._closing = True
 
     def start_worker(self, action: StartWorker) -> None:
@@ -78,8 +78,8 @@ class WorkerActions:
             self._post(WorkerExited(worker, "WorkerError", str(error)))
 
     async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> bool:
-        """An earlier node left some of these in memory: they are hashed before they are used, the largest first. False:
-        the node stops, and they are not.
+        """Verify the files that an earlier node left in memory, before they are used, the largest first. Returns False
+        if the node stops meanwhile.
         """
         sizes = {blob.address: blob.nbytes for blob in function.blobs}
         left = iter(sorted(host.unverified(files), key=sizes.__getitem__, reverse=True))
@@ -89,7 +89,7 @@ class WorkerActions:
     async def _verify_some(self, function: DeployedFunction, host: HostStore, left: Iterator[Address]) -> None:
         for address in left:
             try:
-                if not await self._loop.run_in_executor(self._threads, host.verify, address, self.go_on):
+                if not await self._loop.run_in_executor(self._threads, host.verify, address, self.check_closing):
                     message = f"block {address} of {function.id} changed in memory, and is read from disk again"
                     self._log(message, function=function.id)
             except MACHINE:
@@ -98,8 +98,8 @@ class WorkerActions:
             except StoppedError:
                 return
 
-    def go_on(self) -> None:
-        """Called between two pieces of a block, in a thread. Raises StoppedError once the node stops."""
+    def check_closing(self) -> None:
+        """Called in a thread after each chunk of a block; raises StoppedError when the node stops."""
         if self._closing:
             raise StoppedError
 
@@ -141,7 +141,7 @@ class WorkerActions:
         try:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
-            # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
+            # `open` removes missing blocks from the store's tables; any other error does not lose blocks.
             self._give_up(action, "StoreError", self._registry.error_text(function, error), _has_lost(function, host))
             return
         try:

@@ -70,7 +70,7 @@ class WorkerProcess:
         self.is_ahead = False
         """Whether it was forked in advance and has no function yet."""
         self.waits = False
-        """Whether it has then reported that it is contained."""
+        """Whether it has been forked in advance and has reported that it is contained."""
         self.function, self.family = function.id, function.family
         self._slo_ms = function.manifest.settings.slo_ms
         self.recent_output: RecentOutput | None = None
@@ -110,10 +110,10 @@ class WorkerProcess:
                 Slot(_buffer(f"overwinter-in-{worker}", undo), _buffer(f"overwinter-out-{worker}", undo))
                 for _ in range(load.concurrency)
             ]
-            self.words = Output("worker", log, self._keep)
-            self.words.belong(function.id)
-            undo.callback(self.words.close)
-            here, self.there = pair()
+            self.output = Output("worker", log, self._keep)
+            self.output.belong(function.id)
+            undo.callback(self.output.close)
+            here, self.far_end = pair()
             undo.pop_all()
         here.setblocking(False)
         self.channel: Channel[FromWorker] = Channel(here, FromWorker, fds_max=0)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class WorkerProcess:
         self.answer_check = AnswerCheck(load.outputs)
         self._handled = load.source_bytes is not None
         self.is_ahead = False
-        self.words.belong(function.id)
+        self.output.belong(function.id)
 
     def _keep(self, text: str) -> None:
         if self.recent_output is not None:
@@ -251,17 +251,17 @@ class WorkerProcess:
         self.over = self._closed = True
         self.last_run = None
         self.channel.close()
-        self.words.close()
+        self.output.close()
         for fd in (self.smaps, self.pidfd):
             if fd is not None:
                 os.close(fd)
-        self.close_there()
+        self.close_far_end()
         self._close_buffers()
 
-    def close_there(self) -> None:
+    def close_far_end(self) -> None:
         """Close the descriptors for the worker's process: they were sent, or never will be."""
-        self.there.close()
-        self.words.close_there()
+        self.far_end.close()
+        self.output.close_far_end()
 
     def _close_buffers(self) -> None:
         if self._closed and not self._copies:

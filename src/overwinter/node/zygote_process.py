@@ -44,12 +44,12 @@ class ZygoteMemory(NamedTuple):
 class ZygoteProcess:
     """The node's record of one zygote: its channel, its workers, its pending answers."""
 
-    def __init__(self, tenant: TenantId | None, room: ZygoteMemory | None) -> None:
-        """Create the record; the base zygote has neither tenant nor room. Raises OSError when the system has no
+    def __init__(self, tenant: TenantId | None, limits: ZygoteMemory | None) -> None:
+        """Create the record; the base zygote has neither tenant nor limits. Raises OSError when the system has no
         descriptors left.
         """
         self.tenant = tenant
-        self.room = room
+        self.limits = limits
         self.number = 0
         """The number of the order by which the base zygote forked it."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -65,12 +65,12 @@ class ZygoteProcess:
         self.unused_checks = 0
         """The checks since it last had something to do."""
         self.small = False
-        """Whether it was asked for a worker larger than its room."""
+        """Whether it was asked for a worker larger than its limits."""
         self.overran = False
         """Whether a compilation timed out."""
         self.full = False
         """Whether its last fork failed, and none of its workers has ended since."""
-        here, self.there = pair()
+        here, self.far_end = pair()
         here.setblocking(False)
         self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ class ZygoteProcess:
     def close(self) -> None:
         """Close the node's resources of the zygote."""
         self.channel.close()
-        self.there.close()
+        self.far_end.close()
         for fd in (self.smaps, self.pidfd):
             if fd is not None:
                 os.close(fd)

@@ -81,7 +81,7 @@ class Zygotes:
         self._listener = listener
         self._environment = dict(environment)
         self._log = log
-        self._words = Output("zygote", log)
+        self._output = Output("zygote", log)
         self.groups = Groups()
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
@@ -89,10 +89,10 @@ class Zygotes:
         self._closing = False
         self._last = 0
         self._reported: set[str] = set()
-        self._looking: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self.base: ZygoteProcess | None = None
         self.tenants: dict[TenantId, ZygoteProcess] = {}
-        """The one used longest ago first."""
+        """The tenants' zygotes, the least recently used first."""
         self.up = asyncio.Event()
         """Set once workers can be forked for the first time."""
 
@@ -109,16 +109,16 @@ class Zygotes:
     def start(self) -> None:
         """Start the base zygote and the supervision; `is_up` reports when it can fork."""
         zygote = ZygoteProcess(None, None)
-        arguments = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
-        self._tell_lacks(self.groups.missing)
+        arguments = [str(zygote.far_end.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
+        self._report_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
                 [sys.executable, "-m", "overwinter.worker.launch", *arguments],
-                pass_fds=[zygote.there.fileno()],
+                pass_fds=[zygote.far_end.fileno()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=self._words.there,
-                stderr=self._words.there,
+                stdout=self._output.far_end,
+                stderr=self._output.far_end,
                 cwd=Path(sys.prefix),
                 # Without a terminal: the output of a function reaches one only through the node's log.
                 start_new_session=True,
@@ -129,8 +129,8 @@ class Zygotes:
         zygote.pending["up"] = 0
         self.base = zygote
         self.listen(zygote)
-        if self._looking is None:
-            self._look_later()
+        if self._next_check is None:
+            self._check_later()
 
     def has_room(self) -> bool:
         """Whether one more tenant can have a zygote."""
@@ -140,7 +140,7 @@ class Zygotes:
         """Return a zygote that may be stopped for another, the least recently used."""
         return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
 
-    def begin(self, tenant: TenantId, room: ZygoteMemory) -> ZygoteProcess | None:
+    def begin(self, tenant: TenantId, limits: ZygoteMemory) -> ZygoteProcess | None:
         """Start a tenant's zygote within the limit; None if the system or the base zygote cannot."""
         unused = self._unused()
         if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
@@ -149,16 +149,16 @@ class Zygotes:
             return None
         self._last += 1
         try:
-            zygote = ZygoteProcess(tenant, room)
+            zygote = ZygoteProcess(tenant, limits)
         except OSError as error:
             self._log(f"no zygote for {tenant}: {error}")
             return None
         zygote.pending["up"] = 0
         zygote.number = self._last
-        order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), room.memory_bytes, room.mapped_bytes)
+        order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), limits.memory_bytes, limits.mapped_bytes)
         try:
             with self.groups.entry(tenant) as group:
-                self.base.channel.send(order, [zygote.there.fileno(), *group])
+                self.base.channel.send(order, [zygote.far_end.fileno(), *group])
         except (ChannelClosedError, OSError):
             zygote.close()
             return None
@@ -168,7 +168,7 @@ class Zygotes:
 
     def listen(self, zygote: ZygoteProcess) -> None:
         """Receive the zygote's messages from now on, and close the other end of its channel here."""
-        zygote.there.close()
+        zygote.far_end.close()
         self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
 
     def used(self, zygote: ZygoteProcess) -> None:
@@ -179,12 +179,12 @@ class Zygotes:
 
     # Checks
 
-    def _look_later(self) -> None:
-        self._looking = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._look)
+    def _check_later(self) -> None:
+        self._next_check = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._check_all)
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
-        self._look_later()
+        self._check_later()
         for zygote in self.every():
             for answer in zygote.pending:
                 # Messages that wait behind a compilation are not late.
@@ -295,12 +295,12 @@ class Zygotes:
         # None if the node had no free descriptor; its memory is then not counted.
         zygote.smaps = _taken(fds, zygote.pid)
         if zygote.tenant is None:
-            self._tell_lacks(message.uncontained)
+            self._report_lacks(message.uncontained)
             self._failures = 0
             self.up.set()
         self._listener.zygote_idle(zygote)
 
-    def _tell_lacks(self, lacks: Iterable[str]) -> None:
+    def _report_lacks(self, lacks: Iterable[str]) -> None:
         for lack in set(lacks) - self._reported:
             self._reported.add(lack)
             self._log(f"workers are not fully contained here: {lack}")
@@ -364,8 +364,8 @@ class Zygotes:
     async def close(self) -> None:
         """Kill all zygotes, and wait until the base zygote has ended."""
         self._closing = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         processes = [zygote.process for zygote in self.every() if zygote.process is not None]
         for zygote in self.every():
             self._loop.remove_reader(zygote.channel.fileno())
@@ -373,7 +373,7 @@ class Zygotes:
             zygote.close()
         for process in processes:
             await asyncio.to_thread(_wait_or_kill, process)
-        self._words.close()
+        self._output.close()
         await asyncio.to_thread(self.groups.close)
 
 

@@ -9,17 +9,17 @@ from overwinter.core.profile import Configuration, Point, Profile
 from overwinter.telemetry.statistics import ServiceObserver
 
 RUNS_MIN = 20
-"""Runs of one configuration before they count against what was measured."""
+"""The least runs of one configuration before a deviation is reported."""
 WAKES_MIN = 5
 DEVIATION = 0.2
 """The relative difference from the profile that is reported."""
 EVERY_S = 60.0
-"""At most this often for each function."""
+"""The least time between two reports about a function."""
 SMOOTHING = 0.1
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """What differs from the profile."""
+    """The values that differ from the profile."""
 
     points: tuple[Point, ...]
     wake_s: float | None
@@ -35,41 +35,41 @@ class _Seen(msgspec.Struct):
 
 
 class Observer(ServiceObserver):
-    """Keeps a handful of numbers for each function, and the time of the last arrival."""
+    """Keeps a few numbers for each function, and the time of the last arrival."""
 
     def __init__(
         self, profile_of: Callable[[FunctionId], Profile | None], tell: Callable[[FunctionId, Correction], None]
     ) -> None:
-        """`profile_of` returns the profile, `tell` is called with corrections of it."""
+        """Create it. `profile_of` returns the profile of a function; `tell` is called with its corrections."""
         self.arrivals = 0
         self.arrived_at: Seconds | None = None
         self._profile_of = profile_of
         self._tell = tell
         self._seen: dict[FunctionId, dict[Configuration | None, _Seen]] = {}
-        """By configuration; None: of wakes."""
+        """The observations by configuration; None: those of wakes."""
         self._reported_at: dict[FunctionId, Seconds] = {}
 
     def arrived(self, now: Seconds) -> None:
-        """A request arrived."""
+        """Record the arrival of a request."""
         self.arrivals += 1
         self.arrived_at = now
 
     def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
-        """A run took so long in this configuration."""
+        """Record the time of a run in this configuration."""
         self._note(function, configuration, seconds, now)
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
-        """A worker was ready so long after its start."""
+        """Record the time from the start of a worker until it was ready."""
         self._note(function, None, seconds, now)
 
     def removed(self, function: FunctionId) -> None:
-        """The version is gone."""
+        """Forget a removed version."""
         self._seen.pop(function, None)
         self._reported_at.pop(function, None)
 
     def _note(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
         if self._profile_of(id_) is None:
-            # Gone, or not measured: there is nothing to correct.
+            # The function was removed or not measured: there is nothing to correct.
             return
         every = self._seen.setdefault(id_, {})
         seen = every.get(what)

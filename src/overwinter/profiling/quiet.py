@@ -1,6 +1,6 @@
 """Decides when a measurement may run without disturbing requests or being disturbed by them.
 
-It may run while no request is under way and, while the node serves, only for a share of the time.
+It may run while no request is open and, while the node serves, only for a share of the time.
 """
 
 import asyncio

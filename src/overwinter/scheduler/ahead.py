@@ -29,7 +29,7 @@ TENANT_MOST = 2
 pipeline. A used process is replaced soon.
 """
 REFILL_S = 0.25
-"""The pause after a tenant's last start, or while cores are busy, so that a burst of wakes has the cores."""
+"""The pause after a tenant's last start, or while cores are busy, so that a burst of wakes gets all cores."""
 KEEP_S = 600.0
 """A tenant without a start for this long gets no process in advance."""
 OTHERS_S = 60.0
@@ -126,12 +126,12 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
     able.sort(key=lambda each: (-each.need.started, each.id))
     part = max(1, min(TENANT_MOST, most // max(1, len(able))))
     for tenant in able:
-        rests_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
+        pauses_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
         # Functions with the same program usually share a worker.
         if _count(cycle, tenant.id) >= min(part, len(state.prepared[tenant.id])):
             continue
-        if rests_until > now:
-            look_at(cycle, rests_until)
+        if pauses_until > now:
+            look_at(cycle, pauses_until)
         elif len(state.ahead) < most:
             return tenant
         else:
@@ -275,14 +275,14 @@ def release(cycle: Cycle, nbytes: float) -> int:
     """Stop processes until this many bytes are freed, or none is left; return the freed bytes. None is forked for a
     while.
     """
-    won = 0
+    freed = 0
     for each in [each for each in cycle.state.ahead.values() if not each.stopping]:
-        if won < nbytes:
-            won += AHEAD_BYTES
+        if freed < nbytes:
+            freed += AHEAD_BYTES
             _stop(cycle, each)
     if nbytes > 0:
         cycle.ahead_after = Seconds(cycle.now + CALM_S)
-    return won
+    return freed
 
 
 def leaving_bytes(cycle: Cycle) -> int:

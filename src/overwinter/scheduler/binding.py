@@ -1,12 +1,13 @@
 """Binds functions in workers of their family, and unbinds them.
 
-A bind takes a slot of the worker and a core, as a run does. What it is expected to add to the worker's private memory
-counts from its start until it has ended and the worker is measured: what each of its family takes beyond what the
-worker was to need, as far as that was seen. Where there is no room for that, a bind does not wait: a function that is
-idle in the worker is unbound for it, and an idle worker of others leaves, so that there is room for the next. What the
-one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, and
-in the line for places for private memory, which others give back as they do for a start. A bind that would not fit if
-all others left waits in no line, for the end of the run alone.
+A bind takes a slot of the worker and a core, as a run does. The memory that it is expected to add to the worker counts
+from its start until it has ended and the worker is measured. The estimate is the smoothed growth of the family's
+workers by earlier binds, as far as it exceeds the memory for which the worker already counts. If that memory is not
+free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory counts for the new
+one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If no function in the
+worker is idle, the function waits for a run in the worker to end, and in the queue for places for private memory, which
+other functions release as they do for a start. A bind that would not fit even if all other workers ended waits only for
+the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """
@@ -58,8 +59,8 @@ def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:
-    """Whether what a function in that line waits for would fit if all others left. The workers of its family that have
-    work stay.
+    """Whether what a function in that queue waits for would fit if all others ended. The workers of its family that
+    have work stay.
     """
     resources = cycle.resources
     at_work = [each for each in function.usable() if each.is_serving and not each.is_idle]
@@ -91,7 +92,7 @@ def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
 
 
 def _least_used(worker: Worker) -> Binding | None:
-    """Of the idle functions in a worker the least recently used, which is replaced."""
+    """Return the least recently used of the idle functions in a worker, which is replaced."""
     may = [each for each in worker.bound.values() if not each.leaving and not worker.works_for(each.function.spec.id)]
     return min(may, key=_when_used, default=None)
 
@@ -158,7 +159,7 @@ def _why(function: Function, worker: Worker) -> str:
 
 
 def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: OperationId) -> Binding | None:
-    """A worker answered a bind; None: the bind is no longer awaited."""
+    """Handle the answer to a bind; None: the bind is no longer awaited."""
     bind = worker.binds.get(id_)
     if bind is None or bind.id != operation:
         return None

@@ -1,4 +1,4 @@
-"""All that the scheduler knows of one function, for readers that explain it: immutable, like a snapshot."""
+"""All that the scheduler knows of one function, for readers that explain it. Immutable, like a snapshot."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,14 +16,14 @@ from overwinter.scheduler.state import Binding, Function, Worker
 
 
 class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that a worker has."""
+    """A function that is bound in a worker."""
 
     function: FunctionId
     doing: Literal["binding", "running", "idle", "leaving"]
     runs: int
-    """Under way, those that it shares with others included."""
+    """Its runs in progress, including shared ones."""
     requests: int
-    """Its own in them."""
+    """Its own requests in these runs."""
 
 
 class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,18 +32,18 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerId
     state: WorkerState
     since_s: float
-    """Since it is in that state."""
+    """The seconds since its state last changed."""
     cores: int
     batch: int
-    """Most requests of one run."""
+    """The most requests in one run."""
     concurrency: int
-    """Most runs at once."""
+    """The most concurrent runs."""
     runs: int
-    """Under way."""
+    """The runs in progress."""
     requests: int
-    """In them."""
+    """The requests in these runs."""
     bound: Sequence[BindingDetail]
-    """What it has, in the order in which it was bound."""
+    """The functions that it has bound, in the order of the binds."""
 
 
 class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,33 +52,33 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     function: FunctionSnapshot
     versions: Versions
-    """Of its name; a copy."""
+    """A copy of the versions of its name."""
     members: Sequence[FunctionId]
-    """Of its family."""
+    """The members of its family."""
     rate: float
-    """Requests per second of the last period."""
+    """The requests per second of the last period."""
     expected_rate: float
-    """Of the next."""
+    """The expected requests per second of the next period."""
     run_s: float | None
-    """Of its runs, smoothed; None: it has not run."""
+    """The smoothed seconds of its runs; None: it has not run."""
     failures: int
-    """Deaths in a row."""
+    """The consecutive deaths of its workers."""
     backoff_s: float
-    """For so long it is not woken, after a failure."""
+    """The remaining backoff after a failure, in seconds."""
     points: Sequence[Point]
     """The measured configurations that its settings allow."""
     pace: float
-    """Latency seen in service, by the profile's."""
+    """The latency in service divided by the profile's."""
     own: float
-    """The part of a shared run that takes as long for each function as if it ran by itself."""
+    """The part of a shared run that takes as long for each function as in a separate run."""
     cost: float | None
-    """Time of a shared run, by that of runs of each function by itself. None: not known."""
+    """The time of a shared run divided by that of separate runs; None: unknown."""
     workers: Sequence[WorkerDetail]
-    """Workers of its family, also those that do not have it."""
+    """The workers of its family, including those that have not bound it."""
 
 
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
-    """What there is to know of a function now. On the loop alone."""
+    """Return all that is known of a function now. Call it on the loop's thread."""
     family = function.family
     expected = function.forecast if cycle.predict is None else cycle.predict(family.rates)
     return FunctionDetail(

@@ -37,7 +37,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
-    """Return the least valuable idle worker of a tenant without waiting requests; of equals the one idle longest."""
+    """Return the least valuable idle worker of a tenant without waiting requests; among equals the one idle longest."""
     return min(tenant.spare.values(), key=attrgetter("value"), default=None)
 
 
@@ -66,14 +66,14 @@ def _any_of(worker: Worker) -> Function:
 
 
 def unused_members(cycle: Cycle) -> list[Member]:
-    """Yield functions that are bound with others and unused for long, the least recently used first."""
+    """Return the functions that are bound with others and unused for long, the least recently used first."""
     found = [member for worker in cycle.state.workers.values() for member in _unused_in(cycle, worker)]
     return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
-    """Return what unbinding frees: the blocks that only this function uses, and its part of the worker's excess
-    memory.
+    """Yield the functions of a worker that are unused for long. Unbinding one frees the blocks that only it uses, and
+    its part of the worker's excess memory.
     """
     if not worker.is_serving or len(worker.bound) < 2:
         return

@@ -18,7 +18,7 @@ from overwinter.scheduler.wants import wants_place
 
 
 def check(cycle: Cycle) -> None:
-    """AssertionError if the tables contradict each other, or a function waits without a reason."""
+    """Raise AssertionError if the tables contradict each other, or a function waits without a reason."""
     state = cycle.state
     assert not cycle.changed, "a changed function was not asked for its want"
     _check_requests(state)
@@ -151,7 +151,7 @@ def _check_ahead(cycle: Cycle) -> None:
 
 
 def _check_ledger(cycle: Cycle) -> None:
-    """The amounts taken are the sums of the claims under way, and within the capacity."""
+    """The amounts taken are the sums of the current claims, and within the capacity."""
     state, resources = cycle.state, cycle.resources
     cycle.ledger.check()
     claims: dict[tuple[str, int | str], Claim] = {}

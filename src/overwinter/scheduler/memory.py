@@ -63,26 +63,26 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
     """Stop idle workers, the least valuable first, until this many bytes are freed, or none may be stopped; returns the
     freed bytes.
     """
-    won, workers = 0, cycle.state.workers.values()
+    freed, workers = 0, cycle.state.workers.values()
     beyond = {worker.tenant for worker in workers if not worker.stopping and idle.excess(worker) > 0}
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
-        if won < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
-            won += worker.nbytes
+        if freed < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
+            freed += worker.nbytes
             idle.make_room(cycle, worker, kill=True)
-    return won
+    return freed
 
 
 def release(cycle: Cycle, nbytes: int) -> None:
     """Release memory because the machine is short of it: stop processes forked in advance, then drop unheld blocks,
     then stop idle workers, then workers far beyond their need.
     """
-    won = ahead.release(cycle, nbytes)
-    won += release_blocks(cycle, nbytes - won)
-    won += release_idle(cycle, nbytes - won)
-    while won < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
+    freed = ahead.release(cycle, nbytes)
+    freed += release_blocks(cycle, nbytes - freed)
+    freed += release_idle(cycle, nbytes - freed)
+    while freed < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
         if not is_far_beyond(excessive):
             return
-        won += excessive.nbytes
+        freed += excessive.nbytes
         outgrew(cycle, excessive)
 
 

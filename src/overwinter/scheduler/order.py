@@ -25,7 +25,7 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function, Line, Tenant
 
 LATE_EVERY = 10
-HURRIED = 16
+URGENT_CHECKED = 16
 """The approximate number of functions waiting for a core that are checked for an additional urgent run."""
 LOOKED_AT = 32
 """The number of a function's latest requests that are checked; late ones among them are moved to the end."""
@@ -135,14 +135,14 @@ def urgent(cycle: Cycle) -> Function | None:
     ends = min((operation.ends for operation in state.holding.values()), default=now)
     wait_s = max(0.0, ends - now)
     best: tuple[tuple[int, float], Function] | None = None
-    for entry in state.cores.due[:HURRIED]:
+    for entry in state.cores.due[:URGENT_CHECKED]:
         level, due, _, id_ = entry
         if state.cores.hopeful.get(id_) is not entry:
             continue
         function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
-        hurries = SHARED_PACE * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
-        if hurries and (best is None or (level, due) < best[0]):
+        is_urgent = SHARED_PACE * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
+        if is_urgent and (best is None or (level, due) < best[0]):
             best = (level, due), function
     return None if best is None else best[1]
 
@@ -204,7 +204,7 @@ def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
 
 
 def _needed_s(cycle: Cycle, function: Function) -> float:
-    """The remaining seconds of the function's first request."""
+    """The expected seconds until the function's first request is answered, if it gets a core now."""
     state = cycle.state
     for worker in function.workers.values():
         if worker.is_serving:

@@ -1,7 +1,7 @@
-"""What other parts may know of a scheduler: each answer is made when it is asked for, and never changes.
+"""The data of a scheduler that other parts may read. Each answer is computed when it is requested, and does not change.
 
-The tables change with every event. So no other part reads them: a reader on the loop's thread gets a copy of the few
-facts that he needs. Other threads read only `calm`, which the loop writes.
+The tables change with every event, so no other part reads them: a reader on the loop's thread gets a copy of the few
+facts that it needs. Other threads read only `calm`, which the loop writes.
 """
 
 from collections.abc import Generator, Mapping, Set
@@ -31,25 +31,25 @@ class StoreBlocks(NamedTuple):
     """The blocks of a host store."""
 
     held: Mapping[Address, int]
-    """Bytes of each, those that are being loaded included."""
+    """The bytes of each block, including those that are being loaded."""
     settled: bool
-    """Nothing is being loaded."""
+    """Whether no block is being loaded."""
 
 
 NO_BLOCKS = StoreBlocks({}, settled=True)
 
 
 class WorkerNeed(NamedTuple):
-    """A worker, and the memory that it should take."""
+    """A worker, and its expected memory."""
 
     function: FunctionId
-    """That it was forked for."""
+    """The function for which it was forked."""
     profiled_bytes: int | None
-    """By the profile of that function; None: it was never measured."""
+    """The memory in the profile of that function; None: it was never measured."""
 
 
 class Published:
-    """Facts of a scheduler. On the loop alone, except `calm`."""
+    """The readable facts of a scheduler. Used on the loop's thread only, except `calm`."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
@@ -58,48 +58,48 @@ class Published:
         """Whether a core is idle and nothing waits, as of the last steps; any thread may read it."""
 
     def publish(self) -> None:
-        """Renew what other threads read."""
+        """Update the value that other threads read."""
         self.calm = is_calm(self._cycle)
 
     # Functions
 
     def default(self, name: FunctionName) -> int | None:
-        """The version that answers for a name, if one does."""
+        """Return the version that answers for a name; None if there is none."""
         known = self._state.versions.get(name)
         return known.default if known is not None and known.numbers else None
 
     def versions(self, name: FunctionName) -> Versions:
-        """The versions of a name that answer."""
+        """Return the versions of a name that answer requests."""
         known = self._state.versions.get(name)
         return Versions() if known is None else Versions(list(known.numbers), known.shares)
 
     def function(self, id_: FunctionId, now: Seconds) -> FunctionSnapshot | None:
-        """One version of a function."""
+        """Return one version of a function."""
         function = self._state.functions.get(id_)
         return None if function is None else function_snapshot(function, now)
 
     def detail(self, id_: FunctionId, now: Seconds) -> FunctionDetail | None:
-        """All that is known of one."""
+        """Return all that is known of one version."""
         function = self._state.functions.get(id_)
         return None if function is None else detail(self._cycle, function, self.versions(function.spec.name), now)
 
     def family(self, id_: FunctionId) -> FamilySnapshot | None:
-        """A function's family."""
+        """Return a function's family."""
         function = self._state.functions.get(id_)
         return None if function is None else family_snapshot(function)
 
     def families(self) -> dict[tuple[TenantId, FunctionName], FunctionId]:
-        """The family of the last version of each function."""
+        """Return the family of the last version of each function."""
         functions = self._state.functions.values()
         return {(each.spec.tenant, each.spec.name): family_name(each.family) for each in functions}
 
     def siblings(self, id_: FunctionId) -> list[Sibling]:
-        """The other functions of its tenant."""
+        """Return the other functions of its tenant."""
         function = self._state.functions[id_]
         return [(each.spec.id, each.sizes.keys()) for each in self._of(function.spec.tenant) if each is not function]
 
     def blocks(self, tenant: TenantId) -> set[Address]:
-        """The blocks of a tenant's functions that are in a host store or being loaded."""
+        """Return the blocks of a tenant's functions that are in a host store or being loaded."""
         return set().union(*(each.sizes for each in self._of(tenant) if each.loaded or each.loading is not None))
 
     def _of(self, tenant: TenantId) -> list[Function]:
@@ -109,7 +109,7 @@ class Published:
     # The node
 
     def snapshot(self, now: Seconds) -> Generator[None, None, Snapshot]:
-        """All of it, in steps."""
+        """Return a snapshot of everything, in steps."""
         return snapshot(self._state, self._cycle.resources, now)
 
     def totals(self) -> str:
@@ -127,15 +127,15 @@ class Published:
         )
 
     def busy(self) -> bool:
-        """Whether any worker does something."""
+        """Whether any worker has an operation in progress."""
         return not all(worker.is_idle for worker in self._state.workers.values())
 
     def expected(self) -> dict[WorkerId, int]:
-        """The memory of each worker, as the scheduler estimates it."""
+        """Return the memory of each worker, as the scheduler estimates it."""
         return {id_: worker.expected for id_, worker in self._state.workers.items()}
 
     def needs(self) -> dict[WorkerId, WorkerNeed]:
-        """Each worker, and its memory by the profile."""
+        """Return each worker with its memory by the profile."""
         needs = {}
         for id_, worker in self._state.workers.items():
             function = self._state.functions.get(worker.function)
@@ -144,7 +144,7 @@ class Published:
         return needs
 
     def stores(self) -> dict[StoreName, StoreBlocks]:
-        """The blocks of each host store."""
+        """Return the blocks of each host store."""
         loading = {each.spec.store for each in self._state.functions.values() if each.loading is not None}
         return {
             name: StoreBlocks(dict(residents.sizes), name not in loading)

@@ -71,15 +71,15 @@ def release_idle(cycle: Cycle, nbytes: int) -> int:
     """Unbind functions that are bound with others and unused for long, because a bind is cheap; then stop idle workers;
     until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
-    won = 0
+    freed = 0
     for member in idle.unused_members(cycle) if nbytes > 0 else ():
-        if won < nbytes and _unbind(cycle, member.worker, member.binding):
-            won += member.nbytes
-    for worker in idle.in_order(cycle.state.tenants.values()) if won < nbytes else ():
-        if won < nbytes:
-            won += worker.nbytes
+        if freed < nbytes and _unbind(cycle, member.worker, member.binding):
+            freed += member.nbytes
+    for worker in idle.in_order(cycle.state.tenants.values()) if freed < nbytes else ():
+        if freed < nbytes:
+            freed += worker.nbytes
             idle.make_room(cycle, worker)
-    return won
+    return freed
 
 
 def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
@@ -148,7 +148,8 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
         victim = victims.for_bytes(cycle, keep)
         if victim is None:
             return False
-        # Not how many bytes came free: those that did not are another's too, maybe another tenant's.
+        # The bytes that this frees are not counted, because a function's blocks may be needed by other functions,
+        # perhaps of another tenant.
         evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used:.1f} s ago")
     return True
 

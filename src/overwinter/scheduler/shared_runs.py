@@ -6,9 +6,9 @@ run. The requests of its mates with the earliest due times join it, up to the ba
 least half of the bytes of their blocks in common with the same member. A function whose worker died lately has no
 mates.
 
-Where shared runs took no less time than separate ones, requests join only now and then (sharing.py). The latency of a
-shared run is computed from the profile of one function's runs and the part of them that is not shared (latency.py).
-Requests that join do not make those of the leading function late.
+Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
+of a shared run is computed from the profile of one function's runs and the part of them that is not shared
+(latency.py). Requests that join do not make those of the leading function late.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

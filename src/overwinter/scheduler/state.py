@@ -167,7 +167,7 @@ class Function(msgspec.Struct, eq=False):
     used: Seconds
     """When its last run began."""
     after: WorkerId = WorkerId(0)
-    """Workers up to this one were forked before the function, possibly without room for its blocks."""
+    """Workers up to this one were forked before the function, possibly without address space for its blocks."""
     removed: bool = False
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)

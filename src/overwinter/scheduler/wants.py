@@ -141,14 +141,14 @@ def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
 
 
 def _comes(worker: Worker) -> bool:
-    """Whether a worker will be there for all its family. One whose function is on trial may never be."""
+    """Whether a worker that starts will serve all its family. One that is started for a function on trial may never."""
     function = worker.starts_for
     return function is not None and not worker.stopping and not function.on_trial
 
 
 def _is_lost(cycle: Cycle, worker: Worker) -> bool:
-    """Whether nothing is to be hoped of a worker soon. One that drains takes no more work, and its run may last: at the
-    slower pace for as long as others compute.
+    """Whether a worker will not become available soon. A draining worker takes no more work, and its run may take long,
+    because other runs slow it down.
     """
     drains_for_long = worker.drain is not None and worker.drain.until is None
     return drains_for_long or shared_runs.is_stuck(cycle, worker)
@@ -181,4 +181,4 @@ def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Ste
         ),
         keeps_up=keeps_up(cycle, function),
     )
-    return batching.sound(cycle.batching(waiting, slots), slots)
+    return batching.checked(cycle.batching(waiting, slots), slots)

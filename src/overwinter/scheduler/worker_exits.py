@@ -1,6 +1,6 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
-Each request gets one retry or a clear error. The functions whose runs or binds were under way back off for a while,
+Each request gets one retry or a clear error. The functions whose runs or binds were in progress back off for a while,
 because one of them may be at fault; if the worker was idle, all functions in it do. A function whose workers die or
 hang twice within some runs gets a separate family from then on.
 """

@@ -1,1 +1,1 @@
-"""The scheduler of a node in a modelled world: workloads, faults, time that costs nothing."""
+"""Runs the scheduler of a node in a modelled world in virtual time: workloads, faults and reports."""

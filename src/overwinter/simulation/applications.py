@@ -83,43 +83,41 @@ class Applications:
 
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
         """Start a request of an application: return the requests of its first stages."""
-        passage = ApplicationRequest(self._tallies[name], now, now >= self._settle_s)
-        passage.tally.requests += passage.counts
-        return self._step(passage, Started(), now)
+        open_request = ApplicationRequest(self._tallies[name], now, now >= self._settle_s)
+        open_request.tally.requests += open_request.counts
+        return self._step(open_request, Started(), now)
 
     def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
-        """Handle the answer of a stage: return what follows for other stages; None for requests outside of
-        applications.
-        """
-        passage, stage = self._open.pop(request, (None, ""))
-        return [] if passage is None else self._step(passage, Answered(stage), now)
+        """Handle the answer of a stage: return the events for other stages, none for other requests."""
+        open_request, stage = self._open.pop(request, (None, ""))
+        return [] if open_request is None else self._step(open_request, Answered(stage), now)
 
     def refused(self, request: RequestId, error: str, now: Seconds) -> list[Arrived | Cancelled]:
-        """Handle the refusal of a stage: return what follows for other stages; None for requests outside of
+        """Handle the refusal of a stage: return the events for other stages; none for requests outside of
         applications.
         """
-        passage, stage = self._open.pop(request, (None, ""))
-        return [] if passage is None else self._step(passage, Failed(stage, error), now)
+        open_request, stage = self._open.pop(request, (None, ""))
+        return [] if open_request is None else self._step(open_request, Failed(stage, error), now)
 
     def figures(self) -> dict[str, RequestFigures]:
-        """By application."""
+        """Return the figures of each application."""
         return {name: tally.request_figures() for name, tally in self._tallies.items()}
 
-    def _step(self, passage: ApplicationRequest, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
+    def _step(self, open_request: ApplicationRequest, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
         events: list[Arrived | Cancelled] = []
-        for order in step(passage.request, event, now):
+        for order in step(open_request.request, event, now):
             match order:
                 case Ask(name, stage, deadline, due):
-                    id_ = passage.ids[name] = RequestId(next(self._ids))
-                    self._open[id_] = (passage, name)
+                    id_ = open_request.ids[name] = RequestId(next(self._ids))
+                    self._open[id_] = (open_request, name)
                     events.append(Arrived(id_, stage.function, stage.version, deadline, due=due))
                 case Cancel(name):
-                    del self._open[passage.ids[name]]
-                    events.append(Cancelled(passage.ids[name]))
+                    del self._open[open_request.ids[name]]
+                    events.append(Cancelled(open_request.ids[name]))
                 case Succeed():
-                    passage.succeeded(now)
+                    open_request.succeeded(now)
                 case Fail(_, error):
-                    passage.failed(error)
+                    open_request.failed(error)
                 case _:
                     assert_never(order)
         return events

@@ -13,11 +13,11 @@ class FaultModel:
         self._rng = rng
 
     def run_crash(self) -> float | None:
-        """The share of its time after which a run ends with its worker's death; None: it ends well."""
+        """The share of its time after which a run ends with its worker's death; None: no crash."""
         return self._within(self._faults.run_crash_share)
 
     def start_crash(self) -> float | None:
-        """The share of its time after which a start ends with its worker's death; None: it ends well."""
+        """The share of its time after which a start ends with its worker's death; None: no crash."""
         return self._within(self._faults.start_crash_share)
 
     def slowness(self) -> float:

@@ -14,10 +14,10 @@ def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float
     `times` are seconds in ascending order; those at the end of a period belong to the next.
     """
     ahead: deque[float] = deque()
-    telling = 0
+    number = 0
     following = next(times, inf)
     while True:
-        at = telling * period_s / FORECASTS
+        at = number * period_s / FORECASTS
         while ahead and ahead[0] < at:
             ahead.popleft()
         while following < at + period_s:
@@ -25,4 +25,4 @@ def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float
                 ahead.append(following)
             following = next(times, inf)
         yield at, len(ahead) / period_s
-        telling += 1
+        number += 1

@@ -52,7 +52,7 @@ class Cores:
         shared = self._pace < 1.0
         self._ask(job.cores)
         if not shared and self._pace == 1.0:
-            self._timeline.after(job.seconds, partial(self._look, job))
+            self._timeline.after(job.seconds, partial(self._end_if_done, job))
 
     def cancel(self, job: Job) -> None:
         """Cancel a job whose process died: free its cores, and drop its result."""
@@ -75,13 +75,13 @@ class Cores:
         before, self._pace = self._pace, min(1.0, self.count / self.asked) if self.asked else 1.0
         if self._pace < 1.0:
             next_ends, _, job = self._jobs[0]
-            self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._look, job))
+            self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._end_if_done, job))
         elif before < 1.0:
             for ends, _, job in sorted(self._jobs):
                 if not job.gone:
-                    self._timeline.after(max(0.0, ends - self._work), partial(self._look, job))
+                    self._timeline.after(max(0.0, ends - self._work), partial(self._end_if_done, job))
 
-    def _look(self, job: Job) -> None:
+    def _end_if_done(self, job: Job) -> None:
         """End a job, unless it was slower than expected."""
         if job.gone:
             return

@@ -80,11 +80,11 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and beyond the given sizes."""
     profile: tuple[Row, ...] = ()
-    """Replaces it: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
+    """Replaces latency_ms: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
     configuration.
     """
     law: LatencyLaw | None = None
-    """Replaces both: the law from which these rows are computed."""
+    """Replaces latency_ms and profile: the law from which the rows of a profile are computed."""
     serial: float | None = None
     """The share of a run that more cores do not shorten (Amdahl's law). With it, latency_ms is for one core, and
     workers may have any configuration up to the function's threads.

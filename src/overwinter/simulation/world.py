@@ -112,7 +112,7 @@ class World:
         self._scenario = scenario
         self._machine = scenario.node
         self._checked = checked
-        self._turns = 0
+        self._steps = 0
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
         self._durations = Durations(self._by_id)
@@ -143,15 +143,15 @@ class World:
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
         """Simulate until every request is answered; call `progress` with the simulated seconds from time to time."""
         self._begin()
-        timeline, turn = self._timeline, self._turn
+        timeline, handle = self._timeline, self._handle
         applications = {application.name for application in self._scenario.applications}
         for number, (at, name) in enumerate(self._requests, 1):
             timeline.run_until(at)
             if name in applications:
                 for event in self._applications.arrived(name, Seconds(at)):
-                    turn(event)
+                    handle(event)
             else:
-                turn(Arrived(RequestId(next(self._ids)), name, None, None))
+                handle(Arrived(RequestId(next(self._ids)), name, None, None))
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(at)
         self._drain()
@@ -181,7 +181,7 @@ class World:
 
     def _begin(self) -> None:
         for each in self._functions:
-            self._turn(Deployed(each.spec))
+            self._handle(Deployed(each.spec))
         for function in self._rate_forecast:
             self._forecast(function)
         self._await_zygote_death()
@@ -190,7 +190,7 @@ class World:
         """Send the rate of the next period to the scheduler; repeated after a tenth of it."""
         at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
-            self._timeline.at(at, partial(self._turn, RateForecast(function, rate)))
+            self._timeline.at(at, partial(self._handle, RateForecast(function, rate)))
             self._timeline.at(at, partial(self._forecast, function))
 
     def _drain(self) -> None:
@@ -205,21 +205,21 @@ class World:
     def _has_open_requests(self) -> bool:
         return bool(self._reader.open_requests or self._applications.open_stages)
 
-    def _turn(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
         actions = self._scheduler.handle(event, now)
         if self._journal is not None:
             self._journal.record(now, event, actions)
         self._reader.observe(now, event, actions)
-        self._turns += 1
-        if self._checked and self._turns % CHECK_EVERY == 0:
+        self._steps += 1
+        if self._checked and self._steps % CHECK_EVERY == 0:
             check(self._scheduler.cycle)
         for action in actions:
             self._carry_out(action)
 
     def _post(self, seconds: float, event: Event) -> None:
         """Post an event this many seconds from now; never inside the current step."""
-        self._timeline.after(seconds, partial(self._turn, event))
+        self._timeline.after(seconds, partial(self._handle, event))
 
     def _carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         match action:
@@ -227,7 +227,7 @@ class World:
                 self._run(action)
             case Reply() | Refuse():
                 if self._scenario.applications:
-                    self._go_on(action)
+                    self._continue(action)
             case SetAlarm(at):
                 self._alarm_at = at
                 self._timeline.at(at, partial(self._ring, at))
@@ -246,7 +246,7 @@ class World:
             case Prepare():
                 self._prepare(action)
             case LoadFinished() | Evict() | Explanation() | Unbind():
-                # To unbind takes no time that is worth modelling.
+                # The time of an unbind is negligible.
                 pass
             case _:
                 assert_never(action)
@@ -257,7 +257,7 @@ class World:
             self._prepared.discard((spec.tenant, action.forget))
         self._prepared.add((spec.tenant, spec.program))
 
-    def _go_on(self, action: Reply | Refuse) -> None:
+    def _continue(self, action: Reply | Refuse) -> None:
         """Continue an application's request after a stage has ended."""
         now = Seconds(self._timeline.now)
         if isinstance(action, Reply):
@@ -270,7 +270,7 @@ class World:
     def _ring(self, at: float) -> None:
         if at == self._alarm_at:
             self._alarm_at = inf
-            self._turn(Alarm())
+            self._handle(Alarm())
 
     # Blocks
 
@@ -287,7 +287,7 @@ class World:
             seconds = added / (self._machine.disk_mib_per_s * MIB) * self._chance.slowness()
             self._host.add(missing, spec.store, self._disk.take(now, seconds))
         loaded = BlocksLoaded(spec.id, operation, added, addresses, spec.store)
-        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, loaded))
+        self._timeline.at(self._host.ready_at(spec, now), partial(self._handle, loaded))
 
     # Workers
 
@@ -369,7 +369,7 @@ class World:
         if crashed:
             self._exit(process.worker, "WorkerError", "crashed by a fault")
         else:
-            self._turn(event)
+            self._handle(event)
 
     def _exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
         """End a worker's process, and tell the scheduler; a process ends only once."""
@@ -392,5 +392,5 @@ class World:
         self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
         for worker in list(self._workers):
             self._exit(worker, "WorkerError", "its zygote died")
-        self._turn(ZygoteLost())
+        self._handle(ZygoteLost())
         self._await_zygote_death()

@@ -136,8 +136,8 @@ class Catalog:
         return None if row is None else bytes(row[0])
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
-        """Forget one version, or all with None, and return their numbers; NotFoundError when there is none,
-        ConflictError when it was said that one gets requests, and others that answer stay.
+        """Remove one version, or all with None, and return their numbers. Raises NotFoundError when there is none, and
+        ConflictError when the version has a share of the requests and other versions remain.
         """
         with self.file.transaction() as db:
             present = _versions(db, name)
@@ -145,7 +145,7 @@ class Catalog:
             if not gone:
                 raise _not_found(name, version, present)
             if set(_versions(db, name, proven=True)) <= set(gone):
-                # None is left that could be promoted. One that is on trial answers if it passes.
+                # No other version is left that could be promoted. A version on trial answers if it passes.
                 forget(db, name)
             else:
                 check_removal(db, name, gone)
@@ -224,7 +224,7 @@ def _next_version(db: sqlite3.Connection, name: FunctionName) -> int:
 
 
 def _versions(db: sqlite3.Connection, name: FunctionName, proven: bool = False) -> tuple[int, ...]:
-    """`proven`: without those that are on trial."""
+    """Return the versions of a function, ascending; with `proven` only those that have passed their trial."""
     query = "SELECT version FROM functions WHERE name = ? AND proven >= ? ORDER BY version"
     found = db.execute(query, (name, proven))
     return tuple(number for (number,) in found)

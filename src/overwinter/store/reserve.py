@@ -27,7 +27,7 @@ class Reserve:
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        """The operation in this block may use the reserved space."""
+        """Let the operation in this block use the reserved space."""
         if free_bytes(self._path.parent) < self._nbytes:
             self._path.unlink(missing_ok=True)
         try:

@@ -20,7 +20,7 @@ class Bundle(NamedTuple):
     source: str
     assets: dict[str, bytes]
     sample: dict[str, Value]
-    """A sample request of several items that differ as the items of users may."""
+    """A sample request of several items that differ in length and content, as those of users do."""
     expected: list[dict[str, torch.Tensor]]
     """The results of `transformers` for each item alone, by the names of the model's inputs."""
     axes: dict[str, Axes]

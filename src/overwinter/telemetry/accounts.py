@@ -1,4 +1,4 @@
-"""What the kernel, the host stores and the scheduler counted, side by side, as the last pass over them found it."""
+"""The counts of bytes by the kernel, the host stores and the scheduler, as found in the last passes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,15 +15,16 @@ KINDS: Mapping[Kind, str] = {
 
 
 class ProcessMemory(NamedTuple):
-    """Bytes of one process."""
+    """The memory of one process, in bytes."""
 
     private: int
-    """In writable private mappings, mapped by no other process. The kernel calls a shared page private
-    as long as one process maps it: weights and buffers must not count here."""
+    """The writable private mappings. Weights and buffers are excluded: the kernel reports a shared page as private as
+    long as only one process maps it.
+    """
     pss: int
-    """Everything, a page that n processes map counting 1/n."""
+    """All mapped memory, where a page that n processes map counts 1/n."""
     shared: int
-    """Of this, what lies in shared mappings: weights and buffers."""
+    """The part of it in shared mappings: weights and buffers."""
 
 
 class FileMemory(NamedTuple):
@@ -31,29 +32,29 @@ class FileMemory(NamedTuple):
 
     nbytes: int
     allocated: int
-    """Memory behind it: less than its bytes where it has holes."""
+    """The memory of the file, which is less than its size if it has holes."""
 
 
 class StoreView(NamedTuple):
-    """One host store: what three sides say of it."""
+    """One host store, as its own table, the kernel and the scheduler report it."""
 
     resident: Mapping[Address, int]
     """The store's own table."""
     files: Mapping[Address, FileMemory]
-    """The kernel's."""
+    """The files, as the kernel reports them."""
     held: Mapping[Address, int]
-    """The scheduler's, what is on its way included."""
+    """The blocks as the scheduler counts them, including those that are being loaded."""
     settled: bool
-    """Nothing is on its way."""
+    """Whether no block is being loaded."""
 
 
 class MeasuredWorkerMemory(NamedTuple):
-    """A worker that was measured."""
+    """The memory of a worker that was measured."""
 
     function: FunctionId
     memory: ProcessMemory
     expected: int | None
-    """By its profile; None: never measured."""
+    """The expected memory by its profile; None: its function was never measured."""
     at: Seconds
 
 
@@ -64,6 +65,6 @@ class Accounts:
         self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}
         self.stores: dict[StoreName, StoreView] = {}
         self.zygotes = 0
-        """PSS of the zygotes."""
+        """The PSS of the zygotes."""
         self.mismatches: Counter[Kind] = Counter()
         self.passes = 0

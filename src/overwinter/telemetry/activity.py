@@ -146,11 +146,11 @@ def _function(
 
 def recent_latency(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
     """Return the answers per second, and the median and the 99th percentile of their seconds, within the window."""
-    late = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
-    if not late:
+    recent = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
+    if not recent:
         return 0.0, None, None
     # There are so many answers that older ones of the window were dropped: use the time that the remaining ones cover.
-    span = now - late[0][0] if len(late) == ANSWERS_KEPT else WINDOW_S
-    ordered = sorted(seconds for _, seconds in late)
+    span = now - recent[0][0] if len(recent) == ANSWERS_KEPT else WINDOW_S
+    ordered = sorted(seconds for _, seconds in recent)
     p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
-    return len(late) / max(span, 1e-3), p50, p99
+    return len(recent) / max(span, 1e-3), p50, p99

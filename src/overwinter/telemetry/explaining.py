@@ -40,7 +40,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the function is on this machine."""
+    """The measured performance of the function on this machine."""
 
     points: Sequence[Point]
     """The measured configurations that its settings allow."""
@@ -54,7 +54,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The completed runs that the function, all its versions together, shared with others of its family."""
+    """The completed shared runs of the function, with all its versions together."""
 
     runs: int
     all_runs: int
@@ -63,7 +63,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its own requests in shared runs."""
     all_requests: int
     core_s: float
-    """Its part of the cost of shared runs: of each by its share of the requests."""
+    """Its part of the cost of shared runs, by its share of the requests in each."""
     whole_core_s: float
     """The whole cost of those runs."""
     own: float
@@ -75,20 +75,20 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundFacts(BindingDetail, frozen=True, kw_only=True):
-    """A function that a worker has, and what it takes."""
+    """A function that a worker has bound, and its memory."""
 
     private_bytes: int | None
     """Its part of the worker's private memory; None: not yet known."""
 
 
 class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
-    """One of the workers of its family, and what it takes."""
+    """One of the workers of its family, and its memory."""
 
     pid: int | None
     private_bytes: int | None
     """The measured private memory; None: not yet measured."""
     pss_bytes: int | None
-    """The same with its part of shared memory."""
+    """The private memory and the worker's part of shared memory (PSS)."""
     bound: Sequence[BoundFacts]
 
 
@@ -101,7 +101,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 
 class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What every description of one version of a function says."""
+    """The facts that every description of one version of a function contains."""
 
     name: FunctionName
     version: int
@@ -109,14 +109,14 @@ class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
     traffic: int
     """The percentage of the requests without a version that it gets."""
     promoted: bool
-    """Whether a promotion or a split says so; else the newest version gets all."""
+    """Whether a promotion or a split determined this; otherwise the newest version gets all."""
     settings: Settings
     family: FunctionId
     """The first of the functions with which it may share workers; itself if it shares with none."""
 
 
 class Explanation(FunctionFacts, frozen=True, kw_only=True):
-    """All that is known of why one version of a function is as it is."""
+    """The full explanation of the state of one version of a function."""
 
     state: str
     """asleep, waking, awake, backoff or unloaded; `on_trial` says whether it is on trial."""
@@ -135,11 +135,11 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     failures: int
     """The number of consecutive deaths."""
     backoff_s: float
-    """How long it is still not woken after a failure."""
+    """The remaining backoff, during which it is not woken."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
     members: Sequence[FunctionId]
-    """All of its family."""
+    """All members of its family."""
     shared: SharedFacts
     workers: Sequence[WorkerFacts]
     """The workers of its family, including those in which it is not bound."""
@@ -152,7 +152,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
 
 
 def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId, int], times: "Times") -> Explanation:
-    """What there is to say but for its bytes (`tiers_of`)."""
+    """Return the explanation, except the bytes (`tiers_of`)."""
     spec, function, versions = known.spec, known.function, known.versions
     tally, own = sources.statistics.tallies[spec.name], sources.statistics.versions[spec.id]
     return Explanation(

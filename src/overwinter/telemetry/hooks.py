@@ -24,16 +24,16 @@ class Hooks(Generic[T]):
         """A request was refused."""
 
     def _run_started(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
-        """A worker has one run more."""
+        """A worker began a run."""
 
     def _run_completed(self, worker: LivingWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
-        """A run ended; None: with its worker."""
+        """A run ended; None: the worker died."""
 
     def _worker_started(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker was started."""
 
     def _worker_ready(self, worker: LivingWorker[T], seconds: float, now: Seconds) -> None:
-        """A worker is ready, so long after its wake began."""
+        """A worker is ready, this long after its wake began."""
 
     def _worker_ended(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker ended."""
@@ -54,7 +54,7 @@ class Hooks(Generic[T]):
         """The host store no longer holds the blocks for the version."""
 
     def _decision_made(self, tally: T, what: Decision, why: str, now: Seconds) -> None:
-        """Why something was decided."""
+        """A decision was made for this reason."""
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:
         """A function was measured."""

@@ -9,14 +9,14 @@ from overwinter.telemetry.histogram import Histogram
 
 
 class PipelineRequests(msgspec.Struct):
-    """What became of a pipeline's requests since the node started or it was deployed."""
+    """The outcomes of a pipeline's requests since the node started or it was deployed."""
 
     running: int = 0
     answered: int = 0
     in_slo: int = 0
-    """Of the answered; without an SLO, all."""
+    """The answered requests within the SLO; without an SLO, all."""
     failed: int = 0
-    """Refused, failed, or given up by the caller."""
+    """The requests that were refused, failed, or cancelled by the caller."""
 
 
 class PipelineStatistics(NamedTuple):
@@ -26,4 +26,4 @@ class PipelineStatistics(NamedTuple):
     slo_ms: float | None
     requests: PipelineRequests
     durations: Histogram
-    """Of answered requests."""
+    """The durations of answered requests."""

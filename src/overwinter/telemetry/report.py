@@ -17,7 +17,7 @@ from overwinter.telemetry.tracking import Tracker
 from overwinter.telemetry.underway import LivingWorker, OpenRun
 
 SAMPLES = 600
-"""Points of each curve over time."""
+"""The number of points of each curve over time."""
 SUMMED = (
     "requests",
     "answered",
@@ -31,48 +31,48 @@ SUMMED = (
     "worker_core_s",
     "core_s",
 )
-"""What the total is the sum of."""
+"""The figures that are summed for the total."""
 
 
 class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests of an application, or of a function, or of all functions together."""
+    """The outcomes of the requests of an application, of a function, or of all functions together."""
 
     requests: int
     answered: int
     refused: dict[str, int]
-    """By the error's name; of an application, of the first stage that was refused."""
+    """The refused requests by the error's name; for an application, by that of the first refused stage."""
     lost: int
-    """Neither answered nor refused nor cancelled."""
+    """The requests that were neither answered nor refused nor cancelled."""
     attainment: float | None
-    """Share of the requests, of what has an SLO, that were answered within it; None: nothing has one."""
+    """The share of the requests with an SLO that were answered within it; None: no request has one."""
     p50_ms: float | None
     p99_ms: float | None
 
 
 class Figures(RequestFigures, frozen=True, kw_only=True):
-    """The figures of one function, and of all together."""
+    """The figures of one function, or of all functions together."""
 
     cancelled: int
-    """Whoever asked went away before the answer."""
+    """The requests whose caller disconnected before the answer."""
     slo_ms: float | None = None
-    """Of one function."""
+    """The SLO of one function."""
     started: dict[str, int]
-    """Requests answered, by what their function was woken from when they came."""
+    """The answered requests, by the kind of start."""
     wakes: dict[str, int]
-    """Workers started, by where the function's blocks were."""
+    """The started workers, by where the function's blocks were."""
     loaded_bytes: int
     worker_seconds: float
-    """Time alive of its workers; the functions that a worker has share it equally."""
+    """The time in which its workers were alive, divided equally among the functions of a worker."""
     busy_seconds: float
-    """Of these, with something to run."""
+    """The part of this time in which they had something to run."""
     worker_core_s: float
-    """Cores of its workers by their time alive, shared likewise."""
+    """The cores of its workers times the time in which they were alive, divided likewise."""
     busy_core_s: float
-    """Of these, while they ran or bound something; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
+    """The part of this in which they ran or bound something; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes over the simulated time; a block that many functions share counts once."""
+    """The memory in bytes over the simulated time; a block that many functions share counts once."""
 
     blocks_mean: float
     blocks_peak: int
@@ -90,11 +90,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     blocks_bytes: int
     workers_bytes: float
     worker_cores: int
-    """Of the workers alive."""
+    """The cores of the live workers."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a simulation says. As JSON: `msgspec.json.encode`."""
+    """The report of a simulation. `msgspec.json.encode` converts it to JSON."""
 
     duration_s: float
     total: Figures
@@ -103,24 +103,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     applications: dict[str, RequestFigures] = {}
     samples: list[Sample]
     latencies: list[tuple[float, float]]
-    """(seconds, share of the answers up to them)."""
+    """Pairs of seconds and the share of the answers up to them."""
 
 
 class Outcomes(Tally):
-    """Counts of one function or application, with the latencies of its answers."""
+    """The counts of one function or application, with the latencies of its answers."""
 
     def __init__(self, name: FunctionName) -> None:
         super().__init__(name)
         self.latencies = Latencies()
 
     def add(self, other: "Outcomes") -> None:
-        """Count also what another counted."""
+        """Add the counts of another."""
         for field in SUMMED:
             setattr(self, field, getattr(self, field) + getattr(other, field))
         self.latencies.merge([other.latencies])
 
     def request_figures(self) -> RequestFigures:
-        """The counts of requests as data."""
+        """Return the counts of requests as data."""
         return RequestFigures(
             requests=self.requests,
             answered=self.answered,
@@ -132,7 +132,7 @@ class Outcomes(Tally):
         )
 
     def figures(self) -> Figures:
-        """All counts as data."""
+        """Return all counts as data."""
         return Figures(
             **msgspec.structs.asdict(self.request_figures()),
             cancelled=self.cancelled,
@@ -151,17 +151,17 @@ Worker = LivingWorker[Outcomes]
 
 
 class StepReader(Tracker[Outcomes]):
-    """Reads `(now, event, actions)` one after another. Memory of a worker is what its function's profile says of
-    the largest batch it has run; if they do not share, each has its weights to itself and there is no host store.
+    """Reads `(now, event, actions)` one after another. The memory of a worker is that in its function's profile for the
+    largest batch that it has run. If workers share no weights, each has its own copy, and there is no host store.
     """
 
     def __init__(self, duration_s: float, shared: bool = True) -> None:
         self._reports: dict[FunctionName, Outcomes] = {}
-        """Of all functions that were deployed; the nameless one is of requests and workers of none."""
+        """The outcomes of all deployed functions; the empty name has the requests and workers of no function."""
         super().__init__(self._report_of)
         self._shared = shared
         self._sizes: dict[Worker, deque[tuple[int, int]]] = {}
-        """The largest batch that a worker has run, and the larger ones that were measured, each with its memory."""
+        """For each worker the largest batch that it has run, and the larger measured ones, each with its memory."""
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
         self._action_handlers[Drop] = self._dropped
@@ -213,7 +213,7 @@ class StepReader(Tracker[Outcomes]):
         self._memory.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
 
     def report(self, now: Seconds) -> Report:
-        """The figures at `now`, the end."""
+        """Return the figures at `now`, the end of the simulation."""
         self._memory.turn(now)
         for worker in self.workers.values():
             worker.pay(now)
@@ -234,7 +234,7 @@ class StepReader(Tracker[Outcomes]):
 
 
 class MemoryCurve:
-    """Memory over time: its sum, its peak, and a curve of bounded length."""
+    """The memory over time: its sum, its peak, and a curve of bounded length."""
 
     def __init__(self, every_s: float) -> None:
         self.workers = self.worker_cores = self.blocks_bytes = 0
@@ -247,7 +247,7 @@ class MemoryCurve:
         self._workers_peak = self._peak = 0.0
 
     def turn(self, now: float) -> None:
-        """Account for the time up to now; to be called before each change."""
+        """Account for the time up to now; call it before each change."""
         spent = now - self._turned
         if spent > 0:
             self._blocks_s += spent * self.blocks_bytes
@@ -261,7 +261,7 @@ class MemoryCurve:
             self.samples.append(Sample(at, self.workers, self.blocks_bytes, self.workers_bytes, self.worker_cores))
 
     def figures(self, now: float) -> Memory:
-        """The figures up to `now`."""
+        """Return the figures up to `now`."""
         seconds = now or 1.0
         return Memory(
             blocks_mean=self._blocks_s / seconds,
@@ -274,7 +274,7 @@ class MemoryCurve:
 
 
 def _sizes(profile: Profile | None, worker: Worker, shared: bool) -> deque[tuple[int, int]]:
-    """Memory of the worker by the batches that were measured in one so made, ascending."""
+    """Return the memory of a worker of this configuration by the measured batches, ascending."""
     if profile is None:
         return deque([(1, 0)])
     measured = profile.worker_bytes(worker.cores, worker.concurrency) or {1: 0}

@@ -10,16 +10,16 @@ from overwinter.telemetry.statistics import Statistics
 
 
 class Sources(NamedTuple):
-    """All data of a node's telemetry, except its scheduler, of which readers get a snapshot. Threads read it while the
-    loop runs: a table is copied as a whole before it is read, and the tables are of about the same moment.
+    """All data of a node's telemetry except the scheduler's, of which readers get a snapshot. Threads read it while the
+    loop runs. So each table is copied as a whole before it is read, and the copies are from about the same moment.
     """
 
     config: SchedulerConfig
     statistics: Statistics
-    """What was read out of its steps."""
+    """The statistics from the scheduler's steps."""
     accounts: Accounts
-    """What the kernel says."""
+    """The results of the accounting."""
     health: Health
-    """What was found of blocks."""
+    """The results of verifying blocks."""
     faults: Counter[str]
-    """What could not be looked after."""
+    """The failures of periodic tasks."""

@@ -54,24 +54,24 @@ class FunctionStatistics(Tally):
         self.shared_with: deque[tuple[FunctionName, ...]] = deque(maxlen=SHARED_RUNS_KEPT)
         """The functions with which it shared its last shared runs."""
         self.disk_byte_s = self.host_byte_s = 0.0
-        """The byte-seconds of blocks that it holds no more."""
+        """The byte-seconds of blocks that it no longer holds."""
         self.usual_run_s = self.usual_wake_s = 0.0
         """The smoothed seconds of a run, and of a wake; 0 until there was one."""
         self.background_core_s = 0.0
         """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
-        """When a profile of it came."""
+        """When its profile was last updated."""
         self.runs = self.batched = 0
-        """Runs that ended, and its own requests in them."""
+        """The completed runs, and its own requests in them."""
         self.run_s = 0.0
-        """Their time."""
+        """The time of these runs."""
         self.shared_runs = self.shared_batched = 0
-        """Of these, runs of several functions, and its own requests in them."""
+        """Of these, the runs with requests of several functions, and its own requests in them."""
         self.shared_core_s = self.shared_whole_core_s = 0.0
-        """What it paid of those, and what all in them paid together."""
+        """Its part of the cost of those, and their whole cost."""
         self.retries = 0
         self.wait_s = 0.0
-        """From arrivals until a worker had the request, the first time."""
+        """The seconds from arrivals until the request was first sent to a worker."""
 
 
 def _smoothed(before: float, seconds: float) -> float:
@@ -98,17 +98,19 @@ class ServiceObserver:
         """A request arrived."""
 
     def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
-        """A run took so long, as many being under way in its worker as were when its configuration was measured."""
+        """A run of this configuration ended after so many seconds, with as many runs in progress in its worker as were
+        when the configuration was measured.
+        """
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
-        """A worker was ready so long after its start."""
+        """A worker was ready, this long after its start."""
 
     def removed(self, function: FunctionId) -> None:
-        """The version is gone."""
+        """A version was removed."""
 
 
 class Statistics(Tracker[FunctionStatistics]):
-    """Counts while steps are read; changed by the loop's thread alone."""
+    """The counts from the scheduler's steps. Only the loop's thread changes them."""
 
     def __init__(self, observer: ServiceObserver | None = None) -> None:
         super().__init__(FunctionStatistics)
@@ -124,7 +126,7 @@ class Statistics(Tracker[FunctionStatistics]):
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
         self.removed_tallies: list[FunctionStatistics] = []
-        """Removed functions whose usage is not written yet."""
+        """Removed functions whose usage is not written to the ledger yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> Shares[FunctionId]:
@@ -135,14 +137,14 @@ class Statistics(Tracker[FunctionStatistics]):
         return shares
 
     def private_bytes(self) -> Counter[FunctionId]:
-        """Each version's parts of the private memory of workers."""
+        """Return each version's part of the private memory of workers."""
         private: Counter[FunctionId] = Counter()
         for worker in list(self.workers.values()):
             private.update(dict.fromkeys(list(worker.bound), worker.part_bytes))
         return private
 
     def running(self) -> Counter[str]:
-        """Requests that workers have, by function; 0 of those that a worker has and does not run."""
+        """Return the requests in workers, by function; 0 for a function that is bound but not running."""
         running: Counter[str] = Counter()
         for worker in list(self.workers.values()):
             running.update({tally.name: 0 for tally in list(worker.bound.values())})
@@ -207,7 +209,8 @@ class Statistics(Tracker[FunctionStatistics]):
                 tally.shared_whole_core_s += seconds * worker.run_cores
                 tally.shared_with.append(tuple(each.name for each in run.requests if each is not tally))
         if event is not None:
-            # A profile is of runs with all others beside them, and without what a worker's first run pays for.
+            # A profile holds for runs with all concurrent runs in progress, and excludes the cost of a worker's first
+            # run.
             is_full = run.full and len(worker.runs) + 1 == worker.concurrency
             if is_full and worker.warm and not event.failures:
                 self._observer.ran(
@@ -258,7 +261,7 @@ class Statistics(Tracker[FunctionStatistics]):
         if isinstance(event, MemoryMeasured):
             for worker, taken in event.taken:
                 process = self.workers.get(worker)
-                # A lower value is left to the full measurement, which is more exact.
+                # The full measurement, which is more exact, handles a lower value.
                 if process is not None and taken > process.nbytes:
                     self.weigh(process, float(taken), now)
         elif isinstance(event, MemoryPressure):

@@ -20,7 +20,7 @@ class Tally:
         self.refused: Counter[str] = Counter()
         """The refused requests, by the name of the error."""
         self.started: Counter[Start] = Counter()
-        """Answered, by from where the function had to be woken."""
+        """The answered requests, by the kind of start."""
         self.crashes = self.evictions = 0
         self.wakes: Counter[Start] = Counter()
         """The started workers, by the place of the blocks."""
@@ -34,11 +34,11 @@ class Tally:
         """The seconds of these binds."""
         self.loaded_bytes = 0
         self.core_s = 0.0
-        """Of runs: their time on each of their cores, of which functions that share a run pay by their requests."""
+        """The run time on each core of a run; functions that share a run pay by their number of requests."""
         self.busy_s = self.worker_s = 0.0
-        """Of workers: with something to run, and alive."""
+        """The seconds in which its workers had something to run, and in which they were alive."""
         self.worker_core_s = 0.0
-        """Cores of workers that were alive."""
+        """The core seconds of its live workers."""
         self.idle_core_s = 0.0
         """The core seconds of idle workers."""
         self.private_byte_s = 0.0

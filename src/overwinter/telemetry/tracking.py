@@ -166,7 +166,7 @@ class Tracker(Hooks[T]):
     def _end_run(self, worker: LivingWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
         run = worker.runs.pop(id_)
         core_s = (now - run.begun) * worker.run_cores
-        # Of runs at once the last pays for the time in which others ran, too.
+        # Of concurrent runs, the last one to end pays for the time in which the others ran, too.
         busy_s = 0.0 if worker.runs or worker.binds else now - worker.busy_since
         worker.busy_s += busy_s
         for tally, count in run.requests.items():

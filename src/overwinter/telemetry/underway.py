@@ -1,4 +1,4 @@
-"""Open requests, runs in progress and live workers, as the tracker counts them."""
+"""The records of open requests, runs in progress and live workers, which the tracker maintains."""
 
 from collections.abc import Container
 from typing import Generic, NamedTuple, TypeVar
@@ -25,13 +25,13 @@ class OpenRun(msgspec.Struct, Generic[T], eq=False):
 
     begun: Seconds
     function: FunctionId
-    """The one that leads."""
+    """The function that leads the run."""
     requests: dict[T, int]
-    """By function; the one that leads comes first."""
+    """The number of requests of each function, the leading one first."""
     batch: int
-    """All of them."""
+    """The number of all requests."""
     full: bool = False
-    """Known to be of one function, and the last that the worker may have at once."""
+    """Whether all requests are of one function, and the worker can take no further run."""
 
 
 class WorkerCost(NamedTuple):
@@ -83,7 +83,9 @@ class LivingWorker(Generic[T]):
     ) -> None:
         self.tally = tally
         self.trial = trial
-        """Who pays in place of its first function, until it serves that: it was started to try a version."""
+        """The tally that pays instead of that of its first function, until the worker serves a request: it was started
+        to try a version.
+        """
         self.function = action.function
         self.tried = action.on_trial
         """Whether it had to run once before it was ready."""
@@ -91,23 +93,27 @@ class LivingWorker(Generic[T]):
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
         self.asked = asked
-        """When the wake began: with the load, if there was one."""
+        """When the wake began: with the load of the blocks, if there was one."""
         self.since = self.busy_since = self.weighed = now
         self.bound: dict[FunctionId, T] = {action.function: tally}
-        """Which functions it has: they share what it costs while it runs nothing."""
+        """The functions that it has bound. They share its cost while it runs nothing."""
         self.runs: dict[RunId, OpenRun[T]] = {}
-        """Under way."""
+        """The runs in progress."""
         self.binds: dict[FunctionId, Seconds] = {}
-        """When each bind under way began."""
+        """When each bind in progress began."""
         self.busy_s = self.busy_weighed = 0.0
         self.nbytes = 0.0
-        """Private memory."""
+        """The private memory."""
         self._paid = WorkerCost(0.0, 0.0, 0.0)
-        """What one of its functions would have paid that had been bound all the time, up to `weighed`."""
+        """The cost up to `weighed` for one function that was bound all the time."""
         self._paid_before = {action.function: self._paid}
-        """Of that, what was before each function was bound: so a bind takes no longer with a hundred others bound."""
+        """The part of that from before each function was bound. With it, the time of a bind does not depend on the
+        number of bound functions.
+        """
         self.stopping = self.warm = False
-        """`warm`: it has run, so that what only the first run pays for is paid."""
+        """`stopping`: whether it is being stopped. `warm`: whether it has run, so that no further run has the cost of
+        the first one.
+        """
 
     @property
     def is_busy(self) -> bool:
@@ -116,17 +122,17 @@ class LivingWorker(Generic[T]):
 
     @property
     def part_bytes(self) -> int:
-        """Private memory, for each of the functions that it has."""
+        """Return the private memory for each of its functions."""
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """The worker serves these functions: from now on the function that was tried in it pays."""
+        """The worker serves these functions: from now on the function that it was started for pays."""
         if self.trial is not None and self.tally in tallies:
             self.pay(now)
             self.trial = None
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
-        """The worker is instructed to bind a further function."""
+        """Begin to bind a further function."""
         self.weigh(self.nbytes, now)
         self.bound[function] = tally
         self._paid_before[function] = self._paid
@@ -135,7 +141,7 @@ class LivingWorker(Generic[T]):
         self.binds[function] = now
 
     def end_bind(self, function: FunctionId, now: Seconds) -> None:
-        """It has, or it could not; what that took is the function's."""
+        """End a bind, successful or not; the function pays for its time."""
         began = self.binds.pop(function, None)
         if began is None:
             return
@@ -147,31 +153,33 @@ class LivingWorker(Generic[T]):
             self.busy_s += now - self.busy_since
 
     def unbind(self, function: FunctionId, now: Seconds) -> None:
-        """A function is no longer bound in the worker. The last one continues to pay."""
+        """Unbind a function from the worker. The last one continues to pay."""
         self.weigh(self.nbytes, now)
         if len(self.bound) > 1 and function in self.bound:
             tally = self.bound.pop(function)
             self._charge(tally, self._paid.since(self._paid_before.pop(function)))
 
     def busy_until(self, now: Seconds) -> float:
-        """Seconds in which it ran or bound something, those of what is under way included."""
+        """Return the seconds in which it ran or bound something, including operations in progress."""
         return self.busy_s + (now - self.busy_since if self.is_busy else 0.0)
 
     def weigh(self, nbytes: float, now: Seconds) -> None:
-        """It takes so many bytes from now on."""
+        """Set the private memory from now on."""
         self._paid = self._paid_until(now)
         self.weighed, self.busy_weighed, self.nbytes = now, self.busy_until(now), nbytes
 
     def owed(self, now: Seconds) -> list[tuple[T, WorkerCost]]:
-        """What each of its functions has not paid yet: equal parts of its cost in the time in which it was bound."""
-        # Other threads ask, too: what may change meanwhile is taken once.
+        """Return what each of its functions has not paid yet: equal parts of its cost in the time in which the function
+        was bound.
+        """
+        # Other threads call this too, so each table that may change meanwhile is read once.
         paid, before = self._paid_until(now), self._paid_before
         return [
             (self._payer(tally), paid.since(before.get(function, paid))) for function, tally in list(self.bound.items())
         ]
 
     def pay(self, now: Seconds) -> None:
-        """Let all its functions pay."""
+        """Charge each function what it owes."""
         self.weigh(self.nbytes, now)
         for function, tally in self.bound.items():
             self._charge(tally, self._paid.since(self._paid_before[function]))

@@ -228,10 +228,10 @@ class Trunk:
             if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
                 continue
             try:
-                alone = [self._through(each.weights, each.inputs) for each in pair]
+                alone = [self._crossing_values(each.weights, each.inputs) for each in pair]
             except FAILED:
                 continue
-            return _Trial(self._tried(pair, alone))
+            return _Trial(self._verified_rows(pair, alone))
         return None
 
     def _pairs(self, first: Share, second: Share) -> Iterator[list[Share]]:
@@ -248,13 +248,13 @@ class Trunk:
             yield [Share(each.weights, inputs) for each, inputs in zip((first, second), generated, strict=True)]
         yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
 
-    def _tried(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
+    def _verified_rows(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
         """Return how values contain the rows, if both requests get the same together and alone, in all values that
         cross between spans.
         """
         low, bound = pair[0].rows, bound_of(self._program)
         try:
-            wide = self._through(pair[0].weights, _joined(pair))
+            wide = self._crossing_values(pair[0].weights, _joined(pair))
             rows = {slot: _rows(alone[0][slot], wide[slot], low) for slot in wide}
             together = _Together(self._program, pair, rows)
             for span in self._spans:
@@ -268,7 +268,7 @@ class Trunk:
             return None
         return rows if agree else None
 
-    def _through(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
+    def _crossing_values(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
         """Return all values that cross from one span into another, and the outputs, of one function's run."""
         first = self._program.first_input
         values: Values = dict(enumerate(inputs, first))

@@ -64,12 +64,12 @@ PROGRAMS_BYTES = 1 << 30
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Becoming = Callable[[], None]
+MainFunction = Callable[[], None]
 """The main function of a forked process; it never returns."""
 Order = ToBase | ToZygote
 
 
-class Means(NamedTuple):
+class Resources(NamedTuple):
     """The resources of a zygote."""
 
     channel: Channel[Order]
@@ -83,21 +83,21 @@ class Means(NamedTuple):
 class Zygote:
     """Serves one channel: forks and reaps; a tenant's zygote also compiles programs."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: Resources) -> None:
         self._means = means
         self._channel = means.channel
         self._children: dict[int, WorkerId | None] = {}
         """The worker of each child process; None for a tenant's zygote."""
         self._zygotes: dict[int, int] = {}
         """The tenants' zygotes, by the numbers of their orders."""
-        self._become: Becoming | None = None
+        self._main_of_fork: MainFunction | None = None
 
-    def serve(self) -> Becoming:
+    def serve(self) -> MainFunction:
         """Serve until the node ends (then exit), or until this process is a fork, whose role is returned."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._means.wakeup, select.POLLIN)
-        while self._become is None:
+        while self._main_of_fork is None:
             ready = {fd for fd, _ in poll.poll()}
             if self._means.wakeup.fileno() in ready:
                 self._means.wakeup.recv(4096)
@@ -107,7 +107,7 @@ class Zygote:
                     self._handle(*self._channel.receive())
                 except ChannelClosedError:
                     os._exit(0)
-        return self._become
+        return self._main_of_fork
 
     def _handle(self, message: Order, fds: list[int]) -> None:
         match message:
@@ -138,7 +138,7 @@ class Zygote:
             self._send(Unforked(message.worker, f"{error}"))
             return
         if pid == 0:
-            self._become = lambda: _run_worker(message, fds, parent, self._means)
+            self._main_of_fork = lambda: _run_worker(message, fds, parent, self._means)
             return
         close_all(fds)
         self._children[pid] = message.worker
@@ -154,7 +154,7 @@ class Zygote:
             close_all(fds)
             return
         if pid == 0:
-            self._become = lambda: _run_zygote(message, fds, parent, self._means)
+            self._main_of_fork = lambda: _run_zygote(message, fds, parent, self._means)
             return
         close_all(fds)
         self._children[pid] = None
@@ -231,7 +231,7 @@ def _set_process_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -> None:
+def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resources) -> None:
     """Contain the process, serve as a worker and exit. Never returns."""
     status = 1
     try:
@@ -287,7 +287,7 @@ def _taken_over(end: int) -> TakeOver:
     return message
 
 
-def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -> None:
+def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Resources) -> None:
     """Become a tenant's zygote: enter the sandbox and serve the channel, as long as the base zygote lives."""
     try:
         sandbox.die_with_parent(parent)
@@ -336,7 +336,7 @@ def _serve(
     channel: Channel[Order] = Channel(socket.socket(fileno=end), incoming)  # type: ignore[arg-type]
     channel.send(up, [smaps])
     os.close(smaps)
-    Zygote(Means(channel, wakeup, box, programs)).serve()()
+    Zygote(Resources(channel, wakeup, box, programs)).serve()()
 
 
 def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) -> None:

@@ -55,7 +55,7 @@ def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
 
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
-    """Send this many requests to the least busy worker; of equals to the last used one, so that others can sleep."""
+    """Send this many requests to the least busy worker; among equals to the one used last, so that others can sleep."""
     worker = workers[0]
     if len(workers) > 1:
         worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
@@ -77,10 +77,10 @@ def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
         if waiting.waited_s + latency > waiting.slo_s:
             continue
         # From this waiting time t_w on, (t_w + l)(1 + |Q|)/|Q| > t_slo holds.
-        ripe = waiting.slo_s * waiting.count / (waiting.count + 1) - latency
-        if ripe - waiting.waited_s < SOON_S:
+        send_at = waiting.slo_s * waiting.count / (waiting.count + 1) - latency
+        if send_at - waiting.waited_s < SOON_S:
             return Send(worker, waiting.count)
-        soonest = min(soonest, ripe - waiting.waited_s)
+        soonest = min(soonest, send_at - waiting.waited_s)
     if soonest == float("inf"):
         largest = max(ordered, key=lambda worker: (worker.point.cores, worker.point.batch, -worker.id))
         return Send(largest, min(waiting.count, largest.point.batch), late=True)
@@ -110,7 +110,7 @@ def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
     return Send(send.worker, send.count, late) if late else send
 
 
-def sound(step: Step, workers: Sequence[Worker]) -> Step:
+def checked(step: Step, workers: Sequence[Worker]) -> Step:
     """Return the step; raise ValueError for an impossible one, which would be repeated forever."""
     if isinstance(step, Wait) and not SOON_S <= step.seconds < inf:
         raise ValueError(f"a wait of {step.seconds} s is not possible")

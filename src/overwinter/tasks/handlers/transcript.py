@@ -1,4 +1,6 @@
-"""Writes what was said: the likeliest token of each frame, repeats once, blanks left out. task.json: tokens, blank."""
+"""Writes a transcript: the likeliest token of each frame, with repeats merged and blanks left out. task.json: tokens,
+blank.
+"""
 
 from itertools import groupby
 from typing import Any

@@ -2,7 +2,7 @@
 
 As in Tetris's comparison (5.1): one run at a time, and a batch only where it fills in time: by (3) of Tetris, and where
 the remaining rate is at least b/(slo - l). A function whose profile has no batches gets batch 1. The preference for
-leftover resources means on one machine: of equals, the configuration with fewer cores.
+leftover resources means on one machine: among equals, the configuration with fewer cores.
 """
 
 import math

@@ -90,7 +90,7 @@ def ratio(point: Point, cost: float) -> float:
 
 
 def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
-    """Best ratio first; of equals the faster, then the smaller."""
+    """Best ratio first; among equals the faster, then the smaller."""
     return sorted(points, key=lambda point: (-ratio(point, cost(point)), point.latency_s, *size(point)))
 
 
