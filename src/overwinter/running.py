@@ -37,7 +37,7 @@ from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits
-from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
+from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_host_capacity
 from overwinter.node.verifying import Lost, Verifier
 from overwinter.node.zygote_process import ZygoteLimits
 from overwinter.profiling.profiler import Profiler
@@ -62,20 +62,20 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
         stack.callback(repository.close)
         stack.callback(os.close, _owned(Path(config.data) / "node.lock"))
         repository.forget_drafts()
-        place = Path(config.host_store) / f"overwinter-{repository.node_identity}"
-        hosts = HostStores(place, repository)
+        directory = Path(config.host_store) / f"overwinter-{repository.node_identity}"
+        hosts = HostStores(directory, repository)
         if not config.keep_warm:
             stack.callback(hosts.close)
         host_bytes = config.scheduler.host_bytes
         config = msgspec.structs.replace(config, scheduler=_bounded(config, hosts, log))
         file = stack.enter_context(_journal_file(config.journal, log))
         journal = Journal(config.scheduler, config.journal_ring, file, partial(_journal_lost, log))
-        async with _joined(config, host_bytes, environment, repository, hosts, journal, log) as node:
+        async with _assembled(config, host_bytes, environment, repository, hosts, journal, log) as node:
             yield node
 
 
 @asynccontextmanager
-async def _joined(
+async def _assembled(
     config: NodeConfig,
     host_bytes: int | None,
     environment: Mapping[str, str],
@@ -138,7 +138,7 @@ def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[
         footprints.run(faults),
         CoreShares(parts.processes, len(os.sched_getaffinity(0))).run(faults),
         watch_memory(config.memory_free_min_bytes, post, faults),
-        watch_room(parts.hosts, host_bytes, config.scheduler.host_bytes, post, faults),
+        watch_host_capacity(parts.hosts, host_bytes, config.scheduler.host_bytes, post, faults),
         collect_unneeded(parts.repository, config.unneeded_keep_s, faults),
         verifier.run(faults),
     ]
@@ -166,8 +166,8 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
     """Return the scheduler's configuration, limited by this machine: its cores, memory, processes and tmpfs."""
-    there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
-    room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
+    stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
+    limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
@@ -181,7 +181,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         else scheduler.workers_ahead,
         workers_max=scheduler.workers_max or most,
         runs_max=scheduler.runs_max or most,
-        host_bytes=room if scheduler.host_bytes is None else min(room, scheduler.host_bytes),
+        host_bytes=limit if scheduler.host_bytes is None else min(limit, scheduler.host_bytes),
     )
 
 

@@ -82,7 +82,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         # No request is answered any more: open connections would only delay the next start.
         drain.hurry()
 
-    async def tell(node: Node) -> None:
+    async def report_ready(node: Node) -> None:
         await node.until_ready()
         ready()
 
@@ -94,7 +94,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))
-            readiness = tasks.create_task(tell(node))
+            readiness = tasks.create_task(report_ready(node))
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
             for task in (front, asked, readiness):

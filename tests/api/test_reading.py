@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from overwinter.api.budget import Budget, Hold
 from overwinter.api.reading import (
-    PRESSED_STEP_BYTES,
+    COMPRESSED_STEP_BYTES,
     RATIO_FREE_BYTES,
     RATIO_MAX,
     WASTE_FREE_BYTES,
@@ -66,7 +66,7 @@ def test_a_body_of_empty_blocks_is_refused_before_its_end() -> None:
     body = b"\x78\x9c" + empty * (2 * MIB // len(empty))
     steps = inflate(body, b"deflate", held(), BodyLimits(64 * MIB))
     with pytest.raises(CallerError, match="become 0"):
-        deque(islice(steps, 2 * WASTE_FREE_BYTES // PRESSED_STEP_BYTES), 0)
+        deque(islice(steps, 2 * WASTE_FREE_BYTES // COMPRESSED_STEP_BYTES), 0)
 
 
 def test_a_body_that_is_flushed_often_is_taken() -> None:

@@ -45,7 +45,7 @@ def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
 async def spoken(*parts: bytes) -> list[str]:
     said = LogLines()
     mouth = Output("worker", said)
-    mouth.belong("f@1")
+    mouth.assign("f@1")
     for part in parts:
         os.write(mouth.far_end, part)
         await asyncio.sleep(0)

@@ -60,7 +60,7 @@ def test_a_record_is_removed_with_its_last_user():
 
 def test_all_records_together_are_bounded_and_each_keeps_its_last_lines(monkeypatch):
     monkeypatch.setattr(recent_output, "RECORDS_BYTES_MAX", 64 << 10)
-    monkeypatch.setattr(recent_output, "LOOK_BYTES", 4 << 10)
+    monkeypatch.setattr(recent_output, "CHECK_BYTES", 4 << 10)
     records = Records()
     every = [records.of(FamilyId(f"f{number}")) for number in range(40)]
     quiet = records.of(FamilyId("quiet"))

@@ -451,7 +451,7 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
         os.kill(process.pid, signal.SIGKILL)
         await until(lambda: rig.exits(process.worker))
         os.kill(zygote.pid, signal.SIGCONT)
-        await until(lambda: not zygote.unheard)
+        await until(lambda: not zygote.unreported_exits)
         assert rig.processes.zygotes.tenants.get("ada") is zygote
         await answers(rig, other)
 

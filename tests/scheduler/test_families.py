@@ -4,7 +4,7 @@ import pytest
 
 from overwinter.core.actions import Bind, Drop, Explanation, Refuse, Reply, Run, StartWorker, StopWorker, Unbind
 from overwinter.core.events import Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked, WorkerExited
-from overwinter.scheduler.shared_runs import FORGIVEN
+from overwinter.scheduler.shared_runs import SUSPECT_RUNS
 from tests.scheduler.world import World, spec
 
 
@@ -245,7 +245,7 @@ def test_one_that_hangs_now_and_then_stays_with_its_siblings():
             world.ring()
         world.die(worker)
         world.calm()
-        for _ in range(FORGIVEN + 1):
+        for _ in range(SUSPECT_RUNS + 1):
             world.arrive("g")
             world.calm()
     assert [each for each in of(Explanation, world.log) if each.what == "quarantine"] == []

@@ -75,8 +75,8 @@ def test_recorded_minutes_are_rates(tmp_path):
 def test_siblings_take_rows_in_turn_and_then_begin_elsewhere(tmp_path):
     npy(tmp_path / "counts.npy", [[0, 6000], [6000, 0]])
     firsts = {
-        sibling: next(arrivals(made({"kind": "minute-counts", "path": "counts.npy"}), Random(1), sibling, tmp_path))
-        for sibling in (0, 1)
+        copy: next(arrivals(made({"kind": "minute-counts", "path": "counts.npy"}), Random(1), copy, tmp_path))
+        for copy in (0, 1)
     }
     assert firsts[0] > 60 > firsts[1]
     turned = {

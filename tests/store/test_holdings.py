@@ -132,7 +132,7 @@ def test_the_disk_keeps_the_room_that_is_to_stay_free(tmp_path):
     repository = Repository(tmp_path, DiskBounds(free_min_bytes=1 << 60))
     with pytest.raises(NoSpaceError, match=str(tmp_path)) as result:
         put(repository, ADDRESS, DATA)
-    assert f"{1 << 60} bytes stay free" in result.value.totals
+    assert f"{1 << 60} bytes must stay free" in result.value.totals
     with pytest.raises(NoSpaceError):
         repository.register(base().manifest, NOW)
     assert blocks_and_drafts(repository) == set()

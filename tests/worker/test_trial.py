@@ -37,12 +37,12 @@ def runner(prepared, handler: str, outputs=()) -> Runner:
 
 
 def test_a_request_is_made_up_of_what_the_handler_declares(prepared):
-    assert trial.doubts(runner(prepared, LENGTHS), TEXTS) == ""
+    assert trial.generated_warning(runner(prepared, LENGTHS), TEXTS) == ""
 
 
 def test_a_request_of_the_programs_own_inputs_is_zeros_of_its_example(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    assert inputs['x'].shape[1] == 3\n    return inputs\n")
-    assert trial.doubts(made, made.program.inputs) == ""
+    assert trial.generated_warning(made, made.program.inputs) == ""
 
 
 FAULTS = {
@@ -70,7 +70,7 @@ FAULTS = {
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_failure_on_a_generated_request_is_reported_with_a_remedy(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
-    result = trial.doubts(made, made.program.inputs)
+    result = trial.generated_warning(made, made.program.inputs)
     assert words in result.encode().decode()
     assert "--sample" in result
 
@@ -85,7 +85,7 @@ def test_what_fails_on_a_sample_refuses(prepared, handler, words):
 def test_a_handler_that_waits_forever_is_reported(prepared, monkeypatch):
     monkeypatch.setattr(trial, "GENERATED_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
-    assert "more than 1 s" in trial.doubts(made, made.program.inputs)
+    assert "more than 1 s" in trial.generated_warning(made, made.program.inputs)
 
 
 def test_a_handler_that_waits_for_ever_at_a_sample_refuses(prepared, monkeypatch):

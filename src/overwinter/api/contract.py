@@ -11,7 +11,7 @@ from overwinter.core.tensor import BYTES, Buffer, Tensor, TensorSpec, check_size
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
     """Raise CallerError unless the function has the `wanted` outputs, and JSON can represent those that are not binary.
 
-    `wanted` says for each whether it is binary; if empty, all outputs are wanted, as `binary` says.
+    `wanted` says for each whether it is binary; if empty, all outputs are wanted, in the form that `binary` says.
     """
     given = {spec.name: spec.datatype for spec in specs}
     for name, as_binary in (wanted or dict.fromkeys(given, binary)).items():
@@ -25,8 +25,8 @@ def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[Tens
 def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
     """Return the only input of a function from a body that contains only its bytes.
 
-    At most one size can be computed from the length; if the first (the batch) and another one are open, the batch is 1.
-    A BYTES body is one element, without a length before it.
+    At most one size can be computed from the length; if the first (the batch) and another one are unknown, the batch is
+    1. A BYTES body is one element, without a length before it.
     """
     if len(specs) != 1:
         raise CallerError(f"a raw body can only be the input of a function with one input; this one has {len(specs)}")

@@ -75,7 +75,7 @@ class Package(msgspec.Struct):
         return Uploaded(registered.name, registered.version, nbytes, total, registered.warning)
 
 
-def package(  # noqa: PLR0913 - what a function is made of
+def package(  # noqa: PLR0913 - the parts of a function
     name: str,
     program: Program,
     weights: Sequence["torch.Tensor"],
@@ -123,7 +123,7 @@ def package(  # noqa: PLR0913 - what a function is made of
     return Package(manifest, contents)
 
 
-def deploy(  # noqa: PLR0913 - what a person may want to say of a function
+def deploy(  # noqa: PLR0913 - the options of a deploy
     model: "torch.nn.Module",
     example_inputs: Any,
     *,
@@ -145,7 +145,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
     `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot be
     exported or its program gives other answers, and the node's error when it refuses. Warnings report sizes that had to
-    be restricted, and doubts of the node.
+    be restricted, and what the trial on the node found.
     """
     from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 
@@ -167,8 +167,9 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
 def deploy_exported(
     exported: "Exported", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
 ) -> Uploaded:
-    """Compare a program with its model and deploy it; `function` contains the arguments of `package`. Doubts become
-    warnings.
+    """Compare a program with its model and deploy it; `function` contains the arguments of `package`.
+
+    Notes of the comparison and of the trial become warnings.
     """
     from overwinter.model.agreement import agree
 
@@ -177,10 +178,10 @@ def deploy_exported(
         warnings.warn(note, stacklevel=3)
     ready = package(name, *agreed, settings=settings, **function)
     with Client(url, token=token) as client:
-        made = ready.upload(client)
-    if made.warning:
-        warnings.warn(made.warning, stacklevel=3)
-    return made
+        deployed = ready.upload(client)
+    if deployed.warning:
+        warnings.warn(deployed.warning, stacklevel=3)
+    return deployed
 
 
 def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Settings:

@@ -39,7 +39,7 @@ JSON = "application/json"
 MSGPACK = ("application/msgpack", "application/x-msgpack")
 MISSING_MAX = 16_384
 """The most addresses in one query."""
-QUESTION = BodyLimits(2 << 20)
+QUERY = BodyLimits(2 << 20)
 PIPELINE = BodyLimits(64 << 10)
 TRAFFIC = BodyLimits(64 << 10)
 MANIFEST_COST = 8
@@ -79,7 +79,7 @@ class DeploymentApi:
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
         self._manifest = BodyLimits(limits.manifest_bytes_max, MANIFEST_COST)
-        # A single thread: threads that compute delay the event loop, each of them.
+        # A single thread, because each thread that computes delays the event loop.
         self._reader = Threads(1, "api-manifests")
 
     def operations(self) -> list[Operation]:
@@ -125,9 +125,9 @@ class DeploymentApi:
     async def missing(self, request: Request) -> Response:
         """Those of the given blocks that the tenant has to send."""
         tenant = tenant_of(request)
-        asked = decode_json(_missing_decoder, await request.body(QUESTION))
-        question = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
-        lacking = await self._uploads.on_disk(question)
+        asked = decode_json(_missing_decoder, await request.body(QUERY))
+        query = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
+        lacking = await self._uploads.on_disk(query)
         return json_response(MissingBlocks(tuple(lacking)))
 
     async def put_block(self, request: Request) -> Response:

@@ -118,7 +118,7 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
     """
     sizes = shape if depth > 1 else (prod(shape),)
     if 0 in sizes:
-        # Behind a size of 0 there are no lists, so the further sizes are not checked.
+        # Inside a size of 0 there are no lists, so the further sizes are not checked.
         sizes = sizes[: sizes.index(0) + 1]
     skeleton = bytearray()
     for at in range(0, len(view), STEP_BYTES):

@@ -210,9 +210,9 @@ class Front(Protocol):
         ...
 
     async def profile(
-        self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None], /
+        self, name: FunctionName, version: int | None, wanted: Wanted, report: Callable[[Progress], None], /
     ) -> Profile:
-        """Measure the unknown configurations of a function on this machine; `tell` receives the progress."""
+        """Measure the unknown configurations of a function on this machine; `report` receives the progress."""
         ...
 
     def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:

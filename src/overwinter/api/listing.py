@@ -17,15 +17,15 @@ STEP_COUNT = 8
 T = TypeVar("T")
 
 
-def listed(things: Iterable[T], tell: Callable[[T], object], hold: Hold) -> Steps[bytes]:
-    """Encode the results of `tell` for each item as a JSON list; raise TooLargeError or OverloadedError if memory is
-    lacking.
+def listed(things: Iterable[T], describe: Callable[[T], object], hold: Hold) -> Steps[bytes]:
+    """Encode the results of `describe` for each item as a JSON list; raise TooLargeError, or
+    OverloadedError if memory is lacking.
     """
     # The first step is empty, because many requests may run their first step in one iteration of the event loop.
     yield
     text = bytearray(b"[")
     for number, thing in enumerate(things):
-        encoded = encode_json(tell(thing)) + b","
+        encoded = encode_json(describe(thing)) + b","
         hold.grow(len(encoded))
         text += encoded
         if number % STEP_COUNT == 0:

@@ -1,8 +1,8 @@
 """The one layer around the routes, which every request passes.
 
 It authenticates the caller before anything else of the request is handled, reserves memory of the budget until the
-answer is sent, makes an answer of every error, returns the request id, and writes the audit log. A node that stops
-accepts no new requests. These are one layer because a request pays for each.
+answer is sent, converts every error to an answer, returns the request id, and writes the audit log. A node that stops
+accepts no new requests. This is one layer because each layer takes time in every request.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ SIDE_BYTES_MAX = 1 << 20
 """The most bytes of a request's JSON without the elements of tensors."""
 OBJECTS_MAX = 4 * TENSORS_MAX + 8
 """The most JSON objects in a request: tensors, their parameters, and a few more."""
-WORDS_MAX = 8
+STRINGS_MAX = 8
 """The most strings in such an object."""
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
@@ -158,8 +158,8 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         # Some JSON encoders, such as Python's, write them although JSON does not allow them.
         lacking = any(word in bytes(head) for word in (b"NaN", b"Infinity"))
-        way = "; JSON cannot represent NaN and infinity: send them by the binary tensor extension" if lacking else ""
-        raise CallerError(f"the body is not a valid inference request: {error}{way}") from error
+        remedy = "; JSON cannot represent NaN and infinity: send them by the binary tensor extension" if lacking else ""
+        raise CallerError(f"the body is not a valid inference request: {error}{remedy}") from error
     if request.parameters.sequence_id:
         raise CallerError("sequences are not supported: functions keep no state between requests")
     tail = tail[len(body) if head_bytes is None else head_bytes :]
@@ -214,7 +214,7 @@ def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
         # Exclude braces inside of strings.
         plain = head.replace(rb"\\", b"").replace(rb"\"", b"")
         yield
-        check_elements("inputs", plain.count(b'"') // 2 - OBJECTS_MAX * WORDS_MAX, elements_max)
+        check_elements("inputs", plain.count(b'"') // 2 - OBJECTS_MAX * STRINGS_MAX, elements_max)
         objects = b"".join(plain.split(b'"')[::2]).count(b"{")
         if objects > OBJECTS_MAX:
             raise CallerError(

@@ -66,12 +66,12 @@ class ProfileApi:
 async def _write_lines(front: Front, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
     lines: asyncio.Queue[Line | None] = asyncio.Queue()
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         lines.put_nowait(Line(progress=progress))
 
     async def work() -> None:
         try:
-            lines.put_nowait(Line(profile=await front.profile(name, version, wanted, tell)))
+            lines.put_nowait(Line(profile=await front.profile(name, version, wanted, report)))
         except OverwinterError as error:
             lines.put_nowait(Line(error=str(error), status=error.status))
         lines.put_nowait(None)

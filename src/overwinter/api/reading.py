@@ -24,7 +24,7 @@ RATIO_FREE_BYTES = 4 << 20
 WASTE_FREE_BYTES = 64 << 10
 WASTE_MAX = 4
 """The most compressed bytes per decompressed byte, beyond the first few: a stream of empty blocks could be endless."""
-PRESSED_STEP_BYTES = 8 << 10
+COMPRESSED_STEP_BYTES = 8 << 10
 """The compressed bytes of one step. Empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
 """The steps in which memory is reserved for a body without an announced length."""
@@ -58,12 +58,12 @@ class BodyLimits(msgspec.Struct, frozen=True):
     """The most bytes, both as sent and decompressed."""
     cost: int = 1
     """The bytes of memory that are reserved for each byte of the body."""
-    way: str = ""
+    advice: str = ""
     """Advice for a caller whose body is larger."""
 
     def error(self) -> TooLargeError:
         """Return the error that names the limit and the remedy."""
-        return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
+        return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.advice}")
 
 
 async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: BodyLimits) -> Buffer:
@@ -134,17 +134,17 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Step
     plain = Gathered(bounds.bytes_max)
     held = 0
     try:
-        for made in _inflated(body, bits):
-            if plain.nbytes + len(made) > bounds.bytes_max:
+        for part in _inflated(body, bits):
+            if plain.nbytes + len(part) > bounds.bytes_max:
                 raise bounds.error()
-            if plain.nbytes + len(made) > held:
+            if plain.nbytes + len(part) > held:
                 # Often the first part is the whole body.
-                growth = max(len(made), min(GROWTH_BYTES, held))
+                growth = max(len(part), min(GROWTH_BYTES, held))
                 held += growth
                 hold.grow(growth * bounds.cost)
-            plain.add(made)
+            plain.add(part)
             # Much compressed data may decompress to little or nothing.
-            if plain.nbytes > STEP_BYTES or len(body) > PRESSED_STEP_BYTES:
+            if plain.nbytes > STEP_BYTES or len(body) > COMPRESSED_STEP_BYTES:
                 yield
     except zlib.error as error:
         raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
@@ -161,14 +161,14 @@ def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
     while not stream.eof:
         given = stream.unconsumed_tail
         if not given:
-            given = bytes(body[at : at + PRESSED_STEP_BYTES])
+            given = bytes(body[at : at + COMPRESSED_STEP_BYTES])
             at += len(given)
-        made = stream.decompress(given, STEP_BYTES)
-        nbytes += len(made)
+        part = stream.decompress(given, STEP_BYTES)
+        nbytes += len(part)
         if at > WASTE_FREE_BYTES + WASTE_MAX * nbytes:
             raise zlib.error(f"{at} bytes of it become {nbytes}")
-        if not (given or made):
+        if not (given or part):
             raise zlib.error("it is truncated")
-        yield made
+        yield part
     if stream.unused_data or at < len(body):
         raise zlib.error("it has bytes after its end")

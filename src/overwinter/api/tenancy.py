@@ -206,11 +206,11 @@ class TenantFront:
         return await self._node.deploy_pipeline(theirs, self._tenant)
 
     async def profile(
-        self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None]
+        self, name: FunctionName, version: int | None, wanted: Wanted, report: Callable[[Progress], None]
     ) -> Profile:
         """Measure a function of the tenant."""
         try:
-            return await self._node.profile(self._inner(name), version, wanted, tell)
+            return await self._node.profile(self._inner(name), version, wanted, report)
         except OverwinterError as error:
             # The error is written into an answer that has already begun.
             self._raise_translated(error)

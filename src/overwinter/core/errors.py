@@ -1,4 +1,4 @@
-"""The errors of Overwinter, by whose fault they are, with their HTTP status.
+"""The errors of Overwinter, grouped by who is at fault, with their HTTP status.
 
 OverwinterError
   CallerError           the caller's: 400

@@ -36,7 +36,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The result when a configuration is complete."""
 
 
-Tell = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 """Receives the progress of a measurement."""
 
 

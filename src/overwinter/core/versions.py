@@ -2,8 +2,8 @@
 
 By default this is the newest version. A promotion gives one version all such requests, and a split gives several
 versions a share each; new versions then get none until they are promoted. Under a split, smooth weighted round robin
-chooses the version from the previous choices, without randomness: a journal replays, and any hundred consecutive
-requests are divided exactly.
+chooses the version from the previous choices. Because nothing is random, a journal can be replayed, and any hundred
+consecutive requests are divided exactly.
 """
 
 from collections.abc import Sequence

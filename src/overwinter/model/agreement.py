@@ -40,7 +40,7 @@ class Agreed(NamedTuple):
 
 
 class _Fault(NamedTuple):
-    words: str
+    message: str
     raised: bool
     """Whether only one of the model and the program raised an error."""
     checked: bool = False
@@ -75,13 +75,13 @@ def _try_least(trial: "_Trial", base: Sizes) -> None:
     for name, low in trial.below(base).items():
         fault = trial.fault_with(name, low, base)
         if fault and not trial.can_begin(name, {**base, name: FREE}, fault):
-            raise ProgramError(fault.words)
+            raise ProgramError(fault.message)
     least = trial.below(base)
     fault = trial.unless_checked(trial.fault_at({**base, **least})) if len(least) > 1 else None
     # Most requests have a batch of 1, so the batch is excluded last.
     names = sorted(least, key=lambda name: name == BATCH)
     if fault and not any(trial.can_begin(name, {**base, **least, name: FREE}, fault) for name in names):
-        raise ProgramError(fault.words)
+        raise ProgramError(fault.message)
 
 
 def _try_larger(trial: "_Trial", base: Sizes) -> None:
@@ -107,13 +107,13 @@ def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> No
     found = {name: each for name, each in alone.items() if each is not None}
     wrong = [each for each in (fault, *found.values()) if not each.raised]
     if wrong or not found:
-        raise ProgramError((wrong or [fault])[0].words)
+        raise ProgramError((wrong or [fault])[0].message)
     for name, each in found.items():
         trial.end(name, base[name], each)
     left = {name: size for name, size in larger.items() if name not in found}
     again = trial.fault_at({**base, **left}) if left else None
     if again is not None:
-        raise ProgramError(again.words)
+        raise ProgramError(again.message)
 
 
 class _Trial:
@@ -142,10 +142,10 @@ class _Trial:
         base = {name: min(max(size, FREE), self.ranges[name][1]) for name, size in self._program.example.items()}
         fault = self.fault_at(base)
         if fault is not None:
-            raise ProgramError(fault.words)
+            raise ProgramError(fault.message)
         if not self.sizes:
             error = self._model(self._draws.inputs(base, 0, "example"))
-            raise ProgramError(f"the model itself cannot run with {_spoken(base)}: {_words(error)}")
+            raise ProgramError(f"the model itself cannot run with {_sizes_text(base)}: {_first_line(error)}")
         self._check_stateless(base)
         return base
 
@@ -155,7 +155,7 @@ class _Trial:
         first, second = self._model(inputs), self._model(inputs, self._reference.run_again)
         if isinstance(first, Exception) or isinstance(second, Exception):
             error = first if isinstance(first, Exception) else second
-            raise ProgramError(f"the model fails when the same call is repeated: {_words(error)}")
+            raise ProgramError(f"the model fails when the same call is repeated: {_first_line(error)}")
         fault = ClosenessMeter(self._program, self.bound).compare(first, second)
         if fault:
             raise ProgramError(
@@ -176,14 +176,14 @@ class _Trial:
                 break
         given = self._answer(inputs)
         if isinstance(wanted, Exception):
-            lone = _Fault(f"for {_spoken(sizes)} the program runs and the model fails: {_words(wanted)}", True)
+            lone = _Fault(f"for {_sizes_text(sizes)} the program runs and the model fails: {_first_line(wanted)}", True)
             return None if isinstance(given, Exception) else lone
         if isinstance(given, Exception):
-            words = f"for {_spoken(sizes)} the model runs and the program fails: {_words(given)}"
-            return _Fault(words, True, str(given) in self._checks)
+            message = f"for {_sizes_text(sizes)} the model runs and the program fails: {_first_line(given)}"
+            return _Fault(message, True, str(given) in self._checks)
         fault = self._difference(inputs, wanted, given)
         if fault:
-            return _Fault(f"for {_spoken(sizes)} the program and the model differ: {fault}", False)
+            return _Fault(f"for {_sizes_text(sizes)} the program and the model differ: {fault}", False)
         if not self.sizes:
             self._kind = kind
         self.sizes.append(sizes)
@@ -199,7 +199,7 @@ class _Trial:
             others = {other: self._within(other, int(size * factor)) for other, size in base.items()}
             fault = self.fault_at({**others, name: low})
         if first is not None and first.checked and fault is None:
-            self._note(first.words)
+            self._note(first.message)
         return fault
 
     def _within(self, name: str, size: int) -> int:
@@ -210,7 +210,7 @@ class _Trial:
         """Return the fault, unless a check of the program refuses these sizes; such sizes are only noted."""
         if fault is None or not fault.checked:
             return fault
-        self._note(fault.words)
+        self._note(fault.message)
         return None
 
     def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
@@ -219,13 +219,13 @@ class _Trial:
         if low >= FREE or high < FREE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
             return False
         self.ranges[name] = (FREE, high)
-        self.notes.append(f"{name} begins at {FREE}: {fault.words}")
+        self.notes.append(f"{name} begins at {FREE}: {fault.message}")
         return True
 
     def end(self, name: str, most: int, fault: _Fault) -> None:
         """End a size at `most`."""
         self.ranges[name] = (self.ranges[name][0], most)
-        self.notes.append(f"{name} ends at {most}: {fault.words}")
+        self.notes.append(f"{name} ends at {most}: {fault.message}")
 
     def batching(self, program: Program, base: Sizes, max_batch: int) -> Batching:
         """Return whether this many requests to the final program may share a run."""
@@ -265,8 +265,8 @@ class _Trial:
         self._note("compared without PyTorch's fused encoder, which returns zeros for padding")
         return ""
 
-    def _note(self, words: str) -> None:
-        self.notes += [] if words in self.notes else [words]
+    def _note(self, message: str) -> None:
+        self.notes += [] if message in self.notes else [message]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
         """Run the program as in a worker, without special settings of this process."""
@@ -297,10 +297,10 @@ def _untouched_default_dtype() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _spoken(sizes: Sizes) -> str:
+def _sizes_text(sizes: Sizes) -> str:
     return " and ".join(f"{name} {size}" for name, size in sizes.items()) or "its fixed sizes"
 
 
-def _words(error: object) -> str:
+def _first_line(error: object) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

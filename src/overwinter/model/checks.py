@@ -31,7 +31,7 @@ class Condition(NamedTuple):
     """A condition on the dynamic sizes, as Python code with their names."""
 
     tree: ast.expr
-    words: str | None = None
+    author_message: str | None = None
     """The author's message for a violation."""
 
     @property
@@ -42,7 +42,7 @@ class Condition(NamedTuple):
     @property
     def message(self) -> str:
         """The error for a request whose sizes do not satisfy the condition."""
-        return f"{self.words} ({self.text})" if self.words else f"the model needs {self.text}"
+        return f"{self.author_message} ({self.text})" if self.author_message else f"the model needs {self.text}"
 
     @property
     def names(self) -> set[str]:
@@ -67,9 +67,9 @@ def conditions_of(
     return distinct(found)
 
 
-def condition(expression: sympy.Expr, words: str | None = None) -> list[Condition]:
+def condition(expression: sympy.Expr, message: str | None = None) -> list[Condition]:
     """Convert a symbolic boolean over the names of sizes to conditions that must all hold."""
-    return [Condition(part, words) for part in _parts(_parsed(PythonPrinter().doprint(expression)))]
+    return [Condition(part, message) for part in _parts(_parsed(PythonPrinter().doprint(expression)))]
 
 
 def _parsed(code: str) -> ast.expr:

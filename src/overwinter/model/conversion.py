@@ -38,10 +38,10 @@ from overwinter.model.structure import (
     Weight,
     evaluate,
 )
-from overwinter.model.tracing import Words
+from overwinter.model.tracing import CheckMessages
 from overwinter.model.weights import dense, dtype_name, identity, weight_sources
 
-_EXPRESSION = re.compile(r"failed for expression (?P<asked>.+) on node")
+_EXPRESSION = re.compile(r"failed for expression (?P<condition>.+) on node")
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
@@ -78,11 +78,11 @@ def convert(
     shapes: Sequence[tuple[int | str, ...]],
     sizes: Sizes,
     checks: Sequence[Condition],
-    words: Words,
+    messages: CheckMessages,
 ) -> Exported:
     """Convert an exported graph whose inputs have these labels and shapes; the graph is changed in place.
 
-    The program begins with the `checks`. If one of the graph's own checks fails, the error has the author's `words` for
+    The program begins with the `checks`. If one of the graph's own checks fails, the error has the author's message for
     it. ProgramError, with the operator and its line in the source, for what a program cannot represent.
     """
     inline_nested(exported.graph_module)
@@ -94,7 +94,7 @@ def convert(
                 f"{name} is not an operator that a program may call; called at "
                 f"{source_line(node)}{operator_remedy(name)}"
             )
-    conversion = _Conversion(exported, sizes, words)
+    conversion = _Conversion(exported, sizes, messages)
     conversion.number_weights(nodes)
     conversion.number_inputs(labels, shapes)
     conversion.require(checks)
@@ -108,12 +108,12 @@ def convert(
 class _Conversion:
     """The slots and parts of the program made so far."""
 
-    def __init__(self, exported: ExportedProgram, sizes: Sizes, words: Words) -> None:
+    def __init__(self, exported: ExportedProgram, sizes: Sizes, messages: CheckMessages) -> None:
         self.exported = exported
         self.sizes = sizes
-        self.words = words
+        self.messages = messages
         self.graph = exported.graph_module.graph
-        self.holes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.placeholders = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         self.slots: dict[Node, int] = {}
         self.results: dict[Node, tuple[int, ...]] = {}
         """The slots of a call with several results."""
@@ -133,14 +133,14 @@ class _Conversion:
         seen: dict[object, int] = {}
         (output,) = self.graph.find_nodes(op="output")
         for node in (*nodes, output):
-            for hole in node.all_input_nodes:
-                if hole in self.slots or hole.name not in sources:
+            for placeholder in node.all_input_nodes:
+                if placeholder in self.slots or placeholder.name not in sources:
                     continue
-                name, tensor = sources[hole.name]
+                name, tensor = sources[placeholder.name]
                 slot = seen.setdefault(identity(tensor, name), len(self.weights))
                 if slot == len(self.weights):
                     self._add_weight(name, tensor)
-                self._place(hole, slot)
+                self._place(placeholder, slot)
 
     def number_inputs(self, labels: Sequence[str], shapes: Sequence[tuple[int | str, ...]]) -> None:
         """Give the next slots to the inputs."""
@@ -149,9 +149,9 @@ class _Conversion:
         for label, shape, spec in zip(labels, shapes, specs, strict=True):
             if not isinstance(spec.arg, TensorArgument):
                 raise ProgramError(f"input {label!r} must be a tensor; wrap the model to fix other arguments")
-            hole = self.holes[spec.arg.name]
-            self._place(hole, len(self.weights) + len(self.inputs))
-            self.inputs.append(_spec(label, hole.meta["val"], shape))
+            placeholder = self.placeholders[spec.arg.name]
+            self._place(placeholder, len(self.weights) + len(self.inputs))
+            self.inputs.append(_spec(label, placeholder.meta["val"], shape))
 
     def require(self, checks: Sequence[Condition]) -> None:
         """Append calls that fail unless the conditions hold."""
@@ -213,29 +213,32 @@ class _Conversion:
         name = operator_name(node.target)
         args = [self._argument(argument, node) for argument in node.args]
         if name == "aten._assert_scalar.default":
-            args[1] = self._words(node)
+            args[1] = self._failure_message(node)
         args = [_message(argument) if isinstance(argument, str) else argument for argument in args]
         self._append(Call(name, tuple(args), self._kwargs(node, None), ()), module_path(node))
 
-    def _words(self, node: Node) -> str:
+    def _failure_message(self, node: Node) -> str:
         """Return the message for a failed assertion on a number."""
         found = _EXPRESSION.search(str(node.args[1]))
         if found is None:
             return str(node.args[1])
-        asked = found["asked"]
-        words = {str(known): words for known, words in self.words.items()}
-        if asked in words:
-            said = [words[asked]]
+        condition = found["condition"]
+        messages = {str(known): message for known, message in self.messages.items()}
+        if condition in messages:
+            found_messages = [messages[condition]]
         else:
             # The condition follows from others about the same symbols, for which the author gave a message.
-            said = [
+            found_messages = [
                 message
-                for known, message in words.items()
-                if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))
+                for known, message in messages.items()
+                if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(condition))
             ]
         names = {str(symbol): str(meaning) for symbol, meaning in self.sizes.meanings.items()}
-        text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], "a value"), asked)
-        return "; ".join(message for message in said if message) or f"the model needs {text}, at {source_line(node)}"
+        text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], "a value"), condition)
+        return (
+            "; ".join(message for message in found_messages if message)
+            or f"the model needs {text}, at {source_line(node)}"
+        )
 
     def finish(self) -> Program:
         """Return the program, with liveness, outputs and layers."""
@@ -356,8 +359,10 @@ def _message(text: str) -> str:
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> TensorSpec:
     dtype = dtype_name(tensor.dtype)
     if dtype not in DATATYPES or dtype not in DTYPE_BYTES:
-        way = "; pass it as pairs, with torch.view_as_real and torch.view_as_complex" if tensor.is_complex() else ""
-        raise ProgramError(f"{name!r} is of {tensor.dtype}, for which the Open Inference Protocol has no datatype{way}")
+        advice = "; pass it as pairs, with torch.view_as_real and torch.view_as_complex" if tensor.is_complex() else ""
+        raise ProgramError(
+            f"{name!r} is of {tensor.dtype}, for which the Open Inference Protocol has no datatype{advice}"
+        )
     return TensorSpec(name, DATATYPES[dtype], shape)
 
 

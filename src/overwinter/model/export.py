@@ -25,7 +25,7 @@ from overwinter.model.restoring import restored
 from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
-from overwinter.model.tracing import Words, border, fixing_line, trace
+from overwinter.model.tracing import CheckMessages, border, fixing_line, trace
 
 __all__ = ["Exported", "export", "export_saved"]
 
@@ -57,7 +57,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     arguments = arguments_of(module, example_inputs, dynamic)
     named = {label for _, _, dims in arguments.inputs for label in dims.values()}
     bounds = {label: _default(label) for label in sorted(named)} | arguments.bounds
-    exported, words = trace(module, arguments, bounds)
+    exported, messages = trace(module, arguments, bounds)
     _check_free(exported, arguments.inputs)
     constraints = {
         symbol: ValueRanges(1 if found.lower == _ASSUMED else found.lower, found.upper)
@@ -81,7 +81,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
             bounds=bounds,
             constraints=constraints,
             unbounded=named - arguments.bounds.keys(),
-            words=words,
+            messages=messages,
         )
     )
 
@@ -125,7 +125,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
             bounds={name: _default(name) for name in known.values()},
             constraints=dict(exported.range_constraints),
             unbounded={name for size, name in known.items() if not _range(size, exported.range_constraints)[1]},
-            words={},
+            messages={},
         )
     )
 
@@ -150,7 +150,7 @@ class _Graph(NamedTuple):
     """The ranges that the export found for its symbols."""
     unbounded: set[str]
     """The sizes for which no maximum was given."""
-    words: Words
+    messages: CheckMessages
 
 
 def _converted(graph: _Graph) -> Exported:
@@ -170,7 +170,7 @@ def _converted(graph: _Graph) -> Exported:
     conditions = _conditions(graph, shapes, meanings, ties)
     ranges, checks = narrowed(ranges, conditions)
     example = _example(graph, ranges, conditions)
-    converted = convert(graph.exported, graph.labels, shapes, Sizes(meanings, ranges, example), checks, graph.words)
+    converted = convert(graph.exported, graph.labels, shapes, Sizes(meanings, ranges, example), checks, graph.messages)
     program = _limited(converted.program, graph.unbounded - {BATCH})
 
     def within(ranges: Mapping[str, tuple[int, int]]) -> Exported:
@@ -192,10 +192,10 @@ def _conditions(
     if guards is None:
         raise ProgramError(f"PyTorch {torch.__version__} does not report the assumptions of an export; 2.11 to 2.13 do")
     found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
-    for expression, words in graph.words.items():
+    for expression, message in graph.messages.items():
         if expression.free_symbols <= meanings.keys():
-            found += condition(expression.xreplace(dict(meanings)), words)
-    return sorted(distinct(found), key=lambda each: each.words is None)
+            found += condition(expression.xreplace(dict(meanings)), message)
+    return sorted(distinct(found), key=lambda each: each.author_message is None)
 
 
 def _example(graph: _Graph, ranges: SizeRanges, conditions: Sequence[Condition]) -> dict[str, int]:
@@ -246,6 +246,6 @@ def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
 
 def _input_values(exported: ExportedProgram) -> list[torch.Tensor]:
     """Return the symbolic tensors that stand for the inputs."""
-    holes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
-    values = [holes[name].meta["val"] for name in exported.graph_signature.user_inputs if isinstance(name, str)]
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    values = [placeholders[name].meta["val"] for name in exported.graph_signature.user_inputs if isinstance(name, str)]
     return [value for value in values if isinstance(value, torch.Tensor)]

@@ -53,8 +53,8 @@ def guarded(operator: str, overload: torch._ops.OpOverload) -> Callable[..., Any
     return checked
 
 
-def _require(truth: bool, message: str) -> None:
-    if not truth:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise ValueError(message)
 
 
@@ -229,20 +229,20 @@ def _recurrent(gates: int) -> Callable[[Arguments], None]:
         _require(len(states) == (2 if gates == _LSTM_GATES else 1), "a recurrent layer takes its states")
         ranks = {part.dim() for part in (values, *states)}
         _require(ranks == {3}, "a recurrent layer takes an input and states of three dimensions")
-        layers, ways = given["num_layers"], 2 if given["bidirectional"] else 1
+        layers, directions = given["num_layers"], 2 if given["bidirectional"] else 1
         batch, width = values.shape[0 if given["batch_first"] else 1], values.shape[2]
-        given_out, hidden = states[0].shape[2], states[-1].shape[2]
+        output, hidden = states[0].shape[2], states[-1].shape[2]
         for state in states:
-            fit = tuple(state.shape[:2]) == (layers * ways, batch) and 0 < given_out <= hidden
-            _require(fit, f"a recurrent layer takes {layers * ways} states for each of {batch} rows")
+            fit = tuple(state.shape[:2]) == (layers * directions, batch) and 0 < output <= hidden
+            _require(fit, f"a recurrent layer takes {layers * directions} states for each of {batch} rows")
         wanted: list[tuple[int, ...]] = []
         for layer in range(min(layers, len(parameters))):
-            read = width if layer == 0 else given_out * ways
-            each: list[tuple[int, ...]] = [(gates * hidden, read), (gates * hidden, given_out)]
+            read = width if layer == 0 else output * directions
+            each: list[tuple[int, ...]] = [(gates * hidden, read), (gates * hidden, output)]
             each += [(gates * hidden,)] * 2 if given["has_biases"] else []
             # An LSTM may project its hidden state to a smaller output by one more matrix.
-            each += [(given_out, hidden)] if given_out != hidden else []
-            wanted += each * ways
+            each += [(output, hidden)] if output != hidden else []
+            wanted += each * directions
         fit = layers >= 1 and [tuple(part.shape) for part in parameters] == wanted
         _require(fit, f"a recurrent layer takes parameters of the shapes {wanted[:8]}")
         alike = {part.dtype for part in (values, *states, *parameters)}

@@ -25,18 +25,18 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
     It covers the attributes of every object that the module reaches, and dictionaries, lists, sets, deques and tuples;
     writes to existing tensors are not undone.
     """
-    noted = _noted(module)
+    saved = _saved(module)
     try:
         yield
     finally:
-        for holder, content in noted:
+        for holder, content in saved:
             if not _is_same(holder, content):
                 _put_back(holder, content)
 
 
-def _noted(module: torch.nn.Module) -> list[tuple[Holder, Holder]]:
+def _saved(module: torch.nn.Module) -> list[tuple[Holder, Holder]]:
     """Return every container that the module reaches, with a shallow copy of its content."""
-    noted: list[tuple[Holder, Holder]] = []
+    saved: list[tuple[Holder, Holder]] = []
     seen: set[int] = set()
     waiting: list[Any] = [module]
     while waiting:
@@ -48,12 +48,12 @@ def _noted(module: torch.nn.Module) -> list[tuple[Holder, Holder]]:
         if isinstance(attributes, dict):
             waiting.append(attributes)
         if isinstance(found, dict | list | set | deque):
-            noted.append((found, _copy(found)))
+            saved.append((found, _copy(found)))
         if isinstance(found, dict):
             waiting.extend(found.values())
         elif isinstance(found, list | set | deque | tuple):
             waiting.extend(found)
-    return noted
+    return saved
 
 
 def _copy(holder: Holder) -> Holder:

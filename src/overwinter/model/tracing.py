@@ -24,7 +24,7 @@ from overwinter.model.arguments import Arguments, SizeRanges
 from overwinter.model.refusals import failure_remedy, no_cache
 from overwinter.model.restoring import restored
 
-Words = dict[sympy.Expr, str | None]
+CheckMessages = dict[sympy.Expr, str | None]
 """The author's message for each failed `torch._check`, by its condition; None without a message."""
 
 
@@ -32,7 +32,7 @@ class Traced(NamedTuple):
     """An exported graph, and the author's messages for its conditions."""
 
     exported: ExportedProgram
-    words: Words
+    messages: CheckMessages
 
 
 def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> Traced:
@@ -51,11 +51,11 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> 
         torch.no_grad(),
         restored(module),
         no_cache(module),
-        _overheard() as words,
+        _collected_messages() as messages,
     ):
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=arguments.arranged(shapes), strict=False)
         _check_buffers(module)
-    return Traced(exported, words)
+    return Traced(exported, messages)
 
 
 def _check_buffers(module: torch.nn.Module) -> None:
@@ -76,17 +76,17 @@ def border(what: str, doubt: str = "") -> Iterator[None]:
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
         # On an error the exporter prints its incomplete graph.
-        with redirect_stderr(said), warnings.catch_warnings():
+        with redirect_stderr(stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-        sys.stderr.write(said.getvalue())
+        sys.stderr.write(stderr.getvalue())
     except ProgramError:
         raise
     except Exception as error:
-        known = _said(error)
+        known = _known_error(error)
         failure = f"{known or _first_line(error)}{_user_line(error)}"
         # Errors of the exporter itself have their own classes.
         doubted = doubt if not known and type(error) in (RuntimeError, IndexError, ValueError) else ""
@@ -95,10 +95,10 @@ def border(what: str, doubt: str = "") -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _said(error: Exception) -> str:
+def _known_error(error: Exception) -> str:
     """Return the error in one sentence with the remedy; empty if it is not known."""
-    found = ((re.search(pattern, str(error).strip()), said) for pattern, said in _SAID)
-    return next((match.expand(said) for match, said in found if match), "")
+    found = ((re.search(pattern, str(error).strip()), text) for pattern, text in _KNOWN_ERRORS)
+    return next((match.expand(text) for match, text in found if match), "")
 
 
 def _first_line(error: Exception) -> str:
@@ -110,7 +110,7 @@ def _first_line(error: Exception) -> str:
 _LONGEST = 300
 """The most characters of an error that are reported."""
 
-_SAID: tuple[tuple[str, str], ...] = (
+_KNOWN_ERRORS: tuple[tuple[str, str], ...] = (
     (
         r"Could not (?:guard on|extract specialized integer from) data-dependent expression (?P<what>.+?)(?: \(|$)",
         r"it branches on the values of a tensor, which a program cannot; use torch.where, or compute both branches",
@@ -138,27 +138,27 @@ def _user_line(error: Exception) -> str:
     """Return the innermost line outside of PyTorch and of this package that led to the error."""
     trace = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if not frame.filename.startswith(_NOT_THE_AUTHORS)]
-    return _spoken(frames[-1]) if frames else ""
+    return _location(frames[-1]) if frames else ""
 
 
 @contextmanager
-def _overheard() -> Iterator[Words]:
+def _collected_messages() -> Iterator[CheckMessages]:
     """Collect the conditions of every `torch._check` in this block with the author's messages, which the exporter
     drops.
     """
-    words: Words = {}
+    messages: CheckMessages = {}
     check = torch._check_with
 
-    def listening(error_type: Any, cond: Any, message: Any) -> None:
+    def recording(error_type: Any, cond: Any, message: Any) -> None:
         # The frame above is `torch._check`; the next one is its caller.
         caller = sys._getframe(2).f_code.co_filename
         if isinstance(cond, torch.SymBool) and not caller.startswith(_NOT_THE_AUTHORS):
-            words[cond.node.expr] = str(message()) if callable(message) else None
+            messages[cond.node.expr] = str(message()) if callable(message) else None
         check(error_type, cond, message)
 
-    torch._check_with = listening
+    torch._check_with = recording
     try:
-        yield words
+        yield messages
     finally:
         torch._check_with = check
 
@@ -173,9 +173,9 @@ def fixing_line(tensor: torch.Tensor, label: str, dim: int) -> str:
         ]
         frame = location.maybe_user_loc or location.framework_loc
         if any(re.sub(r"\W+", "_", source) == place for source in sources) and not isinstance(frame, str | None):
-            return "" if frame.filename.startswith(_NOT_THE_AUTHORS) else _spoken(frame)
+            return "" if frame.filename.startswith(_NOT_THE_AUTHORS) else _location(frame)
     return ""
 
 
-def _spoken(frame: traceback.FrameSummary) -> str:
+def _location(frame: traceback.FrameSummary) -> str:
     return f" ({frame.filename}:{frame.lineno}, in {frame.name}: {frame.line})"

@@ -20,7 +20,7 @@ from overwinter.node.zygotes import Zygotes
 from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
-UNASKABLE = (ChannelClosedError, OSError, OverflowError)
+REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 """What a request for a worker may raise."""
 
 
@@ -30,7 +30,7 @@ class Forker(Protocol):
     zygotes: Zygotes
 
     def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; raises one of UNASKABLE."""
+        """Ask a zygote for a worker; raises one of REQUEST_ERRORS."""
         ...
 
     def listen(self, process: WorkerProcess) -> None:
@@ -82,8 +82,10 @@ class AheadProcesses:
             self.advance(tenant)
 
     def advance(self, tenant: TenantId) -> None:
-        """Let the tenant's zygote fork the requested processes that it can fork now, with all its programs. A pending
-        request counts as starting: it does not wait for a zygote that has ended, or could not fork at the last request.
+        """Let the tenant's zygote fork the requested processes if it can, and has prepared all its programs.
+
+        A pending request counts as starting: it does not wait for a zygote that has ended or could not fork at the last
+        request.
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
@@ -93,7 +95,7 @@ class AheadProcesses:
                 self._limits[process.worker] = zygote.limits
                 try:
                     self._forker.ask(zygote, process, ForkWorker(process.worker, None, *zygote.limits, ahead=True))
-                except UNASKABLE as error:
+                except REQUEST_ERRORS as error:
                     self._forker.end(process, f"it could not be forked: {error}")
 
     def _unasked(self, tenant: TenantId) -> list[WorkerProcess]:
@@ -113,7 +115,7 @@ class AheadProcesses:
             del self.workers[process.worker], self._limits[process.worker]
 
     def give_up(self, process: WorkerProcess, why: str) -> None:
-        """Kill a process that uses more than waiting needs."""
+        """Kill a process that uses more memory than a waiting process needs."""
         tenant = process.family.tenant
         self._throttle.log(tenant, f"a process forked in advance for {tenant} was ended: {why}")
         self._forker.kill(process)
@@ -140,7 +142,7 @@ class AheadProcesses:
             process.channel.send(load, fds[:shared])
             if bind is not None:
                 process.channel.send(bind, fds[shared:])
-        except UNASKABLE:
+        except REQUEST_ERRORS:
             self._forker.kill(process)
             return None
         self.gone(process)

@@ -22,10 +22,10 @@ class Bindings:
         self._functions: dict[str, DeployedFunction] = {}
         self._blocks: dict[str, tuple[Address, ...]] = {}
         self._users: Counter[Address] = Counter()
-        self._asked: dict[str, BindCallback] = {}
+        self._pending: dict[str, BindCallback] = {}
 
     def functions(self) -> list[DeployedFunction]:
-        """Return the functions whose bind was ordered, and not their unbind, including removed ones."""
+        """Return the functions that the worker was instructed to bind and not yet to unbind, including removed ones."""
         return list(self._functions.values())
 
     def lacking(self, bind: Bind) -> list[int]:
@@ -33,28 +33,28 @@ class Bindings:
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
-        """Record that the worker was instructed to bind a function; raise ValueError if it was before."""
+        """Record that the worker was instructed to bind a function; raise ValueError if it was already."""
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
-        self._asked[bind.function] = report
+        self._pending[bind.function] = report
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
         """Record the function for which the worker is forked. Its readiness confirms the bind."""
         self.begin(function, bind, lambda failure: None)
 
     def answered(self, function: str) -> BindCallback:
-        """Return the listener of an answered bind; raise ValueError if no bind was requested."""
-        report = self._asked.pop(function, None)
+        """Return the callback of an answered bind; raise ValueError if no bind was requested."""
+        report = self._pending.pop(function, None)
         if report is None:
             raise ValueError(f"it was not asked to bind {function:.100}")
         return report
 
     def end(self, function: str) -> None:
         """Record the order to unbind a function; raise ValueError unless the worker has answered the bind."""
-        if function not in self._blocks or function in self._asked:
+        if function not in self._blocks or function in self._pending:
             raise ValueError(f"{function} is not bound")
         del self._functions[function]
         for address in self._blocks.pop(function):

@@ -54,12 +54,12 @@ class Calls:
             raise
 
     async def load(self, id_: FunctionId) -> None:
-        """Wake a function, also one that is out of service; raise the error for which it does not wake."""
+        """Wake a function, also one that is out of service; raise an error if it does not wake."""
         await self.ask(id_, LoadAsked(id_))
         self._quarantine.forget(id_)
 
     async def wake(self, function: DeployedFunction) -> None:
-        """Wake a function for the node itself, and raise the error for which it does not wake. An unloaded function
+        """Wake a function for the node itself, and raise an error if it does not wake. An unloaded function
         stays unloaded.
         """
         known = self._published.function(function.id, clock.now())

@@ -27,7 +27,7 @@ from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.threads import Threads
-from overwinter.node.traffic import TrafficSplits, who_stays
+from overwinter.node.traffic import TrafficSplits, unchanged_traffic
 from overwinter.node.views import DeployedVersion
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
@@ -66,7 +66,7 @@ class Deploys:
             return await self._deploy(manifest, counted)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
-        """Register functions to be called as one, replacing a pipeline of that name; raise the error for which that is
+        """Register functions to be called as one, replacing a pipeline of that name; raise an error if that is
         impossible.
         """
         with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
@@ -101,7 +101,7 @@ class Deploys:
             raise
         if self._config.profile_on_deploy:
             self._profiler.measure_soon(function)
-        messages = filter(None, (function.warning(), who_stays(self._versions_of(deployment.name).shares)))
+        messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
     async def _register(self, manifest: Manifest) -> Deployment:

@@ -68,7 +68,7 @@ class DeployedFunction:
         self.on_trial = False
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
-        """Raises the error for which it may not answer for its name after its trial; None: it may."""
+        """Raises an error if it may not answer for its name after its trial; None: it may."""
         self.warm_ups = WARM_UPS_MAX
         """How often the zygote may still try to compile the program. 0 after a compilation timed out, or several
         zygotes ended during one.
@@ -80,7 +80,7 @@ class DeployedFunction:
             self._has_less = "the limit of all workers of this node is no higher (--memory-bytes)"
         self.recent_output: RecentOutput | None = None
         """The output of its family's workers; None: there were none."""
-        self.doubts = ""
+        self.trial_warning = ""
         """What the author should know about the trial."""
 
     @property
@@ -94,7 +94,7 @@ class DeployedFunction:
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
         message = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
-        return "\n".join(filter(None, (self.doubts, message)))
+        return "\n".join(filter(None, (self.trial_warning, message)))
 
     @property
     def subject(self) -> str:

@@ -9,7 +9,7 @@ from overwinter.core.events import UnloadAsked
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Tell, Wanted
+from overwinter.core.profiling import ReportProgress, Wanted
 from overwinter.core.versions import Shares
 from overwinter.node.deploys import Deploys
 from overwinter.node.loop import Loop
@@ -70,14 +70,14 @@ class Node:
         # No separate coroutine, because this is called for every request.
         return self._pipelines.infer(call) if call.name in self._pipelines else self._calls.infer(call)
 
-    async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
-        """Measure the unknown configurations of a function on this machine; `tell` receives the progress. Raises
+    async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, report: ReportProgress) -> Profile:
+        """Measure the unknown configurations of a function on this machine; `report` receives the progress. Raises
         NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
         if self._registry.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
-        return await self.profiler.measure(function, wanted, tell)
+        return await self.profiler.measure(function, wanted, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
@@ -95,7 +95,7 @@ class Node:
         return await self._deploys.deploy(manifest, functions_max)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
-        """Register functions to be called as one, replacing a pipeline of that name; raise the error for which that is
+        """Register functions to be called as one, replacing a pipeline of that name; raise an error if that is
         impossible.
         """
         return await self._deploys.deploy_pipeline(pipeline, tenant)
@@ -107,7 +107,7 @@ class Node:
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
-        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise the error for which it does
+        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise an error if it does
         not wake.
         """
         if name in self._pipelines:
@@ -129,7 +129,7 @@ class Node:
                 self._loop.post(UnloadAsked(function.id))
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
-        """Set the versions that get the requests without a version; raise the error for which that is impossible."""
+        """Set the versions that get the requests without a version; raise an error if that is impossible."""
         await self._traffic.set(name, shares)
 
     # What is there

@@ -45,7 +45,7 @@ class Output:
         self._window: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._near_end, self._receive)
 
-    def belong(self, function: FunctionId) -> None:
+    def assign(self, function: FunctionId) -> None:
         """Record the function whose worker the process is."""
         self._who, self._function = f"worker {function}", function
 

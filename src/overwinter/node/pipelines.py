@@ -112,12 +112,12 @@ class PipelineView:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs, in order; raises the error for which they are unknown."""
+        """The inputs, in order; raises an error if they are unknown."""
         return self._sound().inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in order; raises the error for which they are unknown."""
+        """The outputs, in order; raises an error if they are unknown."""
         return self._sound().outputs
 
     @property

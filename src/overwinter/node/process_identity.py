@@ -64,11 +64,11 @@ def is_smaps_of(fd: int, pid: int) -> bool:
     """Whether the descriptor is the smaps file of this process, and not another file of that name. It may belong to
     another /proc than the node's, in which the process has another pid.
     """
-    place = _STATFS()
+    filesystem = _STATFS()
     try:
         numbers = re.findall(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         named = re.fullmatch(r"(?:/.*)?/(\d+)/smaps", os.readlink(f"/proc/self/fd/{fd}"))
     except (FileNotFoundError, ProcessLookupError):
         return False
-    is_proc = _libc.fstatfs(fd, ctypes.byref(place)) == 0 and place[0] == PROC_MAGIC
+    is_proc = _libc.fstatfs(fd, ctypes.byref(filesystem)) == 0 and filesystem[0] == PROC_MAGIC
     return is_proc and named is not None and any(named[1] in each.split() for each in numbers)

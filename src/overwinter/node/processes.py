@@ -14,7 +14,7 @@ import msgspec
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
-from overwinter.node.ahead import UNASKABLE, AheadProcesses
+from overwinter.node.ahead import REQUEST_ERRORS, AheadProcesses
 from overwinter.node.answers import failed
 from overwinter.node.bindings import BindCallback
 from overwinter.node.functions import DeployedFunction
@@ -122,7 +122,7 @@ class Processes:
         for worker, order in list(self._held.items()):
             try:
                 self._order(self._workers[worker], order)
-            except UNASKABLE as error:
+            except REQUEST_ERRORS as error:
                 self.end(self._workers[worker], f"it could not be forked: {error}")
 
     def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
@@ -194,7 +194,7 @@ class Processes:
             if bind is not None:
                 process.channel.send(bind, fds[shared:])
             self._order(process, order)
-        except UNASKABLE as error:
+        except REQUEST_ERRORS as error:
             process.close()
             raise WorkerError(f"a worker could not be forked: {error}") from error
         return process
@@ -204,7 +204,7 @@ class Processes:
         self._loop.add_reader(process.channel.fileno(), self._receive_from_worker, process)
 
     def _order(self, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker, or wait for the base zygote; raises one of UNASKABLE."""
+        """Ask a zygote for a worker, or wait for the base zygote; raises one of REQUEST_ERRORS."""
         tenant = process.family.tenant
         zygote = self._zygote_for(tenant, order)
         if zygote is None:
@@ -214,7 +214,7 @@ class Processes:
         self.ask(zygote, process, order)
 
     def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; raises one of UNASKABLE."""
+        """Ask a zygote for a worker; raises one of REQUEST_ERRORS."""
         tenant = process.family.tenant
         # Only the base zygote can give a process its own user.
         its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
@@ -343,7 +343,7 @@ class Processes:
             return
         del zygote.workers[worker]
         if this is not None:
-            zygote.unheard.add(worker)
+            zygote.unreported_exits.add(worker)
         self.end(process, ending_)
 
     def end(self, process: WorkerProcess, ending_: str) -> None:

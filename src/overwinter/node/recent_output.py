@@ -19,7 +19,7 @@ BYTES_MAX = 32 << 10
 """The most bytes of text in one record."""
 RECORDS_BYTES_MAX = 64 << 20
 """The most memory of all records. Beyond it, each keeps the latest lines in an equal part."""
-LOOK_BYTES = 4 << 20
+CHECK_BYTES = 4 << 20
 """The bytes of output between two checks of that limit."""
 LINE_BYTES = 128
 """The memory of a line in addition to its text."""
@@ -83,7 +83,7 @@ class Records:
 
     def _grew(self, nbytes: int) -> None:
         self._grown += nbytes
-        if self._grown < LOOK_BYTES:
+        if self._grown < CHECK_BYTES:
             return
         self._grown = 0
         records = list(self._of.values())

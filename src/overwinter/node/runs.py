@@ -43,7 +43,7 @@ class Runs:
         """A worker is loaded. A version on trial is then published, unless a pipeline forbids it meanwhile."""
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
-            function.doubts = ready.doubts[:MESSAGE_MAX]
+            function.trial_warning = ready.warning[:MESSAGE_MAX]
             try:
                 if function.check_publish is not None:
                     function.check_publish()
@@ -88,7 +88,7 @@ class Runs:
             self._processes.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
 
         nbytes = sum(len(tensor.data) for tensor in tensors)
-        self._copies.make(process, nbytes, partial(process.lay, slot, tensors), begun, failed)
+        self._copies.make(process, nbytes, partial(process.copy_inputs, slot, tensors), begun, failed)
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; ValueError for an impossible answer."""

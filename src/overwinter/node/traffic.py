@@ -78,7 +78,7 @@ class TrafficSplits:
             self._post(TrafficSet(name, shares))
 
 
-def who_stays(shares: Shares) -> str:
+def unchanged_traffic(shares: Shares) -> str:
     """Return a note for the author of a new version if other versions were promoted; otherwise empty."""
     if not shares:
         return ""

@@ -26,7 +26,7 @@ async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults
             await asyncio.to_thread(repository.collect, clock.wall(), keep_s)
 
 
-async def watch_room(
+async def watch_host_capacity(
     hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None], faults: Faults
 ) -> None:
     """Periodically tell the scheduler when the capacity of the host stores changes. A tmpfs may be full when the node

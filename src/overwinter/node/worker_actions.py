@@ -15,7 +15,7 @@ from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.verifying import StoppedError
-from overwinter.node.workers import WorkerListener, laid
+from overwinter.node.workers import WorkerListener, new_buffer
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
@@ -145,8 +145,8 @@ class WorkerActions:
             self._give_up(action, "StoreError", self._registry.error_text(function, error), _has_lost(function, host))
             return
         try:
-            room = mapped_bytes(self._registry.family(function))
-            order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, room)
+            mapped = mapped_bytes(self._registry.family(function))
+            order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, mapped)
             load = function.load(action.cores, action.concurrency)
             bind = None
             if whole:
@@ -177,7 +177,7 @@ class WorkerActions:
             process.bindings.begin_first(function, bind)
             self._processes.send(process, bind, fds[len(function.code()) :])
         except OSError as error:
-            self._processes.give_up(process, f"what it is to bind could not be handed over: {error}")
+            self._processes.give_up(process, f"the function to bind could not be sent: {error}")
         finally:
             close_all(fds)
 
@@ -237,4 +237,4 @@ def _has_lost(function: DeployedFunction, host: HostStore) -> bool:
 def _samples(function: DeployedFunction) -> list[int]:
     """Return a descriptor of the trial's requests, if there are any. Raises OSError."""
     samples = function.samples()
-    return [laid(samples)] if samples else []
+    return [new_buffer(samples)] if samples else []

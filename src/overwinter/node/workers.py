@@ -43,7 +43,7 @@ class WorkerListener(Protocol):
         ...
 
     def worker_answered(self, process: "WorkerProcess", answer: Answer, /) -> None:
-        """The worker ran something; ValueError if the answer cannot be true."""
+        """The worker ran something; ValueError if the answer is impossible."""
         ...
 
     def worker_measured(self, process: "WorkerProcess", measured: Measured, /) -> None:
@@ -83,11 +83,11 @@ class WorkerProcess:
         """Whether it has reported the start of a trial."""
         self.dismissed = False
         """Whether the node has ended it, or instructed it to end."""
-        self._handled = load.source_bytes is not None
+        self._has_handler = load.source_bytes is not None
         self.pid: int | None = None
         self.pidfd: int | None = None
         """Refers to its process even if the pid is reused; None before it has reported its start."""
-        self._doomed = False
+        self._kill_requested = False
         self.smaps: int | None = None
         """The file with the kernel's figures of its memory."""
         self.inherited_bytes = 0
@@ -111,21 +111,21 @@ class WorkerProcess:
                 for _ in range(load.concurrency)
             ]
             self.output = Output("worker", log, self._keep)
-            self.output.belong(function.id)
+            self.output.assign(function.id)
             undo.callback(self.output.close)
-            here, self.far_end = pair()
+            near_end, self.far_end = pair()
             undo.pop_all()
-        here.setblocking(False)
-        self.channel: Channel[FromWorker] = Channel(here, FromWorker, fds_max=0)  # type: ignore[arg-type]
+        near_end.setblocking(False)
+        self.channel: Channel[FromWorker] = Channel(near_end, FromWorker, fds_max=0)  # type: ignore[arg-type]
 
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
         """Use a process forked in advance as this worker, for this function's family."""
         self.worker, self.function, self.family = worker, function.id, function.family
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
-        self._handled = load.source_bytes is not None
+        self._has_handler = load.source_bytes is not None
         self.is_ahead = False
-        self.output.belong(function.id)
+        self.output.assign(function.id)
 
     def _keep(self, text: str) -> None:
         if self.recent_output is not None:
@@ -135,11 +135,11 @@ class WorkerProcess:
         """The descriptors of its buffers, slot by slot."""
         return [buffer.fd for slot in self.slots for buffer in slot]
 
-    def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
+    def copy_inputs(self, slot: int, tensors: Sequence[Tensor]) -> int:
         """Copy inputs into a slot's buffer, in order; return the buffer's size. Raises OSError when the system lacks
         memory.
         """
-        return _lay(self.slots[slot].inputs, tensors)
+        return _copy_into(self.slots[slot].inputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
@@ -212,7 +212,7 @@ class WorkerProcess:
         if self.ready or not self.tried or self.dismissed:
             return Failure("WorkerError", how)
         message = f"the trial of {self.function} failed: {how}"
-        if not self._handled:
+        if not self._has_handler:
             return Failure("ProgramError", f"{message}. Its program ended it; if it needs more memory, set memory_mib")
         return Failure(
             "HandlerError",
@@ -237,12 +237,12 @@ class WorkerProcess:
     def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
         """Record its process, and kill it if that was requested before."""
         self.pid, self.pidfd, self.smaps = pid, pidfd, smaps
-        if self._doomed:
+        if self._kill_requested:
             self.kill()
 
     def kill(self) -> None:
         """Kill its process, now or as soon as there is one."""
-        self._doomed = True
+        self._kill_requested = True
         if self.pidfd is not None:
             kill(self.pidfd)
 
@@ -279,19 +279,19 @@ def ending(status: int) -> str:
     return f"its process was killed by signal {-status} ({name}){hint}"
 
 
-def laid(tensors: Sequence[Tensor]) -> int:
+def new_buffer(tensors: Sequence[Tensor]) -> int:
     """Copy these tensors in order into a new buffer, and return its descriptor; the caller closes it. Raises
     OSError.
     """
     buffer = SharedBuffer.make("overwinter-samples")
     try:
-        _lay(buffer, tensors)
+        _copy_into(buffer, tensors)
         return os.dup(buffer.fd)
     finally:
         buffer.close()
 
 
-def _lay(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
+def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
     *places, nbytes = offsets(tensor.meta for tensor in tensors)
     buffer.hold(nbytes)
     for tensor, at in zip(tensors, places, strict=True):

@@ -58,7 +58,7 @@ class ZygoteProcess:
         self.pidfd: int | None = None
         self.smaps: int | None = None
         self.workers: dict[WorkerId, WorkerProcess] = {}
-        self.unheard: set[WorkerId] = set()
+        self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}
         """The number of checks since each was requested."""
@@ -70,9 +70,9 @@ class ZygoteProcess:
         """Whether a compilation timed out."""
         self.full = False
         """Whether its last fork failed, and none of its workers has ended since."""
-        here, self.far_end = pair()
-        here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
+        near_end, self.far_end = pair()
+        near_end.setblocking(False)
+        self.channel: Channel[FromZygote] = Channel(near_end, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 
     @property
     def can_fork(self) -> bool:

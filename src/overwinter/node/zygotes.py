@@ -275,9 +275,9 @@ class Zygotes:
             case Exited(worker, status):
                 zygote.pending.pop(worker, None)
                 zygote.full = False
-                if worker not in zygote.workers.keys() | zygote.unheard:
+                if worker not in zygote.workers.keys() | zygote.unreported_exits:
                     raise ValueError(f"worker {worker} is not its own")
-                zygote.unheard.discard(worker)
+                zygote.unreported_exits.discard(worker)
                 self._listener.worker_ended(zygote, worker, status)
 
     def _settle(self, zygote: ZygoteProcess, answer: Pending) -> None:

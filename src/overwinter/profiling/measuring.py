@@ -70,11 +70,11 @@ class MeasuredWorker:
         self._metas = _metas(program)
         self._layers = len(program.layers)
         self._runs = 0
-        self._asked = Measure(function.id)
+        self._request = Measure(function.id)
         self._begun: dict[RunId, Seconds] = {}
         self._took: list[float] = []
         self._last: Seconds | None = None
-        self._heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
 
     @property
@@ -101,7 +101,7 @@ class MeasuredWorker:
                 os.close(fd)
         try:
             async with asyncio.timeout(START_S):
-                ready: Seconds = await self._heard
+                ready: Seconds = await self._result
         except TimeoutError:
             raise WorkerError(f"a worker of {function.id} to be measured was not ready in {START_S:g} s") from None
         return ready - begun
@@ -168,7 +168,7 @@ class MeasuredWorker:
     async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
         process = self._worker()
         self._expect()
-        self._asked = asked
+        self._request = asked
         self._processes.send(process, asked)
         measured: Measured = await self._receive(disturbed)
         return measured
@@ -176,31 +176,31 @@ class MeasuredWorker:
     def _worker(self) -> WorkerProcess:
         process = self._processes.process(self.worker)
         if process is None:
-            self._heard.result()
+            self._result.result()
             raise WorkerError("the worker to be measured is gone")
         return process
 
     def _expect(self) -> None:
-        if self._heard.done():
-            self._heard.result()
-            self._heard = asyncio.get_running_loop().create_future()
+        if self._result.done():
+            self._result.result()
+            self._result = asyncio.get_running_loop().create_future()
 
     async def _receive(self, disturbed: Callable[[], bool]) -> Any:
         disturbed_at: Seconds | None = None
-        while not self._heard.done():
-            await asyncio.wait({self._heard}, timeout=POLL_S)
+        while not self._result.done():
+            await asyncio.wait({self._result}, timeout=POLL_S)
             if disturbed_at is None and disturbed():
                 disturbed_at = self._now()
-            if disturbed_at is not None and not self._heard.done() and self._now() - disturbed_at > PATIENCE_S:
+            if disturbed_at is not None and not self._result.done() and self._now() - disturbed_at > PATIENCE_S:
                 await self.end()
                 raise DisturbedError
-        return self._heard.result()
+        return self._result.result()
 
     # Messages of the process
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """Handle the end of its load."""
-        self._tell(self._now())
+        self._complete(self._now())
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
         """Handle the answer of a run."""
@@ -211,32 +211,32 @@ class MeasuredWorker:
         if failed is not None:
             self._fail(f"a run of zeros failed: {failed.error}: {failed.message}")
         elif not self._begun:
-            self._tell(None)
+            self._complete(None)
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
         """The worker sent its measurements."""
-        layers = self._layers if self._asked.batch is not None else 0
+        layers = self._layers if self._request.batch is not None else 0
         possible = measured.private_bytes >= 0 and all(0 <= seconds < inf for seconds in measured.layers_s)
         if not possible or len(measured.layers_s) != layers:
-            raise ValueError("what it measured cannot be true")
-        self._tell(measured)
+            raise ValueError("its measurements are impossible")
+        self._complete(measured)
 
     def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
         """The worker ended."""
         self._gone.set()
         self._fail(reason)
 
-    def _tell(self, what: object) -> None:
-        if self._heard.done():
-            raise ValueError("nothing was asked")
-        self._heard.set_result(what)
+    def _complete(self, what: object) -> None:
+        if self._result.done():
+            raise ValueError("no message was expected")
+        self._result.set_result(what)
 
     def _fail(self, reason: str) -> None:
-        if self._heard.done():
-            self._heard = asyncio.get_running_loop().create_future()
-        self._heard.set_exception(WorkerError(f"{self._function.id} cannot be measured: {reason}"))
+        if self._result.done():
+            self._result = asyncio.get_running_loop().create_future()
+        self._result.set_exception(WorkerError(f"{self._function.id} cannot be measured: {reason}"))
         # Possibly no caller waits for it.
-        self._heard.exception()
+        self._result.exception()
 
 
 def _metas(program: Program) -> tuple[TensorMeta, ...]:

@@ -38,13 +38,13 @@ class Observer(ServiceObserver):
     """Keeps a few numbers for each function, and the time of the last arrival."""
 
     def __init__(
-        self, profile_of: Callable[[FunctionId], Profile | None], tell: Callable[[FunctionId, Correction], None]
+        self, profile_of: Callable[[FunctionId], Profile | None], report: Callable[[FunctionId, Correction], None]
     ) -> None:
-        """Create it. `profile_of` returns the profile of a function; `tell` is called with its corrections."""
+        """Create it. `profile_of` returns the profile of a function; `report` is called with its corrections."""
         self.arrivals = 0
         self.arrived_at: Seconds | None = None
         self._profile_of = profile_of
-        self._tell = tell
+        self._report = report
         self._seen: dict[FunctionId, dict[Configuration | None, _Seen]] = {}
         """The observations by configuration; None: those of wakes."""
         self._reported_at: dict[FunctionId, Seconds] = {}
@@ -97,7 +97,7 @@ class Observer(ServiceObserver):
                 points.append(msgspec.structs.replace(point, latency_s=seen.mean_s))
         if points or wake_s is not None:
             self._reported_at[id_] = now
-            self._tell(id_, Correction(tuple(points), wake_s))
+            self._report(id_, Correction(tuple(points), wake_s))
 
 
 def _differs(seen_s: float, known_s: float) -> bool:

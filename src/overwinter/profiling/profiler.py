@@ -15,7 +15,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import (
     ConfigurationLimits,
     Progress,
-    Tell,
+    ReportProgress,
     Wanted,
     wanted_batches,
     wanted_configurations,
@@ -71,7 +71,7 @@ class Profiler:
                 return found
         return None
 
-    async def measure(self, function: DeployedFunction, wanted: Wanted, tell: Tell) -> Profile:
+    async def measure(self, function: DeployedFunction, wanted: Wanted, report: ReportProgress) -> Profile:
         """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
         cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs.
         """
@@ -79,11 +79,11 @@ class Profiler:
         limits = await loop.run_in_executor(self._reader, self._limits, function)
         configurations = wanted_configurations(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
-        tell(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
+        report(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
         async with self._rounds.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
             program = await loop.run_in_executor(self._reader, self._program, function)
-            survey = Survey(self._bench, self._parts.calls.wake, function, program, tell)
+            survey = Survey(self._bench, self._parts.calls.wake, function, program, report)
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
             try:
@@ -102,14 +102,14 @@ class Profiler:
         """Measure in the background for a bounded time, because others wait; the results up to then are stored."""
         turn: asyncio.Timeout | None = None
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             nonlocal turn
             if turn is not None and turn.when() is None and progress.what == BEGINS:
                 turn.reschedule(asyncio.get_running_loop().time() + BACKGROUND_S)
 
         try:
             async with asyncio.timeout(None) as turn:
-                await self.measure(function, Wanted(), tell)
+                await self.measure(function, Wanted(), report)
         except TimeoutError:
             raise WorkerError(f"not all of it was measured within {BACKGROUND_S:g} s") from None
 

@@ -8,7 +8,7 @@ import msgspec
 
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.profile import Configuration, LayerPoint, Point, Profile
-from overwinter.core.profiling import Progress, Tell, with_points
+from overwinter.core.profiling import Progress, ReportProgress, with_points
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
 from overwinter.profiling.bench import Bench, Layers
@@ -31,13 +31,13 @@ class Survey:
         wake: Callable[[DeployedFunction], Awaitable[None]],
         function: DeployedFunction,
         program: Program,
-        tell: Tell,
+        report: ReportProgress,
     ) -> None:
         self._bench = bench
         self._wake = wake
         self._function = function
         self._program = program
-        self._tell = tell
+        self._report = report
         self._done = self._total = 0
         self._points: list[Point] = []
         self._layers: list[Layers] = []
@@ -144,7 +144,7 @@ class Survey:
         return tuple(points) if any(point.latency_s for point in points) else ()
 
     def _say(self, what: str, pid: int | None = None, point: Point | None = None) -> None:
-        self._tell(Progress(done=self._done, total=self._total, what=what, pid=pid, point=point))
+        self._report(Progress(done=self._done, total=self._total, what=what, pid=pid, point=point))
 
 
 def _text(configuration: Configuration) -> str:

@@ -20,7 +20,7 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.binding import begin_bind, best_fit, claimed_in_line, could_fit
+from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
@@ -101,7 +101,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
         case Fork():
             return _fork(cycle, function, has_core)
         case FreeMemory():
-            _wait_for_place(cycle, function, None, lacks_room=True)
+            _wait_for_place(cycle, function, None, lacks_memory=True)
             return False
         case LoadBlocks():
             return _load(cycle, function)
@@ -209,20 +209,20 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
         if start_workers(cycle, function, points):
             return True
         starts = points[0]
-    _wait_for_place(cycle, function, starts, lacks_room=False)
+    _wait_for_place(cycle, function, starts, lacks_memory=False)
     return False
 
 
-def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_room: bool) -> None:
+def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
     """Join the line for places, unless the want would not fit if all others left: then the function waits for the runs
     of its own workers, whose ends mark it, and no other function waits behind it.
     """
-    function.starts, function.lacks_room = starts, lacks_room
+    function.starts, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
         order.join(cycle, function, "places")
         return
     order.leave(cycle, function)
-    function.starts, function.lacks_room = None, False
+    function.starts, function.lacks_memory = None, False
 
 
 def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
@@ -262,7 +262,7 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
 
 def has_place(cycle: Cycle, function: Function) -> bool:
     """Whether there is a place for what a waiting function wants."""
-    return _fits(cycle, function, claimed_in_line(cycle, function))
+    return _fits(cycle, function, claim_of_queued(cycle, function))
 
 
 def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
@@ -279,7 +279,7 @@ def _give_places(cycle: Cycle) -> None:
     """Begin the want of the first function in the queue if there is a place, otherwise make one."""
     may_leave, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
-        if function.lacks_room and best_fit(function) is None:
+        if function.lacks_memory and best_fit(function) is None:
             # Another function took the slot.
             _look_again(cycle, function)
             return
@@ -299,16 +299,16 @@ def _make_room(cycle: Cycle) -> None:
     first = order.first_for_places(cycle)
     if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
         return
-    coming = victims.Coming(cycle)
+    future = victims.FutureClaims(cycle)
     for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
         if function.has_worker and not (could_fit(cycle, function) and wants_place(cycle, function)):
             _look_again(cycle, function)
             return
-        wanted = claimed_in_line(cycle, function)
-        while not coming.has_place(function, wanted):
+        wanted = claim_of_queued(cycle, function)
+        while not future.has_place(function, wanted):
             if not _drain_one(cycle, function, wanted):
                 return
-        coming.add(function, wanted)
+        future.add(function, wanted)
 
 
 def _look_again(cycle: Cycle, function: Function) -> None:

@@ -50,9 +50,9 @@ def best_fit(function: Function) -> Worker | None:
     return min(free_workers(function), key=lambda each: (_growth(function, each), each.id), default=None)
 
 
-def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
+def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
     """Return the claim of what a function in the queue for places waits for: memory for a bind, or a worker."""
-    if function.lacks_room:
+    if function.lacks_memory:
         worker = best_fit(function)
         return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
     return cycle.resources.of_start(function.starts or function.latency.usual)
@@ -65,7 +65,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
     resources = cycle.resources
     at_work = [each for each in function.usable() if each.is_serving and not each.is_idle]
     staying = [resources.of_worker(each.point, each.nbytes) for each in at_work]
-    wanted = claimed_in_line(cycle, function).items()
+    wanted = claim_of_queued(cycle, function).items()
     return all(each.fits(amount, sum(claim[each] for claim in staying)) for each, amount in wanted)
 
 
@@ -87,7 +87,7 @@ def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
         return True
     first = order.first_for_places(cycle)
     is_behind = first is not None and order.is_behind(cycle, function)
-    reserved = claimed_in_line(cycle, first)[memory] if first is not None and is_behind else 0
+    reserved = claim_of_queued(cycle, first)[memory] if first is not None and is_behind else 0
     return memory.fits(growth + reserved)
 
 

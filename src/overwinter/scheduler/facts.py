@@ -186,7 +186,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         binding = worker.bound[function.spec.id]
         if binding.leaving:
             unbind_if_done(cycle, worker, binding)
-        _look_after(cycle, worker, function)
+        _follow_up(cycle, worker, function)
         if not function.removed:
             served.append(function)
     if served:
@@ -252,7 +252,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
         functions.prove(cycle, function)
     # The core of its start is still reserved, unless the start was overdue and lost it.
     cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
-    _look_after(cycle, worker, function)
+    _follow_up(cycle, worker, function)
     _mark_others(cycle, worker, function)
 
 
@@ -272,7 +272,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
         if function.announce:
             functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
-    _look_after(cycle, worker, function)
+    _follow_up(cycle, worker, function)
     _mark_others(cycle, worker, function)
 
 
@@ -293,12 +293,12 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
     if not function.removed:
         cycle.current = function.spec.id
         cycle.mark(function)
-    _look_after(cycle, worker, function)
+    _follow_up(cycle, worker, function)
     _mark_others(cycle, worker, function)
 
 
-def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Find the function to settle after an operation: the worker may no longer belong to its family."""
+def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Stop the worker, or mark its family, if an operation ended for a function that no longer belongs to it."""
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
     if worker.is_orphaned and worker.is_idle:

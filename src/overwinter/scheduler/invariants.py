@@ -7,7 +7,7 @@ from collections import Counter
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import ahead, order, victims
 from overwinter.scheduler.admission import has_place
-from overwinter.scheduler.binding import claimed_in_line, could_fit, free_workers, worker_to_bind_in
+from overwinter.scheduler.binding import claim_of_queued, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
@@ -232,7 +232,7 @@ def _check_lines(cycle: Cycle) -> None:
     for id_ in state.bytes:
         lines.setdefault(id_, []).append("bytes")
     assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a queue is wrong"
-    assert all(each.line == "places" for each in state.functions.values() if each.lacks_room), (
+    assert all(each.line == "places" for each in state.functions.values() if each.lacks_memory), (
         "memory for a bind is awaited in another queue"
     )
     for id_ in lines:
@@ -277,10 +277,10 @@ def _check_places(cycle: Cycle) -> None:
         waits = order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1)
         assert waits, f"{id_} waits although there is a place"
         return
-    wanted = claimed_in_line(cycle, function)
+    wanted = claim_of_queued(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
-    if not victims.Coming(cycle).has_place(function, wanted):
-        assert ahead.victim(cycle, function, wanted) is None, f"{id_} waits beside what is forked ahead"
+    if not victims.FutureClaims(cycle).has_place(function, wanted):
+        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the place of a process ahead"
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"

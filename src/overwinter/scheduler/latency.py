@@ -118,7 +118,7 @@ class LatencyModel:
         # An unmeasured function must not be refused: one worker of it always fits.
         guessed_bytes = WORKER_BYTES if memory_bytes is None else min(WORKER_BYTES, memory_bytes)
         in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
-        self.usual = min(in_time or self.points, key=_plainness, default=None) or Point(
+        self.usual = min(in_time or self.points, key=_complexity, default=None) or Point(
             settings.threads if cores is None else min(settings.threads, cores),
             guessed_bytes,
             settings.max_batch,
@@ -127,9 +127,9 @@ class LatencyModel:
         )
         """The default configuration of a worker: the simplest that meets the SLO."""
         self.first: Configuration | None = None
-        """The configuration that the scaler chooses for the only worker at a low rate; None: not asked yet."""
+        """The configuration that the scaler chooses for the only worker at a low rate; None: not chosen yet."""
         self.first_rate = 0.0
-        """Up to this rate one such worker suffices, and the scaler need not be asked."""
+        """Up to this rate one such worker suffices, and the scaler need not be called."""
 
     def point(self, configuration: Configuration) -> Point:
         """The profile of a worker of this configuration."""
@@ -175,5 +175,5 @@ class LatencyModel:
             self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
 
 
-def _plainness(point: Point) -> tuple[int, int, int]:
+def _complexity(point: Point) -> tuple[int, int, int]:
     return point.cores, point.concurrency, -point.batch

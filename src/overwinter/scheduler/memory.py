@@ -21,7 +21,7 @@ from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.scheduler import ahead, families, functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
-from overwinter.scheduler.binding import claimed_in_line, unbind_half
+from overwinter.scheduler.binding import claim_of_queued, unbind_half
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
@@ -87,8 +87,8 @@ def release(cycle: Cycle, nbytes: int) -> None:
 
 
 def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
-    """Return the worker of another tenant that is stopped for what a function wants, because memory beyond a need is
-    only lent.
+    """Return the worker of another tenant that is stopped for what a function wants, because a worker has
+    memory beyond its need only until another function needs it.
     """
     memory, mine, workers = cycle.resources.memory, function.spec.tenant, cycle.state.workers.values()
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
@@ -105,7 +105,7 @@ def stop_excessive(cycle: Cycle, function: Function) -> bool:
     """Stop a worker that takes far more than its need, if its excess is what a function in the queue for places lacks;
     whether one was stopped.
     """
-    wanted = claimed_in_line(cycle, function)
+    wanted = claim_of_queued(cycle, function)
     if ahead.victim(cycle, function, wanted) is not None:
         return False
     excessive = _excessive_for(cycle, function, wanted)

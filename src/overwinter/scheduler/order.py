@@ -71,7 +71,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         tenant.more_workers.pop(id_, None)
         if tenant.waits is None:
             del state.waiting[tenant.id]
-        function.starts, function.lacks_room = None, False
+        function.starts, function.lacks_memory = None, False
         cycle.places_changed = True
     elif function.line == "bytes":
         del state.bytes[id_]

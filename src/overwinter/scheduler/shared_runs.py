@@ -26,7 +26,7 @@ from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send
 from overwinter.scheduler.state import Function, Worker
 
-FORGIVEN = 100
+SUSPECT_RUNS = 100
 """The runs of a function after which its last death no longer counts."""
 LOOKED_AT = 64
 """The most functions that are considered for sharing a run with one."""
@@ -38,7 +38,7 @@ FIRST: Rank = (-1, False, 0.0)
 
 def is_suspect(function: Function) -> bool:
     """Whether a worker recently died or hung in a run or a bind of it."""
-    return function.killed_at is not None and function.runs - function.killed_at <= FORGIVEN
+    return function.killed_at is not None and function.runs - function.killed_at <= SUSPECT_RUNS
 
 
 def is_stuck(cycle: Cycle, worker: Worker) -> bool:
@@ -136,21 +136,21 @@ def _joined(cycle: Cycle, function: Function, send: Send, mates: Sequence[Functi
 
 def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
     """Take the requests with the earliest due times from these functions, the first of which leads."""
-    line = [(FIRST, 0)]
+    heap = [(FIRST, 0)]
     for number, mate in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
             order.arrange(cycle, mate)
-        line.append((_rank(cycle, mate, joint.run_s), number))
-    heapify(line)
-    while line and joint.left:
-        _, number = line[0]
+        heap.append((_rank(cycle, mate, joint.run_s), number))
+    heapify(heap)
+    while heap and joint.left:
+        _, number = heap[0]
         each = functions[number]
         if each.queue and (not number or joint.may_join(each)):
             joint.take(each, 1)
             if each.queue:
-                heapreplace(line, (_rank(cycle, each, joint.run_s), number))
+                heapreplace(heap, (_rank(cycle, each, joint.run_s), number))
                 continue
-        heappop(line)
+        heappop(heap)
 
 
 class _Joint:

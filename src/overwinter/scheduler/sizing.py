@@ -16,7 +16,7 @@ from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies import keepalive
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.state import Family, Function, Worker
 
 BURST_S = 0.25
@@ -59,7 +59,9 @@ def _is_watched(cycle: Cycle, family: Family) -> bool:
 
 
 def next_to_start(cycle: Cycle, family: Family) -> Function | None:
-    """Return the function for which a further worker of the family is forked: of the possible ones the last used."""
+    """Return the function for which a further worker of the family is forked: of those that can run, the most recently
+    used one.
+    """
     may = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
     return max(may, key=lambda each: (bool(each.queue), each.used), default=None)
 
@@ -189,7 +191,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     # A worker may be older than the last measurement of its configuration.
     measured = {point.configuration: point for point in latency.points}
     standing = tuple(
-        Standing(worker.id, measured.get(worker.point.configuration, worker.point), _load(worker), worker.since)
+        CurrentWorker(worker.id, measured.get(worker.point.configuration, worker.point), _load(worker), worker.since)
         for worker in alive
         if worker.drain is None
     )

@@ -205,7 +205,7 @@ class Function(msgspec.Struct, eq=False):
     """The queue in which it waits; at most one, because it has one want at a time."""
     starts: Point | None = None
     """The configuration that it would start, if it waits for a place for a worker."""
-    lacks_room: bool = False
+    lacks_memory: bool = False
     """Whether it waits in that queue for private memory to be bound, and not for a worker."""
     slice_from: Seconds | None = None
     """When a worker could first use its blocks in the host store; None: none could yet."""

@@ -20,7 +20,7 @@ class Trunks(dict[FunctionId, Trunk]):
         self._members: Counter[FunctionId] = Counter()
 
     def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
-        """Add a function with these blocks; return the function that shares half of the bytes of both, or itself."""
+        """Add a function with these blocks; return the member of its trunk, or itself."""
         found = self._alike(sizes)
         if found is None:
             if function in self:

@@ -58,7 +58,7 @@ class Victim(NamedTuple):
 # Places for workers
 
 
-class Coming:
+class FutureClaims:
     """The claims after all draining workers have ended and the functions before this one in the queue have started."""
 
     def __init__(self, cycle: Cycle) -> None:

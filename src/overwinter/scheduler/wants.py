@@ -73,7 +73,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
 def wants_place(cycle: Cycle, function: Function) -> bool:
     """Whether a function in the queue for places still has the same want."""
-    return next_want(cycle, function) == (FREE_MEMORY if function.lacks_room else FORK)
+    return next_want(cycle, function) == (FREE_MEMORY if function.lacks_memory else FORK)
 
 
 def _may_wake(cycle: Cycle, function: Function) -> bool:

@@ -39,7 +39,7 @@ def capacity(
 ) -> Capacity:
     """Double the copies until the attainment is missed, then bisect, assuming that attainment falls with copies.
 
-    Raises CallerError if no function has an SLO, or if the machine fits more copies than the search allows.
+    Raises CallerError if no function has an SLO, or if more copies fit than the search tries.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")

@@ -216,7 +216,7 @@ class Simulated(msgspec.Struct, frozen=True):
 
     spec: FunctionSpec
     model: FunctionModel
-    sibling: int
+    copy: int
 
 
 class Scenario(_Part, frozen=True, kw_only=True):
@@ -277,9 +277,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
 
     def simulated(self) -> tuple[Simulated, ...]:
         """Return every copy of every function."""
-        return tuple(
-            _sibling(model, name, index) for model in self.functions for index, name in enumerate(model.names())
-        )
+        return tuple(_copy(model, name, index) for model in self.functions for index, name in enumerate(model.names()))
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -297,7 +295,7 @@ def scenario_of(table: Mapping[str, object]) -> Scenario:
     return msgspec.convert(table, Scenario, str_keys=True)
 
 
-def _sibling(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
+def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
     blobs = tuple(
         BlobSize(_address(*_owner(part, name, place), number), int(part.mib * MIB))
         for place, part in enumerate(model.blocks)

@@ -118,7 +118,7 @@ class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
 Workload = Poisson | Map | Stable | Periodic | Bursty | MinuteCounts | Timestamps | TwitterLike
 
 
-def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Iterator[float]:
+def arrivals(workload: Workload, rng: Random, copy: int, base: Path) -> Iterator[float]:
     """Yield arrivals in ascending seconds without end.
 
     `base`: the directory of relative paths. Raises CallerError for an invalid file.
@@ -135,7 +135,7 @@ def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Itera
         case Bursty(rate, factor, every_s, length_s):
             return _scattered(_stays((rate, rate * factor), (every_s, length_s), rng), rng)
         case MinuteCounts():
-            return _minutes(workload, rng, sibling, base)
+            return _minutes(workload, rng, copy, base)
         case Timestamps():
             return _recorded(workload, rng, base)
         case TwitterLike():
@@ -181,12 +181,12 @@ def _even(workload: Stable, rng: Random) -> Iterator[float]:
         count += 1
 
 
-def _minutes(workload: MinuteCounts, rng: Random, sibling: int, base: Path) -> Iterator[float]:
+def _minutes(workload: MinuteCounts, rng: Random, copy: int, base: Path) -> Iterator[float]:
     rows = traces.minute_counts(base / workload.path)
-    row = rows[(workload.row + sibling) % len(rows)][: workload.minutes]
+    row = rows[(workload.row + copy) % len(rows)][: workload.minutes]
     if not any(row):
-        raise CallerError(f"row {(workload.row + sibling) % len(rows)} of {workload.path} has no requests")
-    shift = rng.randrange(len(row)) if workload.row + sibling >= len(rows) else 0
+        raise CallerError(f"row {(workload.row + copy) % len(rows)} of {workload.path} has no requests")
+    shift = rng.randrange(len(row)) if workload.row + copy >= len(rows) else 0
     turned = [*row[shift:], *row[:shift]]
     return _scattered(((MINUTE_S, count * workload.scale / MINUTE_S) for count in cycle(turned)), rng)
 

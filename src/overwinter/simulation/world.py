@@ -173,10 +173,10 @@ class World:
     def _own_arrivals(self, each: Simulated, base: Path) -> Iterator[Arrival]:
         """Yield the requests of a function that are not stages of an application."""
         workload = each.model.workload
-        return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.sibling, base)
+        return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.copy, base)
 
-    def _arrivals(self, name: FunctionName, workload: Workload, sibling: int, base: Path) -> Iterator[Arrival]:
-        times = arrivals(workload, self._stream("arrivals", name), sibling, base)
+    def _arrivals(self, name: FunctionName, workload: Workload, copy: int, base: Path) -> Iterator[Arrival]:
+        times = arrivals(workload, self._stream("arrivals", name), copy, base)
         return zip(takewhile(partial(gt, self._scenario.duration_s), times), repeat(name))
 
     def _begin(self) -> None:

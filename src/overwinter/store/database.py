@@ -74,7 +74,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for reading; results must be read within the block."""
+        """Lend the connection for reading; results must be read within the block."""
         with self._lock, self.errors():
             yield self._db
 
@@ -97,7 +97,7 @@ class Database:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & PRIMARY_CODE_MASK
             if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free < INDEX_BYTES):
                 raise NoSpaceError(
-                    f"cannot write {self.path}: its disk is full; remove functions, or give it more room",
+                    f"cannot write {self.path}: its disk is full; remove functions, or enlarge it",
                     totals=f"{free} bytes free",
                 ) from error
             raise StoreError(f"cannot use {self.path}: {error}") from error

@@ -35,7 +35,7 @@ def disk_errors(action: str, directory: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise NoSpaceError(
-                f"cannot {action}: the disk of {directory} is full; remove functions, or give it more room",
+                f"cannot {action}: the disk of {directory} is full; remove functions, or enlarge it",
                 totals=f"{free_bytes(directory)} bytes free, {error.strerror}",
             ) from error
         raise StoreError(f"cannot {action} in {directory}: {error.strerror or error}") from error

@@ -40,8 +40,8 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
         scarce = self.free_min_bytes and state.f_files and state.f_favail < INODES_FREE_MIN
         if scarce or (self.free_min_bytes and free - nbytes < self.free_min_bytes):
             raise NoSpaceError(
-                f"the disk of {directory} has no room for this: remove functions, or give it more",
-                totals=f"{free} bytes and {state.f_favail} files of it are free, {self.free_min_bytes} bytes stay free",
+                f"the disk of {directory} has no room for this: remove functions, or enlarge it",
+                totals=f"{free} bytes and {state.f_favail} files are free, {self.free_min_bytes} bytes must stay free",
             )
 
 

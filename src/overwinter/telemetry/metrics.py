@@ -245,12 +245,12 @@ def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> It
 
 
 def _functions(known: Snapshot) -> Iterator[Metric]:
-    lives = Counter(function.state for function in known.functions)
-    counts = (((life,), lives[life]) for life in get_args(FunctionState))
+    states = Counter(function.state for function in known.functions)
+    counts = (((state,), states[state]) for state in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
-    hopeless = sum(function.best_effort for function in known.functions)
-    yield gauge("functions_best_effort", "Functions whose SLO no configuration meets.", [], [((), hopeless)])
+    best_effort = sum(function.best_effort for function in known.functions)
+    yield gauge("functions_best_effort", "Functions whose SLO no configuration meets.", [], [((), best_effort)])
     help_text = "Functions that wait for a core, a place for a worker, or space in a host store."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())

@@ -108,11 +108,11 @@ class Tracker(Hooks[T]):
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
         """Read one step. A live node calls this for every step, and most steps change no count."""
-        hear = self._event_handlers.get(type(event))
-        if hear is None:
+        handle = self._event_handlers.get(type(event))
+        if handle is None:
             self._other_event(event, now)
         else:
-            hear(event, now)
+            handle(event, now)
         for action in actions:
             count = self._action_handlers.get(type(action))
             if count is not None:
@@ -166,7 +166,7 @@ class Tracker(Hooks[T]):
     def _end_run(self, worker: LivingWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
         run = worker.runs.pop(id_)
         core_s = (now - run.begun) * worker.run_cores
-        # Of concurrent runs, the last one to end pays for the time in which the others ran, too.
+        # Of concurrent runs, the last one to end is also charged for the time in which the others ran.
         busy_s = 0.0 if worker.runs or worker.binds else now - worker.busy_since
         worker.busy_s += busy_s
         for tally, count in run.requests.items():

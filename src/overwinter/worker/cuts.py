@@ -13,7 +13,7 @@ Cut = tuple[int, int, bool]
 """The first call of a span, the first call after it, and whether its weights differ between functions."""
 
 
-def ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
+def possible_cuts(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
     """Yield the possible cuts, the best first: only those in which weights are shared."""
     end = len(program.calls)
     calls = _own_calls(program, own)
@@ -31,9 +31,9 @@ def ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
     if at < end:
         cuts.append((at, end, False))
     coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
-    for way in (cuts, coarse):
-        if any(any(reads[start:stop]) for start, stop, is_own in way if not is_own):
-            yield [cut for cut in way if cut[0] < cut[1]]
+    for each in (cuts, coarse):
+        if any(any(reads[start:stop]) for start, stop, is_own in each if not is_own):
+            yield [cut for cut in each if cut[0] < cut[1]]
 
 
 def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:

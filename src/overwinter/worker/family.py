@@ -15,7 +15,7 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.runner import Prepared, Runner
-from overwinter.worker.trial import check_trial, doubts
+from overwinter.worker.trial import check_trial, generated_warning
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
 
@@ -47,8 +47,8 @@ class Family:
     def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
         """Take a function's blocks, and return a function that completes the bind.
 
-        The returned function must be called once. It returns notes on the trial for the author, raises why the bind
-        fails, and closes the remaining descriptors.
+        The returned function must be called once. It returns notes on the trial for the author, raises an error if
+        the bind fails, and closes the remaining descriptors.
         """
         count = len(bind.handed)
         blocks = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds, strict=False)))
@@ -78,7 +78,7 @@ class Family:
             runner.warm_up()
         if trial.samples:
             check_trial(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
-        return doubts(runner, self._load.inputs) if trial.generated else ""
+        return generated_warning(runner, self._load.inputs) if trial.generated else ""
 
     def drop(self, function: str) -> None:
         """Unbind a function; its runs in progress are completed."""

@@ -23,8 +23,8 @@ class _Heap(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in (*"123456789", "end_bytes"))
 
 
-def _buffers_of_mkl() -> Callable[[], object]:
-    """Return the function that frees MKL's buffers of the calling thread; None if PyTorch has no MKL."""
+def _mkl_release() -> Callable[[], object]:
+    """Return the function that frees MKL's buffers of the calling thread; it does nothing if PyTorch has no MKL."""
     try:
         free: Callable[[], object] = ctypes.CDLL("libtorch_cpu.so").mkl_serv_thread_free_buffers
     except (OSError, AttributeError):
@@ -32,7 +32,7 @@ def _buffers_of_mkl() -> Callable[[], object]:
     return free
 
 
-_free_buffers = _buffers_of_mkl()
+_free_buffers = _mkl_release()
 _heap: Callable[[], _Heap] | None = getattr(_libc, "mallinfo2", None)
 """None in a C library without the function; such a system does not use huge pages for the heap either."""
 if _heap is not None:
@@ -54,10 +54,10 @@ def _release_end() -> None:
     """With huge pages glibc keeps the end of its heap up to the next huge page, with all pages that were ever written.
     Allocating that end as a block allows releasing its pages, independent of other threads' allocations.
     """
-    room = 0 if _heap is None else _heap().end_bytes - 2 * _PAGE
-    block = _libc.malloc(room) if room > 0 else None
+    unused = 0 if _heap is None else _heap().end_bytes - 2 * _PAGE
+    block = _libc.malloc(unused) if unused > 0 else None
     if block is not None:
-        start, stop = -(-block // _PAGE) * _PAGE, (block + room) // _PAGE * _PAGE
+        start, stop = -(-block // _PAGE) * _PAGE, (block + unused) // _PAGE * _PAGE
         if start < stop:
             _libc.madvise(start, stop - start, mmap.MADV_DONTNEED)
         _libc.free(block)

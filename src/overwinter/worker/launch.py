@@ -48,7 +48,7 @@ def _fork(end: int) -> None:
     if pid == 0:
         os.close(held)
         sandbox.die_with_parent(0)
-        # The parent's id cannot be compared here: outside of the namespace, it has none in it.
+        # The parent's id cannot be compared here: it has none inside this namespace.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)

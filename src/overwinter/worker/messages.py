@@ -239,7 +239,7 @@ class Trying(_Message, frozen=True):
 class Ready(_Message, frozen=True):
     """The family is loaded and its first function is bound; on trial, the trial has passed."""
 
-    doubts: str = ""
+    warning: str = ""
     """What the author should know about the trial."""
 
 

@@ -180,13 +180,13 @@ class Worker:
             return False
         try:
             family = made()
-            doubts = family.take(bind, bind_fds)()
+            warning = family.take(bind, bind_fds)()
             self._grow(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the border to an untested program and handler
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
         self._family = family
-        self._channel.send(Ready(doubts))
+        self._channel.send(Ready(warning))
         return True
 
     def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:

@@ -38,7 +38,7 @@ def check_trial(runner: Runner, samples: list[Named]) -> None:
                 raise error_named(failure.error)(message)
 
 
-def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
+def generated_warning(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
     """Return why a generated request with `inputs` fails, as a text for the author; empty if it is answered."""
     try:
         with _interrupted_after(GENERATED_S):

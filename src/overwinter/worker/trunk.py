@@ -27,7 +27,7 @@ from overwinter.model.operators import ITEM_OPERATORS
 from overwinter.model.program import Program
 from overwinter.model.random_inputs import Kind, RandomInputs
 from overwinter.model.structure import BATCH, Call
-from overwinter.worker.cuts import Cut, ways
+from overwinter.worker.cuts import Cut, possible_cuts
 
 KEPT = 8
 """The most splits of one program that are kept."""
@@ -323,7 +323,7 @@ def _trunk(program: Program, own: frozenset[int]) -> Trunk | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows belongs to no single request.
         return None
-    for cuts in ways(program, own):
+    for cuts in possible_cuts(program, own):
         try:
             return Trunk(program, cuts)
         except ProgramError:

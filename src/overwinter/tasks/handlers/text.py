@@ -1,4 +1,4 @@
-"""Reads texts: to token ids and masks. Assets: tokenizer.json, task.json."""
+"""Converts texts to token ids and masks. Assets: tokenizer.json, task.json."""
 
 import json
 from typing import Any

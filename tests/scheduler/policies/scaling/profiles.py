@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 
 MIB = 1 << 20
 
@@ -17,7 +17,7 @@ def point(cores=1, mib=100, batch=1, concurrency=1, latency_s=0.1):
 
 
 def worker(worker, made_as, load=0.0, since=0.0):
-    return Standing(WorkerId(worker), made_as, load, Seconds(since))
+    return CurrentWorker(WorkerId(worker), made_as, load, Seconds(since))
 
 
 def demand(rate, points, **changes):

@@ -7,9 +7,9 @@ are not shared, and gamma for each core. DTS is changed in three places:
 * The last worker. DTS pays a whole worker of the best ratio for the last request per second. Here each number of such
   workers is tried with the cheapest single worker that serves the rest, then the same with the next best ratio. The
   result never costs more than DTS and, within the limits, never more than the optimum plus one of its workers, which is
-  at most twice the optimum: let k be the best ratio that the optimum uses. Before this algorithm ends with a k, all
-  chosen workers have no worse a ratio and serve less than the rate, so they cost less than the optimum; and k is one of
-  its workers.
+  at most twice the optimum: let k be the best configuration, by ratio, that the optimum uses. Before the algorithm
+  tries k as the last worker, all chosen workers have no worse ratio and serve less than the rate, so they cost less
+  than the optimum; and k is one of its workers.
 * Cores. If they run out before the rate is served, the rate per core decides.
 * Existing workers. Workers that were added one by one as the rate rose cost more than a set for the whole rate. If such
   a set costs at most REPLACE_AT of the existing and added workers, its missing workers are started, and the others are
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.policies.scaling.dts import weighed
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, configurations, expected, scale
 from overwinter.scheduler.policies.scaling.selection import (
@@ -55,7 +55,7 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
 
 
 def overwinter(demand: Demand) -> Scaled:
-    """Scale by DTS's changed choice, at MLS's moments, over missing bytes."""
+    """Scale when MLS would act, by the changed DTS with missing bytes as the cost."""
     return scale(_DEFAULT, demand)
 
 
@@ -128,7 +128,7 @@ def _replace(demand: Demand) -> Scaled:
     return Scaled(stop=tuple(worker.worker for worker in _order(demand)[: len(demand.workers) - len(fresh.chosen)]))
 
 
-def _order(demand: Demand) -> list[Standing]:
+def _order(demand: Demand) -> list[CurrentWorker]:
     """Return the order of release: workers that a new set would not have, the least rate per cost first; then the least
     loaded.
     """

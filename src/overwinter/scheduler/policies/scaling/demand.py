@@ -8,7 +8,7 @@ from overwinter.core.ids import Seconds, WorkerId
 from overwinter.core.profile import Configuration, Point
 
 
-class Standing(msgspec.Struct, frozen=True):
+class CurrentWorker(msgspec.Struct, frozen=True):
     """One worker of the function that exists or is starting."""
 
     worker: WorkerId
@@ -28,7 +28,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     slo_s: float | None
     points: tuple[Point, ...]
     """The configurations that the function's settings allow."""
-    workers: tuple[Standing, ...] = ()
+    workers: tuple[CurrentWorker, ...] = ()
     free_cores: float
     free_workers: int
     """The further workers that the node and the function's settings allow."""

@@ -18,7 +18,7 @@ from overwinter.scheduler.policies.scaling.selection import (
     Cost,
     Limits,
     Selection,
-    is_none,
+    is_negligible,
     limits_of,
     queues_in_time,
     usable,
@@ -52,16 +52,16 @@ def solve(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> S
     if not points or not rate > 0:
         return Selection((), max(rate, 0.0))
     chosen = _cheapest(points, rate, rate, cost, limits)
-    if chosen is not None and not is_none(rate - _served(chosen), rate):
+    if chosen is not None and not is_negligible(rate - _served(chosen), rate):
         chosen = _cheapest(points, rate, rate * (1 + TIGHTER), cost, limits)
     if chosen is None:
         chosen = _solved([-point.throughput for point in points], points, limits, []) or ()
     left = rate - _served(chosen)
-    return Selection(chosen, 0.0 if is_none(left, rate) else left)
+    return Selection(chosen, 0.0 if is_negligible(left, rate) else left)
 
 
 def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, limits: Limits) -> Points | None:
-    """Equations (1) and (4); None: infeasible."""
+    """Return the cheapest numbers of workers that serve the goal (equations 1 and 4); None if there are none."""
     if goal == math.inf:
         return None
     # Cap each throughput at the whole rate: the solution is the same, and the solver's numbers have similar magnitudes.
@@ -75,7 +75,7 @@ def _solved(
     limits: Limits,
     rows: Sequence[tuple[list[float], float, float]],
 ) -> Points | None:
-    """The numbers of workers with the least objective, within these rows and the bounds; None: infeasible."""
+    """Return the numbers of workers with the least objective within these rows and the bounds; None if infeasible."""
     optimize = _optimize()
     largest = max(map(abs, objective)) or 1.0
     rows = [*rows, *_rows(points, limits)]

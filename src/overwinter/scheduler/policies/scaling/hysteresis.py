@@ -20,7 +20,7 @@ import msgspec
 
 from overwinter.core.ids import WorkerId
 from overwinter.core.profile import Configuration, Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.policies.scaling.selection import EPSILON, limits_of, ratio, size, take, usable
 
 Points = tuple[Point, ...]
@@ -40,7 +40,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     """The configurations that the algorithm can use, of those that meet the SLO."""
     choose: Callable[[Demand, float], Points]
     """The workers to start for a further rate, within the resources of the demand."""
-    order: Callable[[Demand], Sequence[Standing]]
+    order: Callable[[Demand], Sequence[CurrentWorker]]
     """The workers, those to release first in front."""
     replace: Callable[[Demand], Scaled] = nothing
     """What replaces the existing workers although they serve the rate."""
@@ -56,7 +56,7 @@ def one_at_a_time(points: Points) -> Points:
     return tuple(point for point in points if point.concurrency == 1)
 
 
-def least_loaded_first(demand: Demand) -> list[Standing]:
+def least_loaded_first(demand: Demand) -> list[CurrentWorker]:
     """Return the order of release: the least loaded first; of those the lowest rate per byte; then the newest."""
     return sorted(
         demand.workers,
@@ -114,7 +114,7 @@ def _settled(algorithm: Algorithm, demand: Demand, capacities: dict[WorkerId, fl
 
 
 def _superfluous(
-    order: Sequence[Standing], capacities: dict[WorkerId, float], rate: float, beta: float
+    order: Sequence[CurrentWorker], capacities: dict[WorkerId, float], rate: float, beta: float
 ) -> tuple[WorkerId, ...]:
     """Return the workers that can be released, in this order. The paper's printed loop would stop at the first; its
     text does not.

@@ -14,7 +14,7 @@ the SLO, which R_max counts; the batch of each run is chosen when the requests a
 from collections.abc import Iterable
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, expected, one_at_a_time, scale
 from overwinter.scheduler.policies.scaling.selection import limits_of, ratio, runs_in_time, take
 
@@ -56,7 +56,7 @@ def _longest_s(demand: Demand, point: Point) -> float:
     return waits_s + point.latency_s
 
 
-def _order(demand: Demand) -> list[Standing]:
+def _order(demand: Demand) -> list[CurrentWorker]:
     return sorted(
         demand.workers, key=lambda worker: (efficiency(demand, worker.point), worker.load, -worker.since, worker.worker)
     )

@@ -106,16 +106,16 @@ def take(ordered: Iterable[Point], rate: float, limits: Limits) -> Selection:
     chosen: list[Point] = []
     left = rate
     for point in ordered:
-        if is_none(left, rate):
+        if is_negligible(left, rate):
             break
         count = min(workers_for(left, point), limits.copies(point))
         chosen += [point] * count
         left -= count * point.throughput
         limits = limits.less(point, count)
-    return Selection(tuple(chosen), 0.0 if is_none(left, rate) else left)
+    return Selection(tuple(chosen), 0.0 if is_negligible(left, rate) else left)
 
 
-def is_none(left: float, rate: float) -> bool:
+def is_negligible(left: float, rate: float) -> bool:
     """Whether the rest of a rate is negligible."""
     return left <= (rate * EPSILON if rate < math.inf else 0)
 
