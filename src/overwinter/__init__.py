@@ -1,4 +1,4 @@
-"""Overwinter: serverless inference for many models on few machines.
+"""Overwinter: serverless inference for many models on one machine.
 
 import overwinter
 

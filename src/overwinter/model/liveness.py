@@ -1,4 +1,4 @@
-"""Computes when each value of a program dies, which values cross a cut, and the peak memory."""
+"""Computes which call reads each value of a program last, which values cross a cut, and the peak memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,13 @@ def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[i
     for index, call in enumerate(calls):
         for slot in (*call.outputs, *slots_of(call)):
             last_use[slot] = index
-    dying: list[list[int]] = [[] for _ in calls]
+    freed: list[list[int]] = [[] for _ in calls]
     for slot in sorted(last_use.keys() - set(output_slots)):
         if slot >= first_value:
-            dying[last_use[slot]].append(slot)
+            freed[last_use[slot]].append(slot)
     return tuple(
         Call(call.operator, call.args, call.kwargs, call.outputs, tuple(frees))
-        for call, frees in zip(calls, dying, strict=True)
+        for call, frees in zip(calls, freed, strict=True)
     )
 
 

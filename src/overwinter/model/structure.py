@@ -22,7 +22,7 @@ BATCH = "batch"
 _WORD = re.compile(r"\w+")
 
 SYMBOLIC_KINDS = frozenset({"symint", "symfloat", "symbool"})
-"""What a value is that is no tensor but a Python number worked out from sizes."""
+"""The types of values that are not tensors but Python numbers computed from sizes."""
 
 MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
 
@@ -46,7 +46,7 @@ class MemoryFormat(msgspec.Struct, frozen=True, gc=False, tag="m", tag_field="k"
 
 
 class Device(msgspec.Struct, frozen=True, gc=False, tag="d", tag_field="k"):
-    """An argument that is the device the program runs on, whichever that will be."""
+    """An argument that is the device on which the program runs."""
 
 
 Scalar = None | bool | int | float | str | Slot | Dtype | MemoryFormat | Device

@@ -1,7 +1,7 @@
 """The node's side of its workers: which zygote forks them, their messages, and how they end.
 
 Everything here runs in callbacks of the event loop and never blocks. Workers are requested once the base zygote is
-ready, so that its death before that costs no request a retry. The end of a worker is reported once: when its zygote
+ready, so that its death before that causes no retry. The end of a worker is reported once: when its zygote
 reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
@@ -105,7 +105,7 @@ class Processes:
         self._loop.add_reader(pidfd, self._process_over, zygote, process)
 
     def _end_soon(self, zygote: ZygoteProcess, process: WorkerProcess | None) -> None:
-        """Tell the zygote of a worker that has ended, so that it reports how."""
+        """Report the end of a worker that has ended, unless its zygote reports it, with the cause, before LINGER_S."""
         if process is not None:
             self._loop.call_later(LINGER_S, self._end_worker, zygote, process.forked_as, "its process ended", process)
 
@@ -354,7 +354,7 @@ class Processes:
         self.ahead.gone(process)
         process.kill()
         process.over = True
-        self._take_last_words(process)
+        self._read_last_messages(process)
         self._loop.remove_reader(process.channel.fileno())
         if process.pidfd is not None:
             self._loop.remove_reader(process.pidfd)
@@ -362,7 +362,7 @@ class Processes:
         failure = process.failure or process.ended(ending_)
         process.listener.worker_exited(process, failure.error, failure.message)
 
-    def _take_last_words(self, process: WorkerProcess) -> None:
+    def _read_last_messages(self, process: WorkerProcess) -> None:
         """Read the last message of a worker that could not load: it may exit before the message is read."""
         try:
             while process.failure is None:
@@ -394,6 +394,6 @@ class Processes:
             process.close()
 
 
-def _require(truth: bool, complaint: str) -> None:
-    if not truth:
-        raise ValueError(complaint)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,8 +1,8 @@
 """Photons (SoCC'20): as many concurrent runs as possible in one worker, and no batches.
 
-As in Tetris's comparison (5.1, 5.3): the greatest concurrency that meets the SLO, with a fixed mapping between runs and
-cores. Each further run adds as many cores as a single run needs to meet the SLO; without a measurement of a single run,
-as many as in the measurements with the fewest runs. At least one.
+As in Tetris's comparison (5.1, 5.3), a worker has the greatest concurrency that meets the SLO, and each run has the
+same number of cores, at least one: as many as a single run needs to meet the SLO or, without a measurement of a single
+run, as many as in the measurements with the fewest runs.
 """
 
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
@@ -15,7 +15,7 @@ def photons(demand: Demand) -> Scaled:
     return scale(_PHOTONS, demand)
 
 
-def _the_same_cores_each(points: Points) -> Points:
+def _equal_cores_per_run(points: Points) -> Points:
     """Return one configuration for each concurrency."""
     own = [point for point in points if point.batch == 1 and point.cores >= point.concurrency]
     if not own:
@@ -28,4 +28,4 @@ def _choose(demand: Demand, rate: float) -> Points:
     return take(sorted(demand.points, key=lambda point: -point.concurrency), rate, limits_of(demand)).chosen
 
 
-_PHOTONS = Algorithm(runs_in_time, _the_same_cores_each, _choose, least_loaded_first)
+_PHOTONS = Algorithm(runs_in_time, _equal_cores_per_run, _choose, least_loaded_first)
