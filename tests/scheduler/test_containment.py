@@ -137,8 +137,8 @@ def test_what_is_loaded_again_is_tried_again(failing, monkeypatch):
 
 
 def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
-    plainness = failing.wrap(latency._plainness, lambda point: point.latency_s == SICK)
-    monkeypatch.setattr(latency, "_plainness", plainness)
+    complexity = failing.wrap(latency._complexity, lambda point: point.latency_s == SICK)
+    monkeypatch.setattr(latency, "_complexity", complexity)
     world = World(cores=2)
     world.deploy(spec("ill", profile=ILL, slo_ms=500), on_trial=True)
     world.settle()
