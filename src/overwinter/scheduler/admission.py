@@ -48,7 +48,8 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if not order.anyone_waits(cycle):
+        if not (state.waiting or state.bytes or state.cores.hopeful or state.cores.late):
+            # Usually nobody waits.
             cycle.places_changed = False
             return
         if state.waiting:
@@ -75,16 +76,18 @@ def _is_left(cycle: Cycle) -> bool:
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin the function's wants one after the other, until it has none or must wait."""
     cycle.current, function.batch_at = function.spec.id, None
-    while True:
+    while function.queue or function.wants_wake:
         if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
         want = next_want(cycle, function)
         if want is None:
             order.leave(cycle, function)
             break
-        if not _begin(cycle, function, want, has_core) or not (function.queue or function.wants_wake):
+        if not _begin(cycle, function, want, has_core):
             break
         has_core = late_first = False
+    else:
+        order.leave(cycle, function)
     if function.spec.id in cycle.state.functions:
         retention.settle(cycle, function)
 

@@ -6,7 +6,7 @@ unloaded with the reason, as if by its owner. Any other failure ends the node.
 """
 
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Point
@@ -15,21 +15,21 @@ from overwinter.scheduler.state import Function, State
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """The exceptions that a policy may raise on unexpected numbers."""
 
-Arguments = ParamSpec("Arguments")
+Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
 
 
 def call_policy(
     state: State,
     function: Function,
-    otherwise: Result,
-    policy: Callable[Arguments, Result],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
+    otherwise: Otherwise,
+    policy: Callable[[*Arguments], Result],
+    *args: *Arguments,
+) -> Result | Otherwise:
     """Return a policy's answer about a function, or `otherwise` if the policy fails."""
     try:
-        return policy(*args, **kwargs)
+        return policy(*args)
     except FAILURES as error:
         remember(state, function.spec.id, error)
         return otherwise

@@ -71,7 +71,10 @@ class Cycle:
         handled.
         """
         id_ = function.spec.id
-        self.changed[id_] = has_core or self.changed.get(id_, False)
+        if has_core:
+            self.changed[id_] = True
+        else:
+            self.changed.setdefault(id_, False)
 
     def decide(self, function: Function, what: Decision, why: str) -> None:
         """Record the reason of a decision, for `explain`."""

@@ -188,6 +188,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
             unbind_if_done(cycle, worker, binding)
         _follow_up(cycle, worker, function)
         if not function.removed:
+            function.failures = 0
             served.append(function)
     if served:
         function, spent_s = served[0], cycle.now - run.began
@@ -200,8 +201,6 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         else:
             trunk.sharing.count(several=True)
         _prepare(cycle, function, spent_s)
-    for function in served:
-        function.failures = 0
     families.mark(cycle, worker.family, *served)
 
 

@@ -49,12 +49,6 @@ def join(cycle: Cycle, function: Function, line: Line) -> None:
         cycle.bytes_changed = True
 
 
-def anyone_waits(cycle: Cycle) -> bool:
-    """Whether any function waits in a queue."""
-    state = cycle.state
-    return bool(state.waiting or state.bytes or state.cores.hopeful or state.cores.late)
-
-
 def leave(cycle: Cycle, function: Function) -> None:
     """Leave the queue."""
     if function.line is None:

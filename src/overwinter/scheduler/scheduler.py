@@ -46,7 +46,7 @@ class Scheduler:
         facts.apply(cycle, event)
         if isinstance(event, Alarm):
             due.check(cycle)
-        elif cycle.timers.is_due(now):
+        elif cycle.timers.alarm <= now:
             due.check_lines(cycle)
         admit(cycle)
         while cycle.state.faults:

@@ -1,6 +1,7 @@
 """The timers of functions, workers and queues: one time for each, and one alarm for the node."""
 
 from heapq import heappop, heappush
+from math import inf
 
 from overwinter.core.ids import Seconds
 
@@ -17,7 +18,8 @@ class Timers:
         self._heap: list[tuple[float, int, Key]] = []
         self._at: dict[Key, float] = {}
         self._order = 0
-        self._alarm: float | None = None
+        self.alarm = inf
+        """When the node's alarm fires; no time is earlier at the end of a step."""
 
     def arm(self, key: Key, at: float) -> None:
         """Check `key` at `at`, unless an earlier time is set."""
@@ -35,13 +37,9 @@ class Timers:
         """The time of the next check of `key`; None: none is set."""
         return self._at.get(key)
 
-    def is_due(self, now: Seconds) -> bool:
-        """Whether the time of any key may have come."""
-        return bool(self._heap) and self._heap[0][0] <= now
-
     def pop_due(self, now: Seconds) -> list[Key]:
         """The keys that are due, in order; the node's alarm has fired and must be set again."""
-        self._alarm = None
+        self.alarm = inf
         due: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, key = heappop(self._heap)
@@ -52,10 +50,11 @@ class Timers:
 
     def next_alarm(self) -> Seconds | None:
         """The time at which the node must post the alarm, if it is earlier than the time set before."""
-        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
-            heappop(self._heap)
-        at = self._heap[0][0] if self._heap else None
-        if at is None or (self._alarm is not None and self._alarm <= at):
-            return None
-        self._alarm = at
-        return Seconds(at)
+        heap = self._heap
+        while heap and heap[0][0] < self.alarm:
+            at, _, key = heap[0]
+            if self._at.get(key) == at:
+                self.alarm = at
+                return Seconds(at)
+            heappop(heap)
+        return None

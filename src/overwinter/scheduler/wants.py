@@ -58,7 +58,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     wants_bind = _wants_bind(function)
     free = free_workers(function) if wants_bind else []
     if wants_bind:
-        worker = worker_to_bind_in(cycle, function, free)
+        worker = worker_to_bind_in(cycle, function, free) if free else None
         if worker is not None:
             return BindIn(worker) if function.loaded else LOAD_BLOCKS
         if not function.workers and not function.loaded and function.has_worker:

@@ -72,7 +72,7 @@ class Cores:
         self.asked += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
-        before, self._pace = self._pace, min(1.0, self.count / self.asked) if self.asked else 1.0
+        before, self._pace = self._pace, self.count / self.asked if self.asked > self.count else 1.0
         if self._pace < 1.0:
             next_ends, _, job = self._jobs[0]
             self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._end_if_done, job))
@@ -95,13 +95,14 @@ class Cores:
 class ModelledWorker:
     """A simulated worker process: its function, its configuration, and its work."""
 
-    __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
+    __slots__ = ("concurrency", "cores", "function", "jobs", "run_cores", "worker")
 
     def __init__(self, action: StartWorker, function: Simulated) -> None:
         self.worker = action.worker
         self.function = function
         self.cores = action.cores
         self.concurrency = action.concurrency
+        self.run_cores = max(1, action.cores // action.concurrency)
         self.jobs: dict[Job, None] = {}
         """The actions in progress, in the order of their starts."""
 

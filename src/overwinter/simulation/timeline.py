@@ -18,14 +18,14 @@ class Timeline:
         self._sequence = 0
 
     def after(self, seconds: float, callback: Callback) -> None:
-        """Run an action this many seconds from now."""
+        """Run an action this many seconds from now, which are not negative."""
         self._sequence += 1
-        heappush(self._heap, (max(self.now + seconds, self.now), self._sequence, callback))
+        heappush(self._heap, (self.now + seconds, self._sequence, callback))
 
     def at(self, time: float, callback: Callback) -> None:
         """Run an action at this time, or now if the time has passed."""
         self._sequence += 1
-        heappush(self._heap, (max(time, self.now), self._sequence, callback))
+        heappush(self._heap, (time if time > self.now else self.now, self._sequence, callback))
 
     def next_at(self) -> float:
         """The time of the next action; infinite if there is none."""

@@ -353,8 +353,7 @@ class World:
         seconds = self._durations.run_s(process, len(action.requests), action.functions)
         if model.jitter:
             seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
-        cores = max(1, process.cores // process.concurrency)
-        self._work(process, cores, seconds, self._chance.run_crash(), RunEnded(process.worker, action.run))
+        self._work(process, process.run_cores, seconds, self._chance.run_crash(), RunEnded(process.worker, action.run))
 
     def _work(self, process: ModelledWorker, cores: int, seconds: float, crash: float | None, event: Event) -> None:
         """Keep cores busy; `event` follows, or the worker's death after the share `crash` of the time."""

@@ -105,7 +105,7 @@ def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
     """
     if not waiting.keeps_up:
         return adaptive(waiting, workers)
-    send = greedy(waiting, workers)
+    send = at_once(waiting.count, workers)
     late = waiting.waited_s + waiting.latency(send.worker, send.count) > waiting.slo_s
     return Send(send.worker, send.count, late) if late else send
 
