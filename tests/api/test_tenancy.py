@@ -46,6 +46,24 @@ def test_a_tenant_reads_its_own_names(text: str, result: str) -> None:
     assert names.translated_bytes(text.encode()) == result.encode()
 
 
+@pytest.mark.parametrize("tenant", ["n", "u0001", "acme"])
+def test_names_beside_escapes_in_json_are_converted_and_the_escapes_stay(tenant: str) -> None:
+    names = TenantNames(tenant)
+    own = f"{tenant}..f"
+    for text in (
+        "\n..f",
+        "\x01..f",
+        f"\n{own}",
+        f"\x01{own}",
+        f"\\{own}",
+        f'"{own}"',
+        f"\\\n{own}\t{own}@1",
+        f"x{own}",
+    ):
+        assert msgspec.json.decode(names.translated_json([text])) == [names.translated(text)]
+    assert names.translated("\n..f") == "\n..f"
+
+
 def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
     """This is possible where names with dots were deployed before there were tokens."""
     put(door, "squatter")

@@ -35,8 +35,11 @@ class TenantNames:
     def __init__(self, tenant: TenantId) -> None:
         self.prefix = f"{tenant}{SEPARATOR}"
         # Match whole words only. A sentence may end in dots, too.
-        self._in_text = re.compile(rf"(?<![a-z0-9._-]){re.escape(self.prefix)}(?=[a-z0-9])")
-        self._in_bytes = re.compile(self._in_text.pattern.encode())
+        prefix = rf"{re.escape(self.prefix)}(?=[a-z0-9])"
+        self._in_text = re.compile(rf"(?<![a-z0-9._-]){prefix}")
+        # The letters of an escape, like the `n` of a line's end, belong to no word.
+        escape = r"\\(?:u[0-9a-f]{4}|.)"
+        self._escaped = re.compile(rf"({escape})(?:{prefix})?|{self._in_text.pattern}".encode())
 
     def own(self, name: FunctionName) -> FunctionName:
         """Return the node's name of the tenant's function."""
@@ -51,8 +54,8 @@ class TenantNames:
         return msgspec.Raw(self.translated_bytes(_encode(value)))
 
     def translated_bytes(self, text: bytes) -> bytes:
-        """Convert the node's names in a text to the tenant's."""
-        return self._in_bytes.sub(b"", text)
+        """Convert the node's names in a text with escapes (JSON, metrics) to the tenant's."""
+        return self._escaped.sub(rb"\1", text)
 
 
 class _View:
