@@ -14,6 +14,7 @@ from overwinter.core.errors import (
     DeadlineError,
     ForbiddenError,
     HandlerError,
+    NoSpaceError,
     NotFoundError,
     OverloadedError,
     WorkerError,
@@ -349,6 +350,21 @@ def test_tensors_are_found_again_only_after_a_function_has_changed(town, pipelin
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", (2,)),)
     assert pipelines.view("fork", None).outputs
     assert found == ["fork"]
+
+
+def test_the_pipelines_of_a_tenant_are_bounded_by_their_sources(town, pipelines, monkeypatch):
+    monkeypatch.setattr(module, "TENANT_SOURCES_MAX", 11)
+    asyncio.run(pipelines.deploy(FORK, "tests"))
+    # Its own sources are not counted twice.
+    asyncio.run(pipelines.deploy(FORK, "tests"))
+    more = msgspec.structs.replace(FORK, name="more")
+    with pytest.raises(NoSpaceError, match="tenant 'tests' have 6 other sources .* 'more' more than 11"):
+        asyncio.run(pipelines.deploy(more, "tests"))
+    less = msgspec.structs.replace(more, outputs={"l": "left:y", "r": "right:y"})
+    asyncio.run(pipelines.deploy(less, "tests"))
+    for name in ("double", "triple", "negate"):
+        town.views[name, 1].tenant = "others"
+    asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, name="theirs"), "others"))
 
 
 def test_attainment_of_the_slo_is_counted(town, pipelines):

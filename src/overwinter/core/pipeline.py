@@ -130,9 +130,14 @@ def check_pipeline(pipeline: Pipeline) -> None:
 
 
 def _check_count(pipeline: Pipeline) -> None:
-    sources = len(pipeline.outputs) + sum(len(stage.inputs) for stage in pipeline.stages.values())
+    sources = source_count(pipeline)
     if sources > SOURCES_MAX:
         raise CallerError(f"pipeline {pipeline.name!r} has {sources} sources of tensors; {SOURCES_MAX} are allowed")
+
+
+def source_count(pipeline: Pipeline) -> int:
+    """The number of tensors that the stages take and the pipeline returns."""
+    return len(pipeline.outputs) + sum(len(stage.inputs) for stage in pipeline.stages.values())
 
 
 def needs(stage: Stage) -> set[str]:
@@ -153,11 +158,11 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
         raise CallerError(
             f"the functions of pipeline {pipeline.name!r} return {outputs} tensors; {OUTPUTS_MAX} are allowed"
         )
-    found = {name: _renamed(name, function) for name, function in functions.items()}
-    given = {f"{name}:{spec.name}": spec for name, function in found.items() for spec in function.outputs}
+    returned = {name: {spec.name: spec for spec in function.outputs} for name, function in functions.items()}
+    given: dict[str, _Given] = {}
     for name, stage in pipeline.stages.items():
         message = f"stage {name!r} of pipeline {pipeline.name!r}"
-        wanted = {spec.name: spec for spec in found[name].inputs}
+        wanted = {spec.name: spec for spec in functions[name].inputs}
         for unknown in sorted(stage.inputs.keys() - wanted):
             known = ", ".join(map(repr, wanted)) or "none"
             raise CallerError(
@@ -167,13 +172,17 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
             source = stage.inputs.get(tensor)
             if source is None:
                 raise CallerError(f"{message} has no source for input {tensor!r} of {stage.function!r}")
-            if source.startswith(f"{INPUT}:"):
-                given.setdefault(source, spec)
-            given[source] = _joined(_existing(given, source, message), spec, f"{message}: {source!r}")
+            if source not in given:
+                is_input = source.startswith(f"{INPUT}:")
+                given[source] = _Given(name, spec) if is_input else _returned(returned, source, message)
+            given[source] = _joined(given[source], spec, f"{message}: {source!r}")
     where = f"pipeline {pipeline.name!r}"
     return Signature(
         tuple(_called(name, given[f"{INPUT}:{name}"]) for name in pipeline.inputs),
-        tuple(_called(name, _existing(given, source, where)) for name, source in pipeline.outputs.items()),
+        tuple(
+            _called(name, given.get(source) or _returned(returned, source, where))
+            for name, source in pipeline.outputs.items()
+        ),
     )
 
 
@@ -200,45 +209,43 @@ def _found(pipeline: Pipeline, name: str, find: Find) -> Typed:
         raise NotFoundError(f"stage {name!r} of pipeline {pipeline.name!r}: {error}") from error
 
 
-def _renamed(name: str, function: Typed) -> Signature:
-    """Return the tensors of a stage's function, with their dynamic sizes named after the stage."""
-    inputs, outputs = (
-        tuple(
-            TensorSpec(
-                spec.name,
-                spec.datatype,
-                tuple(size if isinstance(size, int) else f"{name}.{size}" for size in spec.shape),
-            )
-            for spec in specs
-        )
-        for specs in (function.inputs, function.outputs)
-    )
-    return Signature(inputs, outputs)
+class _Given(NamedTuple):
+    """A tensor from a source, and the stage after which its dynamic sizes are named."""
+
+    stage: str
+    spec: TensorSpec
 
 
-def _existing(given: Mapping[str, TensorSpec], source: str, message: str) -> TensorSpec:
-    spec = given.get(source)
+def _returned(functions: Mapping[str, Mapping[str, TensorSpec]], source: str, message: str) -> _Given:
+    """Return the output that a source names, from the outputs of the functions by stage."""
+    stage, _, output = source.partition(":")
+    spec = functions[stage].get(output)
     if spec is None:
-        stage, _, output = source.partition(":")
-        known = ", ".join(repr(other.partition(":")[2]) for other in given if other.startswith(f"{stage}:"))
+        known = ", ".join(map(repr, functions[stage]))
         raise CallerError(f"{message} takes {source!r}, and stage {stage!r} has no output {output!r}; it has {known}")
-    return spec
+    return _Given(stage, spec)
 
 
-def _joined(given: TensorSpec, wanted: TensorSpec, message: str) -> TensorSpec:
+def _joined(given: _Given, wanted: TensorSpec, message: str) -> _Given:
     """The common properties of a tensor that is an output of one stage and an input of another; CallerError if they
     conflict.
     """
-    sizes = list(zip(given.shape, wanted.shape, strict=False))
-    unequal = any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in sizes)
-    if given.datatype != wanted.datatype or len(given.shape) != len(wanted.shape) or unequal:
+    stage, spec = given
+    alike = spec.datatype == wanted.datatype and len(spec.shape) == len(wanted.shape)
+    fixed = {at: size for at, size in enumerate(wanted.shape) if isinstance(size, int)} if alike else {}
+    if not alike or any(isinstance(spec.shape[at], int) and spec.shape[at] != size for at, size in fixed.items()):
         raise CallerError(
-            f"{message} is {given.datatype} {list(given.shape)}, and input {wanted.name!r} takes "
+            f"{message} is {spec.datatype} {list(spec.shape)}, and input {wanted.name!r} takes "
             f"{wanted.datatype} {list(wanted.shape)}"
         )
-    shape = tuple(other if isinstance(other, int) else one for one, other in sizes)
-    return TensorSpec(given.name, given.datatype, shape)
+    if not fixed:
+        return given
+    shape = tuple(fixed.get(at, size) for at, size in enumerate(spec.shape))
+    return _Given(stage, TensorSpec(spec.name, spec.datatype, shape))
 
 
-def _called(name: str, spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(name, spec.datatype, spec.shape)
+def _called(name: str, given: _Given) -> TensorSpec:
+    """Return the tensor under its name in the pipeline, with its dynamic sizes named after their stage."""
+    stage, spec = given
+    shape = tuple(size if isinstance(size, int) else f"{stage}.{size}" for size in spec.shape)
+    return TensorSpec(name, spec.datatype, shape)

@@ -15,10 +15,19 @@ from operator import is_not
 import msgspec
 
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError
+from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NoSpaceError, NotFoundError
 from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
+from overwinter.core.pipeline import (
+    SOURCES_MAX,
+    Pipeline,
+    Signature,
+    Stage,
+    Typed,
+    check_pipeline,
+    signature,
+    source_count,
+)
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.registry import Registry
@@ -26,6 +35,9 @@ from overwinter.node.stages import Infer, PipelineRun
 from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
+
+TENANT_SOURCES_MAX = 16 * SOURCES_MAX
+"""The most sources of tensors of all pipelines of a tenant. The deploy of a function checks all that use it."""
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -199,6 +211,7 @@ class Pipelines:
             return _found_own(self._functions, tenant, name, version)
 
         async with self.changing:
+            self._check_sources(pipeline, tenant)
             signature(pipeline, find)
             self._coming.append((pipeline, tenant))
             try:
@@ -207,6 +220,18 @@ class Pipelines:
                 self._coming.remove((pipeline, tenant))
             self._known[pipeline.name] = _Known(kept, self._functions)
         return self.view(pipeline.name, None)
+
+    def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
+        """NoSpaceError if the tenant's pipelines would have too many sources, which all depend on one function at
+        worst.
+        """
+        others = [known.kept for name, known in self._known.items() if name != pipeline.name]
+        own = sum(source_count(kept.pipeline) for kept in others if kept.tenant == tenant)
+        if own + source_count(pipeline) > TENANT_SOURCES_MAX:
+            raise NoSpaceError(
+                f"the pipelines of tenant {tenant!r} have {own} other sources of tensors, and with "
+                f"{pipeline.name!r} more than {TENANT_SOURCES_MAX}: remove one first"
+            )
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove a pipeline; its requests in progress complete. Raises NotFoundError."""
