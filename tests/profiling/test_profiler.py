@@ -1,12 +1,36 @@
-"""What measurements that wait may take of the node."""
+"""What measurements may take of the node, and of each other."""
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import pytest
+import torch
+
+from overwinter.core.errors import WorkerError
+from overwinter.core.function import Settings
+from overwinter.core.profile import Point, Profile
 from overwinter.core.profiling import Wanted
+from overwinter.model.export import export
+from overwinter.model.program import encode_program
 from overwinter.node.threads import usual
+from overwinter.profiling import profiler as module
+from overwinter.profiling.bench import Measurement
 from overwinter.profiling.profiler import Profiler
+
+
+def parts_with(read: Callable[[str], bytes]) -> SimpleNamespace:
+    repository = SimpleNamespace(read=read, profile=lambda *of: None, put_profile=lambda *of: None)
+    return SimpleNamespace(
+        calls=SimpleNamespace(busy=lambda: False, wake=None),
+        config=SimpleNamespace(profile_share=0.1),
+        processes=None,
+        hosts=None,
+        registry=SimpleNamespace(functions={}),
+        log=None,
+        repository=repository,
+    )
 
 
 def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> None:
@@ -17,18 +41,9 @@ def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> Non
         return b"no program"
 
     async def measured() -> list[object]:
-        parts = SimpleNamespace(
-            calls=SimpleNamespace(busy=lambda: False),
-            config=SimpleNamespace(profile_share=0.1),
-            processes=None,
-            hosts=None,
-            registry=SimpleNamespace(functions={}),
-            log=None,
-            repository=SimpleNamespace(read=read),
-        )
         function = SimpleNamespace(manifest=SimpleNamespace(program=SimpleNamespace(address="")))
         async with asyncio.TaskGroup() as tasks:
-            profiler = Profiler(parts, tasks)
+            profiler = Profiler(parts_with(read), tasks)
             asked = [asyncio.create_task(profiler.measure(function, Wanted(), print)) for _ in range(2 * usual())]
             # Each has asked for its program after this.
             await asyncio.sleep(0)
@@ -40,3 +55,45 @@ def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> Non
             return await asyncio.gather(*asked, return_exceptions=True)
 
     assert {type(error).__name__ for error in asyncio.run(measured())} == {"ProgramError"}
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * 2.0}
+
+
+def function_of(tenant: str) -> SimpleNamespace:
+    manifest = SimpleNamespace(tenant=tenant, program=SimpleNamespace(address=""), settings=Settings())
+    return SimpleNamespace(id=f"{tenant}@1", manifest=manifest, subject=tenant, program_subject=tenant, profile=None)
+
+
+def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkeypatch) -> None:
+    program = encode_program(export(Doubled(), {"x": torch.zeros(2, 4)}).program)
+    monkeypatch.setattr(module, "TURN_S", 0.2)
+    wanted = Wanted(cores=(1,), batches=(1, 2), concurrency=(1,), layers=False)
+
+    async def point(function, program, configuration) -> Measurement:
+        if configuration.batch == 2 and function.manifest.tenant == "slow":
+            await asyncio.Event().wait()
+        return Measurement(Point(1, 1, configuration.batch, 1, 0.1), 7, None)
+
+    async def measured() -> tuple[object, Profile]:
+        async with asyncio.TaskGroup() as tasks:
+            profiler = Profiler(parts_with(lambda address: program), tasks)
+            profiler._bench = SimpleNamespace(point=point)
+            profiler._functions = functions = {each: function_of(each) for each in ("slow", "quick")}
+            profiler._parts.post = lambda event: None
+            slow, quick = (
+                asyncio.create_task(profiler.measure(function, wanted, lambda progress: None))
+                for function in functions.values()
+            )
+            async with asyncio.timeout(20):
+                await asyncio.wait([slow, quick])
+        with pytest.raises(WorkerError, match="not all of slow@1 was measured"):
+            slow.result()
+        return functions["slow"].profile, quick.result()
+
+    begun, whole = asyncio.run(measured())
+    # What was measured up to then is kept.
+    assert [point.batch for point in begun.points] == [1]
+    assert [point.batch for point in whole.points] == [1, 2]

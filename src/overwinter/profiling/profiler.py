@@ -33,10 +33,10 @@ from overwinter.profiling.measuring import batch_limit
 from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
 from overwinter.profiling.rounds import TenantTurns
-from overwinter.profiling.survey import BEGINS, Survey
+from overwinter.profiling.survey import Survey
 
-BACKGROUND_S = 600.0
-"""The longest measurement of one function in the background."""
+TURN_S = 600.0
+"""The longest measurement of one function while others wait for their turn."""
 
 
 class Profiler:
@@ -73,7 +73,7 @@ class Profiler:
 
     async def measure(self, function: DeployedFunction, wanted: Wanted, report: ReportProgress) -> Profile:
         """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
-        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs.
+        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or the time was short.
         """
         loop = asyncio.get_running_loop()
         limits = await loop.run_in_executor(self._reader, self._limits, function)
@@ -87,7 +87,11 @@ class Profiler:
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
             try:
-                await survey.run(configurations, batches)
+                async with asyncio.timeout(TURN_S):
+                    await survey.run(configurations, batches)
+            except TimeoutError:
+                message = f"not all of {function.id} was measured within {TURN_S:g} s"
+                raise WorkerError(f"{message}: what was is kept, and another measurement adds the rest") from None
             finally:
                 if survey.found:
                     # Store it even if no caller waits any more.
@@ -96,22 +100,7 @@ class Profiler:
 
     def measure_soon(self, function: DeployedFunction) -> None:
         """Measure the configurations that its settings allow, in the background."""
-        self._do_soon(self._measure_in_time(function), f"{function.id} was not measured")
-
-    async def _measure_in_time(self, function: DeployedFunction) -> None:
-        """Measure in the background for a bounded time, because others wait; the results up to then are stored."""
-        turn: asyncio.Timeout | None = None
-
-        def report(progress: Progress) -> None:
-            nonlocal turn
-            if turn is not None and turn.when() is None and progress.what == BEGINS:
-                turn.reschedule(asyncio.get_running_loop().time() + BACKGROUND_S)
-
-        try:
-            async with asyncio.timeout(None) as turn:
-                await self.measure(function, Wanted(), report)
-        except TimeoutError:
-            raise WorkerError(f"not all of it was measured within {BACKGROUND_S:g} s") from None
+        self._do_soon(self.measure(function, Wanted(), _ignore), f"{function.id} was not measured")
 
     def _known(self, id_: FunctionId) -> Profile | None:
         function = self._functions.get(id_)
@@ -166,6 +155,10 @@ class Profiler:
             if function.subject == subject:
                 function.profile = profile
                 self._parts.post(Profiled(function.id, profile))
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody follows a background measurement."""
 
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:

@@ -16,9 +16,6 @@ from overwinter.profiling.bench import Bench, Layers
 LONGEST_S = 10.0
 """Batches larger than one that took this long are not measured."""
 
-BEGINS = "begins"
-"""The first reported step, when the measurement's turn has come."""
-
 Found = TypeVar("Found")
 
 
@@ -66,7 +63,7 @@ class Survey:
         missing = [configuration for configuration in configurations if configuration not in self._known]
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
-        self._say(BEGINS)
+        self._say("begins")
         stuck: dict[tuple[int, int], str] = {}
         for configuration in missing:
             row = (configuration.cores, configuration.concurrency)
