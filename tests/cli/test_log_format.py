@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from overwinter.cli.log_format import JsonFormatter, logging_to_stderr
+from overwinter.cli.log_format import JsonFormatter, log, logging_to_stderr
 from tests.cli.conftest import Run
 
 PRINTS = """
@@ -108,3 +108,9 @@ def test_an_error_has_its_traceback_and_what_it_is_about(caplog: pytest.LogCaptu
     assert (results["message"], results["level"], results["logger"]) == ("it failed: so", "error", "overwinter.tests")
     assert (results["function"], results["request"]) == ("f", "a\nb")
     assert results["exception"].endswith("ValueError: two\nlines")
+
+
+def test_a_line_of_text_stays_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to_stderr("text"):
+        log("function b@1 failed: \x1b[31mevil\r\nfunction a@1 was removed\x9b\u2028\x00")
+    assert capsys.readouterr().err == "function b@1 failed: \ufffd[31mevil function a@1 was removed\ufffd \ufffd\n"

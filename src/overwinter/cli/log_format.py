@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from overwinter.cli.failures import error_text, expected_errors
+from overwinter.cli.options import printable
 from overwinter.core.ids import FunctionId
 from overwinter.node.log import Level
 
@@ -39,13 +40,23 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+class TextFormatter(logging.Formatter):
+    """Formats each record as one line, even if an author's code wrote parts of it: it forges no line, and controls no
+    terminal.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in `logging`
+        """The message, in one line."""
+        return printable(" ".join(super().formatMessage(record).splitlines()))
+
+
 @contextmanager
 def logging_to_stderr(form: LogFormat) -> Iterator[None]:
     """Write all log lines in this block to standard error in this format: those of the node, warnings of other
     packages, and in JSON also the error that ends the node.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(message)s"))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root, own = logging.getLogger(), logging.getLogger("overwinter")
     root.addHandler(handler)
     own.setLevel(logging.INFO)

@@ -90,8 +90,8 @@ class Profiler:
                 async with asyncio.timeout(TURN_S):
                     await survey.run(configurations, batches)
             except TimeoutError:
-                message = f"not all of {function.id} was measured within {TURN_S:g} s"
-                raise WorkerError(f"{message}: what was is kept, and another measurement adds the rest") from None
+                message = f"not all of it was measured within {TURN_S:g} s, and the next measurement adds the rest"
+                raise WorkerError(message) from None
             finally:
                 if survey.found:
                     # Store it even if no caller waits any more.
