@@ -1,9 +1,12 @@
 """A tenant sees the metrics of its own functions, and nothing that depends on other tenants."""
 
+import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-from overwinter.api.tenant_telemetry import SHARED_FAMILIES, own_activity, own_metrics
+from overwinter.api.tenancy import TenantNames
+from overwinter.api.tenant_telemetry import SHARED_FAMILIES, TenantTelemetry, own_activity, own_metrics
 from overwinter.scheduler.snapshot import FamilyWorker
 from overwinter.telemetry.activity import FunctionActivity, NodeActivity
 
@@ -41,6 +44,26 @@ def test_only_samples_of_own_functions_and_pipelines_are_shown() -> None:
         'overwinter_pipeline_duration_seconds_bucket{le="1.0",pipeline="chain"} 2.0',
     ]
     assert own_metrics(TEXT, set()) == b""
+
+
+def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
+    told: list[tuple[bytes, int]] = []
+
+    class Names(TenantNames):
+        def translated_bytes(self, text: bytes) -> bytes:
+            told.append((text, threading.get_ident()))
+            return super().translated_bytes(text)
+
+    async def metrics() -> bytes:
+        return TEXT.replace(b"mine", b"me..mine").replace(b"chain", b"me..chain")
+
+    chain = SimpleNamespace(name="me..chain")
+    node = SimpleNamespace(telemetry=SimpleNamespace(metrics=metrics), pipelines=lambda tenant: [chain])
+    own = TenantTelemetry(node, "me", Names("me"), lambda name: name, operator=False)
+    own._activity = lambda: asyncio.sleep(0, SimpleNamespace(functions=[SimpleNamespace(name="me..mine")]))
+    assert asyncio.run(own.metrics()) == own_metrics(TEXT, {b"mine", b"chain"})
+    assert {text.count(b"\n") for text, _ in told} == {1}
+    assert threading.get_ident() not in {thread for _, thread in told}
 
 
 def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None:
