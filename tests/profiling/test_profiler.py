@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overwinter.core.errors import WorkerError
+from overwinter.core.errors import CallerError, WorkerError
 from overwinter.core.function import Settings
 from overwinter.core.profile import Point, Profile
 from overwinter.core.profiling import Wanted
@@ -41,7 +41,7 @@ def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> Non
         return b"no program"
 
     async def measured() -> list[object]:
-        function = SimpleNamespace(manifest=SimpleNamespace(program=SimpleNamespace(address="")))
+        function = function_of("any")
         async with asyncio.TaskGroup() as tasks:
             profiler = Profiler(parts_with(read), tasks)
             asked = [asyncio.create_task(profiler.measure(function, Wanted(), print)) for _ in range(2 * usual())]
@@ -64,7 +64,8 @@ class Doubled(torch.nn.Module):
 
 def function_of(tenant: str) -> SimpleNamespace:
     manifest = SimpleNamespace(tenant=tenant, program=SimpleNamespace(address=""), settings=Settings())
-    return SimpleNamespace(id=f"{tenant}@1", manifest=manifest, subject=tenant, program_subject=tenant, profile=None)
+    names = {"id": f"{tenant}@1", "subject": tenant, "program_subject": tenant}
+    return SimpleNamespace(**names, manifest=manifest, profile=None, batch_limit=None)
 
 
 def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkeypatch) -> None:
@@ -97,3 +98,19 @@ def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkey
     # What was measured up to then is kept.
     assert [point.batch for point in begun.points] == [1]
     assert [point.batch for point in whole.points] == [1, 2]
+
+
+def test_requests_for_measurements_read_the_program_once() -> None:
+    program = encode_program(export(Doubled(), {"x": torch.zeros(2, 4)}).program)
+    read: list[str] = []
+    function = function_of("any")
+
+    async def refused() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            profiler = Profiler(parts_with(lambda address: read.append(address) or program), tasks)
+            for _ in range(3):
+                with pytest.raises(CallerError, match="batch must be from 1"):
+                    await profiler.measure(function, Wanted(batches=(0,)), print)
+
+    asyncio.run(refused())
+    assert len(read) == 1

@@ -207,7 +207,7 @@ def test_service_times_correct_the_profile(make_node):
     node.wait_for("Profiled")
     corrected = node.client.known_profile("mlp")
     [now] = corrected.points
-    assert (now.shape, now.memory_bytes) == (point.shape, point.memory_bytes)
+    assert (now.configuration, now.memory_bytes) == (point.configuration, point.memory_bytes)
     assert 0 < now.latency_s < 1e3
     node.stop()
     with closing(Repository(node.data)) as repository:

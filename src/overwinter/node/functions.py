@@ -65,6 +65,8 @@ class DeployedFunction:
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
         """The measured latencies and memory on this machine."""
+        self.batch_limit: int | None = None
+        """The most requests of minimal size in one run of its program; None: not found yet."""
         self.on_trial = False
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None

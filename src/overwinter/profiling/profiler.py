@@ -76,7 +76,10 @@ class Profiler:
         cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or the time was short.
         """
         loop = asyncio.get_running_loop()
-        limits = await loop.run_in_executor(self._reader, self._limits, function)
+        if function.batch_limit is None:
+            # Once, because reading a large program takes far longer than asking again.
+            function.batch_limit = batch_limit(await loop.run_in_executor(self._reader, self._program, function))
+        limits = ConfigurationLimits(core_count(), function.batch_limit)
         configurations = wanted_configurations(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         report(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
@@ -128,9 +131,6 @@ class Profiler:
         profile = with_points(function.profile, correction.points, correction.wake_s)
         await asyncio.to_thread(self._put, function.subject, profile)
         self._spread(function.subject, profile)
-
-    def _limits(self, function: DeployedFunction) -> ConfigurationLimits:
-        return ConfigurationLimits(core_count(), batch_limit(self._program(function)))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
