@@ -1,0 +1,42 @@
+"""Places in an arena, and what gives them to blocks."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Extent(NamedTuple):
+    """The position of a block in an arena."""
+
+    offset: int
+    nbytes: int
+
+
+class Move(NamedTuple):
+    """Memory to copy within an arena."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
+class Allocator(Protocol):
+    """Gives blocks their places in an arena."""
+
+    nbytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no block takes."""
+        ...
+
+    def place(self, sizes: Sequence[int]) -> list[int] | None:
+        """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit."""
+        ...
+
+    def free(self, offset: int) -> None:
+        """Forget the block at this offset."""
+        ...
+
+    def consolidate(self, largest: int = 0) -> list[Move]:
+        """Move blocks so that larger ones fit, up to `largest` bytes; see `PartitionedAllocator`."""
+        ...

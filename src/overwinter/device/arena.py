@@ -1,0 +1,86 @@
+"""Which blocks lie in a device's memory, where, and who holds them.
+
+A block is held once, by any number of functions. A function's eviction forgets the blocks that it alone held. Nothing
+is copied back, because the host store has every block. There are no tensors here, only offsets.
+"""
+
+from collections.abc import Mapping
+
+from overwinter.core.ids import Address
+from overwinter.device.allocation import Allocator, Extent, Move
+
+
+class Arena:
+    """The table of blocks over an allocator."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._extents: dict[Address, Extent] = {}
+        self._at: dict[int, Address] = {}
+        self._holders: dict[Address, set[str]] = {}
+        self._held: dict[str, set[Address]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """All memory of the device, reserved at its start."""
+        return self._allocator.nbytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no block takes. A block fits only if enough of them are adjacent."""
+        return self._allocator.free_bytes
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The functions whose blocks lie here, in the order in which they came."""
+        return tuple(self._held)
+
+    def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
+        """Return those of these blocks that do not lie here, with their bytes."""
+        return {address: nbytes for address, nbytes in blocks.items() if address not in self._extents}
+
+    def hold(self, holder: str, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
+        """Give each block a place and a further holder. Return the new blocks, in the given order, whose bytes are to
+        be copied; or None, and nothing has changed, if they do not all fit.
+        """
+        missing = self.missing(blocks)
+        offsets = self._allocator.place(list(missing.values()))
+        if offsets is None:
+            return None
+        for (address, nbytes), offset in zip(missing.items(), offsets, strict=True):
+            self._extents[address] = Extent(offset, nbytes)
+            self._at[offset] = address
+        for address in blocks:
+            self._holders.setdefault(address, set()).add(holder)
+        self._held.setdefault(holder, set()).update(blocks)
+        return tuple(missing)
+
+    def evict(self, holder: str) -> tuple[Address, ...]:
+        """Forget a holder, and the blocks that nobody else holds; return those."""
+        freed = []
+        for address in sorted(self._held.pop(holder, ())):
+            self._holders[address].remove(holder)
+            if not self._holders[address]:
+                del self._holders[address]
+                offset = self._extents.pop(address).offset
+                del self._at[offset]
+                self._allocator.free(offset)
+                freed.append(address)
+        return tuple(freed)
+
+    def extent(self, address: Address) -> Extent:
+        """Where a block lies now; it may lie elsewhere after `consolidate`."""
+        return self._extents[address]
+
+    def lies_here(self, address: Address) -> bool:
+        """Whether the block has a place."""
+        return address in self._extents
+
+    def consolidate(self, blocks: Mapping[Address, int]) -> list[Move]:
+        """Bring free memory together for these blocks; return the moves of memory that must follow, in order."""
+        moves = self._allocator.consolidate(max(self.missing(blocks).values(), default=0))
+        for move in moves:
+            address = self._at.pop(move.source)
+            self._at[move.target] = address
+            self._extents[address] = Extent(move.target, self._extents[address].nbytes)
+        return moves

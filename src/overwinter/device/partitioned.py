@@ -1,0 +1,191 @@
+"""Places blocks in partitions: Torpor's arena (its appendix A.2).
+
+Sizes that a function has many blocks of get partitions with slots of that size, all others get partitions of buddies.
+The blocks of one function are placed together, in their order, so that its eviction frees whole partitions. A block
+larger than a partition takes several adjacent ones.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from overwinter.device.allocation import Allocator, Move
+from overwinter.device.partitions import Buddies, Partition, Slots, Whole, rounded
+
+PARTITION_BYTES = 32 << 20
+
+
+class PartitionedAllocator(Allocator):
+    """The partitions of an arena and the blocks in them."""
+
+    def __init__(self, nbytes: int, partition_bytes: int = PARTITION_BYTES) -> None:
+        """`nbytes` is rounded down to whole partitions, whose size is a power of two granules."""
+        self.partition_bytes = partition_bytes
+        self.nbytes = nbytes // partition_bytes * partition_bytes
+        self._partitions: list[Partition | None] = [None] * (nbytes // partition_bytes)
+        """None: free."""
+        self._blocks: dict[int, int] = {}
+        """The rounded size of the block at each offset."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no block takes."""
+        return self.nbytes - sum(self._blocks.values())
+
+    @property
+    def free_partitions(self) -> int:
+        """Partitions without a block."""
+        return self._partitions.count(None)
+
+    def place(self, sizes: Sequence[int]) -> list[int] | None:
+        """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit."""
+        sizes = [rounded(size) for size in sizes]
+        common = self._common(sizes)
+        left = sum(sizes)
+        placed: list[int] = []
+        own: list[int] = []
+        for size in sizes:
+            offset = self._one(size, size in common, own, left)
+            if offset is None:
+                for each in placed:
+                    self.free(each)
+                return None
+            placed.append(offset)
+            left -= size
+            if offset // self.partition_bytes not in own:
+                own.append(offset // self.partition_bytes)
+        return placed
+
+    def free(self, offset: int) -> None:
+        """Forget the block at this offset; its partitions are free again if nothing else lies in them."""
+        stop = offset + self._blocks.pop(offset)
+        while offset < stop:
+            index, inside = divmod(offset, self.partition_bytes)
+            part = min(stop - offset, self.partition_bytes - inside)
+            partition = self._partitions[index]
+            assert partition is not None, "a block lies in it"
+            partition.give(inside, part)
+            if not partition.used_bytes:
+                self._partitions[index] = None
+            offset += part
+
+    def consolidate(self, largest: int = 0) -> list[Move]:
+        """Move blocks out of the partitions with least in them, so that whole partitions become free, adjacent ones if
+        `largest` is the size of a block that needs several.
+
+        The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
+        """
+        moves: list[Move] = []
+        for index in self._by_use(self._partial()):
+            moves += self._vacate((index,), into_free=False)
+        count = -(-rounded(largest) // self.partition_bytes)
+        if count > 1 and self._run_start(count) is None:
+            starts = range(len(self._partitions) - count + 1)
+            runs = sorted((tuple(range(start, start + count)) for start in starts), key=self._used)
+            moves += next(filter(None, (self._vacate(run, into_free=True) for run in runs)), [])
+        return moves
+
+    def _common(self, sizes: Iterable[int]) -> set[int]:
+        """Return the sizes that would fill half a partition or more."""
+        counts = Counter(sizes)
+        return {
+            size
+            for size, count in counts.items()
+            if count > 1 and size <= self.partition_bytes and 2 * size * count >= self.partition_bytes
+        }
+
+    def _one(self, size: int, common: bool, own: Sequence[int], left: int) -> int | None:
+        """Place one block: beside the function's others, in a new partition if the rest of the function fills half of
+        one, in the fullest partition that has room, or in a new partition after all.
+        """
+        if size > self.partition_bytes:
+            return self._several(size)
+        kind = Slots if common else Buddies
+        offset = self._into((index for index in own if isinstance(self._partitions[index], kind)), size)
+        fills = 2 * left >= self.partition_bytes
+        if offset is None and fills:
+            offset = self._open(size, common)
+        if offset is None:
+            offset = self._into(reversed(self._by_use(self._partial())), size)
+        if offset is None and not fills:
+            offset = self._open(size, common)
+        return offset
+
+    def _into(self, indices: Iterable[int], size: int) -> int | None:
+        """Place a block in the first of these partitions that has room."""
+        for index in indices:
+            partition = self._partitions[index]
+            inside = None if partition is None else partition.take(size)
+            if inside is not None:
+                offset = index * self.partition_bytes + inside
+                self._blocks[offset] = size
+                return offset
+        return None
+
+    def _open(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
+        """Place a block in a free partition."""
+        free = (index for index, partition in enumerate(self._partitions) if partition is None)
+        index = next((index for index in free if index not in without), None)
+        if index is None:
+            return None
+        whole = self.partition_bytes
+        self._partitions[index] = Slots(whole, size) if common else Buddies(whole)
+        return self._into((index,), size)
+
+    def _several(self, size: int) -> int | None:
+        """Place a block in adjacent partitions; others may lie behind its end in the last one."""
+        count = -(-size // self.partition_bytes)
+        start = self._run_start(count)
+        if start is None:
+            return None
+        end = start + size // self.partition_bytes
+        for index in range(start, end):
+            self._partitions[index] = Whole(self.partition_bytes)
+        if size % self.partition_bytes:
+            last = self._partitions[end] = Buddies(self.partition_bytes)
+            last.take(size % self.partition_bytes)
+        self._blocks[start * self.partition_bytes] = size
+        return start * self.partition_bytes
+
+    def _run_start(self, count: int) -> int | None:
+        """Return the first of `count` adjacent free partitions."""
+        starts = range(len(self._partitions) - count + 1)
+        return next((start for start in starts if not any(self._partitions[start : start + count])), None)
+
+    def _vacate(self, indices: tuple[int, ...], into_free: bool) -> list[Move]:
+        """Move all blocks out of these partitions; nothing changes, and no move is returned, if one has no place."""
+        inside = sorted(self._inside(indices), key=lambda offset: -self._blocks[offset])
+        if any(self._blocks[offset] > self.partition_bytes for offset in inside):
+            return []
+        others = self._by_use(set(self._partial()).difference(indices))[::-1]
+        moves: list[Move] = []
+        for source in inside:
+            size = self._blocks[source]
+            target = self._into(others, size)
+            if target is None and into_free:
+                target = self._open(size, without=indices)
+                others = self._by_use(set(self._partial()).difference(indices))[::-1]
+            if target is None:
+                for move in moves:
+                    self.free(move.target)
+                return []
+            moves.append(Move(source, target, size))
+        for move in moves:
+            self.free(move.source)
+        return moves
+
+    def _inside(self, indices: Collection[int]) -> list[int]:
+        """Return the blocks of which a part lies in these partitions."""
+        parts = {
+            offset: range(offset // self.partition_bytes, (offset + size - 1) // self.partition_bytes + 1)
+            for offset, size in self._blocks.items()
+        }
+        return [offset for offset, part in parts.items() if not set(part).isdisjoint(indices)]
+
+    def _partial(self) -> list[int]:
+        return [index for index, partition in enumerate(self._partitions) if partition is not None]
+
+    def _by_use(self, indices: Iterable[int]) -> list[int]:
+        return sorted(indices, key=lambda index: (self._used((index,)), index))
+
+    def _used(self, indices: Iterable[int]) -> int:
+        return sum(partition.used_bytes for index in indices if (partition := self._partitions[index]) is not None)

@@ -1,0 +1,111 @@
+"""Places blocks within one partition of an arena: in slots of one size, or in buddies.
+
+Offsets count from the start of the partition. Sizes are multiples of `GRANULE_BYTES`.
+"""
+
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+GRANULE_BYTES = 4096
+
+
+def rounded(nbytes: int) -> int:
+    """`nbytes` rounded up to whole granules; a block has at least one."""
+    return max(1, -(-nbytes // GRANULE_BYTES)) * GRANULE_BYTES
+
+
+class Partition(Protocol):
+    """A part of the arena in which blocks are placed."""
+
+    used_bytes: int
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the offset of a new block, or None if it does not fit here."""
+        ...
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free what was taken."""
+        ...
+
+
+class Slots:
+    """A partition for blocks of one size, so that they leave no gaps of other sizes."""
+
+    def __init__(self, nbytes: int, slot_bytes: int) -> None:
+        self.used_bytes = 0
+        self.slot_bytes = slot_bytes
+        self._free = list(range(0, nbytes - slot_bytes + 1, slot_bytes))
+        heapify(self._free)
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the lowest free slot, if it is exactly as large as the block."""
+        if nbytes != self.slot_bytes or not self._free:
+            return None
+        self.used_bytes += nbytes
+        return heappop(self._free)
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free the slot."""
+        self.used_bytes -= nbytes
+        heappush(self._free, offset)
+
+
+class Buddies:
+    """A partition in which free memory lies in aligned chunks of powers of two that merge with their buddies.
+
+    A block that is smaller than its chunk returns the rest of it, so that only granules are lost to rounding.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """`nbytes` is a power of two granules."""
+        self.used_bytes = 0
+        self._top = (nbytes // GRANULE_BYTES).bit_length() - 1
+        self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
+        self._free[self._top].add(0)
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the start of the smallest chunk that is large enough, the lowest of them."""
+        granules = nbytes // GRANULE_BYTES
+        order = (granules - 1).bit_length()
+        found = next((larger for larger in range(order, self._top + 1) if self._free[larger]), None)
+        if found is None:
+            return None
+        start = min(self._free[found])
+        self._free[found].remove(start)
+        self._release(start + granules, start + (1 << found))
+        self.used_bytes += nbytes
+        return start * GRANULE_BYTES
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free a block."""
+        self.used_bytes -= nbytes
+        self._release(offset // GRANULE_BYTES, (offset + nbytes) // GRANULE_BYTES)
+
+    def _release(self, start: int, stop: int) -> None:
+        while start < stop:
+            aligned = (start & -start).bit_length() - 1 if start else self._top
+            order = min(aligned, (stop - start).bit_length() - 1)
+            self._merge(start, order)
+            start += 1 << order
+
+    def _merge(self, start: int, order: int) -> None:
+        while order < self._top and start ^ (1 << order) in self._free[order]:
+            self._free[order].remove(start ^ (1 << order))
+            start &= ~(1 << order)
+            order += 1
+        self._free[order].add(start)
+
+
+class Whole:
+    """A partition that one block larger than a partition takes entirely."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.used_bytes = nbytes
+
+    def take(self, nbytes: int) -> int | None:
+        """Nothing fits here."""
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free the part of the block that lies here."""
+        self.used_bytes -= nbytes
