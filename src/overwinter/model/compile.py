@@ -5,7 +5,7 @@ written by `repr` of integers and finite numbers; texts, types and operators are
 up at each use, so they may be bound after the compilation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from math import isfinite
 from typing import Any
 
@@ -24,6 +24,9 @@ Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
 
 Timed = Callable[[Sequence[torch.Tensor], Sequence[Any], list[float]], tuple[Any, ...]]
 """Takes a program's weights and inputs and a list, to which it appends the time at the end of each layer."""
+
+Waiting = Callable[[Sequence[torch.Tensor], Sequence[Any], Callable[[int], None]], tuple[Any, ...]]
+"""Takes a program's weights and inputs and a function that is called with the number of a call before that call."""
 
 
 def compile_program(
@@ -75,6 +78,26 @@ def compile_timed(program: Program, clock: Callable[[], float], device: torch.de
     lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in program.output_slots)})")
     exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
     run: Timed = writer.names["run"]
+    return run
+
+
+def compile_waiting(program: Program, calls: Container[int], device: torch.device | str = "cpu") -> Waiting:
+    """As `compile_program` for the whole program, which waits before each of these calls until the weights that it
+    reads have arrived; the number of calls stands for the return of the outputs.
+    """
+    writer = _Writer(program, torch.device(device), frozenset())
+    lines = ["def run(weights, inputs, wait):"]
+    if program.inputs:
+        lines.append(f"    {''.join(f'v{slot}, ' for slot in live_in(program))}= inputs")
+    for index in range(len(program.calls)):
+        if index in calls:
+            lines.append(f"    wait({index})")
+        lines.extend(writer.lines(index))
+    if len(program.calls) in calls:
+        lines.append(f"    wait({len(program.calls)})")
+    lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in program.output_slots)})")
+    exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
+    run: Waiting = writer.names["run"]
     return run
 
 

@@ -63,6 +63,16 @@ def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple
     return tuple(sorted(slot for slot in read if first_own <= slot < first_later))
 
 
+def first_uses(program: Program) -> list[int]:
+    """Return for each weight the first call that reads it; the number of calls if none does."""
+    found = [len(program.calls)] * len(program.weights)
+    for index in reversed(range(len(program.calls))):
+        for slot in slots_of(program.calls[index]):
+            if slot < program.first_input:
+                found[slot] = index
+    return found
+
+
 def alive_across(program: Program, cut: int) -> set[int]:
     """Return the results made before call `cut` and needed at or after it, without inputs and weights."""
     made = program.first_value + sum(len(call.outputs) for call in program.calls[:cut])

@@ -16,6 +16,7 @@ from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
+from overwinter.model.stored import shaped
 from overwinter.store.mapping import map_read_only, unmap
 from overwinter.store.packing import LARGE_BYTES
 
@@ -50,11 +51,7 @@ class MappedBlock:
         if count == 0:
             return torch.empty(weight.shape, dtype=dtype)
         flat = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=offset)
-        order = weight.order
-        if not order:
-            return flat.view(weight.shape)
-        stored = flat.view([weight.shape[dim] for dim in order])
-        return stored.permute([order.index(dim) for dim in range(len(order))])
+        return shaped(flat, weight)
 
 
 class Blocks:

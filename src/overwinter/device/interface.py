@@ -1,0 +1,78 @@
+"""What every device offers: an arena, a copy stream with events, and runs of programs."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.link import Link
+from overwinter.model.compile import Compiled, Waiting
+
+
+class Copy(NamedTuple):
+    """A part of a block, to be copied to the same part of that block on a device."""
+
+    address: Address
+    offset: int
+    nbytes: int
+
+
+class Event(Protocol):
+    """A point in a copy stream."""
+
+    def wait(self) -> None:
+        """Return when all copies up to this point are done; raise what made one of them fail."""
+        ...
+
+    def succeeded(self) -> bool:
+        """Return, when the copies up to this point are over, whether none failed."""
+        ...
+
+
+class Source(Protocol):
+    """A place that blocks are copied from: the host store, or another device."""
+
+    def lend(self, blocks: Collection[Address]) -> AbstractContextManager[Mapping[Address, torch.Tensor]]:
+        """Give the bytes of those of these blocks that lie there. Until the end they stay, and stay where they are."""
+        ...
+
+
+class Device(Source, Protocol):
+    """Memory for blocks, and programs that run over them. One thread uses a device at a time."""
+
+    name: str
+    torch_device: torch.device
+
+    def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
+        """Return those of these blocks that do not lie here, with their bytes."""
+        ...
+
+    def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
+        """Give each block a place. Return the new ones, whose bytes are to be copied, or None if they do not fit.
+
+        The memory of the new ones holds no byte of another tenant.
+        """
+        ...
+
+    def evict(self, holder: str) -> tuple[Address, ...]:
+        """Forget a holder, and the blocks that nobody else holds; return those. Nothing is copied back."""
+        ...
+
+    def storage(self, address: Address) -> torch.UntypedStorage:
+        """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` consolidates."""
+        ...
+
+    def copy(self, copies: Sequence[Copy], lent: Mapping[Address, torch.Tensor], link: Link) -> Event:
+        """Copy parts of blocks as one transfer, after all copies that were asked for before."""
+        ...
+
+    def run(
+        self,
+        program: Compiled | Waiting,
+        weights: Sequence[torch.Tensor],
+        *arguments: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run a compiled program. Its outputs stay valid after an eviction."""
+        ...

@@ -1,0 +1,63 @@
+"""A model of the links over which blocks reach a device.
+
+A transfer takes the latency of its link, and then its bytes at the link's bandwidth. Links behind one switch share the
+switch's bandwidth, piece by piece of their transfers, so two that transfer at once get half each. The time passes in
+sleep, so it overlaps with computation even on a single core.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+PIECE_S = 1e-3
+"""The time at full bandwidth of a piece of a transfer. Longer than a sleep is inexact, short beside a transfer."""
+
+
+class Switch:
+    """Bandwidth that several links share."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, from_s: float) -> float:
+        """Return when the switch will have passed these bytes on, after all that came before."""
+        with self._lock:
+            self._free_at_s = max(from_s, self._free_at_s) + nbytes / self.bytes_per_s
+            return self._free_at_s
+
+
+@dataclass
+class Link:
+    """From the host or from another device to a device. `switch`: None if the link has its bandwidth for itself."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    switch: Switch | None = None
+    clock: Callable[[], float] = field(kw_only=True)
+    sleep: Callable[[float], None] = field(kw_only=True)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The bytes of a piece of a transfer."""
+        return max(1, int(self.bytes_per_s * PIECE_S))
+
+    def transfer_s(self, nbytes: int) -> float:
+        """Return the time of one transfer if no other device uses the switch."""
+        bytes_per_s = min(self.bytes_per_s, self.switch.bytes_per_s) if self.switch else self.bytes_per_s
+        return self.latency_s + nbytes / bytes_per_s
+
+    def transfer(self, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the start and stop of each piece, for the caller to copy, and sleep after each until the link has
+        transferred it. A sleep that lasts too long shortens the next ones.
+        """
+        at_s = self.clock() + self.latency_s
+        for start in range(0, nbytes, self.piece_bytes):
+            stop = min(start + self.piece_bytes, nbytes)
+            yield start, stop
+            earliest_s = at_s
+            at_s += (stop - start) / self.bytes_per_s
+            if self.switch is not None:
+                at_s = max(at_s, self.switch.take(stop - start, earliest_s))
+            self.sleep(max(0.0, at_s - self.clock()))

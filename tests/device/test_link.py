@@ -1,0 +1,66 @@
+"""The link model, on a clock that only sleeping advances."""
+
+from itertools import pairwise
+
+import pytest
+
+from overwinter.device.link import Link, Switch
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def read(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def link_of(switch=None, **settings):
+    clock = Clock()
+    return Link(1e6, 0.5, switch, clock=clock.read, sleep=clock.sleep, **settings), clock
+
+
+def test_a_transfer_takes_its_latency_and_its_bytes():
+    link, clock = link_of()
+    pieces = list(link.transfer(2_500_500))
+    assert clock.now == pytest.approx(3.0005)
+    assert clock.now - 0.0 == pytest.approx(link.transfer_s(2_500_500))
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == 2_500_500
+    assert all(stop == start for (_, stop), (start, _) in pairwise(pieces))
+
+
+def test_a_late_sleeper_catches_up():
+    link, clock = link_of()
+    for _ in link.transfer(1_000_000):
+        clock.now += 0.0004
+    assert clock.now == pytest.approx(1.5)
+
+
+def test_a_slow_switch_slows_a_link():
+    link, clock = link_of(Switch(5e5))
+    list(link.transfer(1_000_000))
+    assert clock.now == pytest.approx(link.transfer_s(1_000_000)) == pytest.approx(2.5)
+
+
+def test_two_links_of_one_switch_get_half_each():
+    switch = Switch(1e6)
+    one, one_clock = link_of(switch)
+    other, other_clock = link_of(switch)
+    for _ in zip(one.transfer(1_000_000), other.transfer(1_000_000), strict=True):
+        pass
+    assert one_clock.now == pytest.approx(2.5, abs=0.01)
+    assert other_clock.now == pytest.approx(2.5, abs=0.01)
+
+
+def test_an_idle_switch_remembers_nothing():
+    switch = Switch(1e6)
+    one, _ = link_of(switch)
+    other, other_clock = link_of(switch)
+    list(one.transfer(1_000_000))
+    other_clock.now = 10.0
+    list(other.transfer(1_000_000))
+    assert other_clock.now == pytest.approx(11.5)
