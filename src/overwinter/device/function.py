@@ -1,0 +1,77 @@
+"""A function as a device runs it: its program, compiled once, and the place of each weight in a block."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.interface import Copy, Device
+from overwinter.model.compile import compile_program, compile_waiting
+from overwinter.model.liveness import first_uses
+from overwinter.model.program import Program
+from overwinter.model.stored import shaped
+from overwinter.model.structure import Weight
+from overwinter.store.manifest import Block
+
+
+class DeviceProgram:
+    """What the functions of a family have in common: a compiled program without weights."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.program = program
+        self.first_uses = first_uses(program)
+        self.run = compile_program(program, device=device)
+        self.run_waiting = compile_waiting(program, frozenset(self.first_uses), device)
+
+
+class DeviceFunction:
+    """A program and the blocks of its weights."""
+
+    def __init__(self, name: str, tenant: TenantId, program: DeviceProgram, blocks: Sequence[Block]) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.program = program
+        self._first_uses: dict[Address, int] = {}
+        self.blocks: dict[Address, int] = {}
+        """The bytes of each block without its layout, in the order in which the program first uses them."""
+        uses = program.first_uses
+        used = [(min((uses[piece.weight] for piece in block.pieces), default=0), block) for block in blocks]
+        for use, block in sorted(used, key=lambda pair: pair[0]):
+            self.blocks[block.address] = max((piece.offset + piece.nbytes for piece in block.pieces), default=0)
+            self._first_uses[block.address] = min(use, self._first_uses.get(block.address, use))
+        pieces = {piece.weight: (block.address, piece.offset) for block in blocks for piece in block.pieces}
+        self._places = [(*pieces[at], weight) for at, weight in enumerate(program.program.weights)]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all blocks."""
+        return sum(self.blocks.values())
+
+    def block_copies(self, missing: Mapping[Address, int]) -> list[tuple[Copy, int]]:
+        """Return these blocks in first-use order, each with the call that first uses it."""
+        return [
+            (Copy(address, 0, missing[address]), self._first_uses[address])
+            for address in self.blocks
+            if address in missing
+        ]
+
+    def weight_copies(self, missing: Mapping[Address, int]) -> list[tuple[Copy, int]]:
+        """Return the weights in these blocks in first-use order, each with the call that first uses it."""
+        copies = [
+            (Copy(address, offset, weight.nbytes), use)
+            for (address, offset, weight), use in zip(self._places, self.program.first_uses, strict=True)
+            if address in missing
+        ]
+        return sorted(copies, key=lambda pair: pair[1])
+
+    def bind(self, device: Device) -> list[torch.Tensor]:
+        """Return the weights as tensors in the device's memory, in which their bytes may still have to arrive."""
+        storages = {address: device.storage(address) for address in self.blocks}
+        return [self._tensor(storages[address], offset, weight, device) for address, offset, weight in self._places]
+
+    @staticmethod
+    def _tensor(storage: torch.UntypedStorage, offset: int, weight: Weight, device: Device) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, weight.dtype)
+        empty = torch.empty(0, dtype=dtype, device=device.torch_device)
+        count = weight.nbytes // dtype.itemsize
+        return shaped(empty.set_(storage, offset // dtype.itemsize, (count,), (1,)) if count else empty, weight)

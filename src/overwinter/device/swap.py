@@ -1,0 +1,175 @@
+"""Brings the missing blocks of a function to a device while its program already runs there.
+
+Blocks are transferred in groups, in first-use order. The program waits before the first call that reads a block of a
+group. Only missing blocks move, so a function beside a resident sibling brings only what differs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.ids import Address
+from overwinter.device.function import DeviceFunction
+from overwinter.device.interface import Copy, Device, Event, Source
+from overwinter.device.link import Link
+
+ELBOW_SHARE = 0.95
+"""Of the best throughput, what a transfer of the elbow's size reaches: the rest is not worth a longer first group."""
+
+
+class Way(NamedTuple):
+    """A source of blocks, and the link from there to the device."""
+
+    source: Source
+    link: Link
+
+
+class Swapping(NamedTuple):
+    """How missing blocks are brought.
+
+    `group_bytes`: a group ends when it has so many. `overlaps`: the program runs meanwhile. `by_weight`: each weight is
+    a transfer of its own, instead of groups of blocks.
+    """
+
+    group_bytes: int
+    overlaps: bool = True
+    by_weight: bool = False
+
+
+class Outcome(NamedTuple):
+    """The outputs of a run and the bytes that were transferred for it."""
+
+    outputs: tuple[torch.Tensor, ...]
+    moved_bytes: int
+
+
+class Group(NamedTuple):
+    """What one transfer brings over one link, and the first call that reads a part of it."""
+
+    way: int
+    copies: tuple[Copy, ...]
+    first_use: int
+
+
+def run(
+    device: Device, function: DeviceFunction, inputs: Sequence[Any], ways: Sequence[Way], swapping: Swapping
+) -> Outcome:
+    """Run a function, bringing its missing blocks from the first source that has each.
+
+    NoSpaceError if they do not fit: something is to be evicted first. If a transfer fails, the function is evicted.
+    """
+    missing = device.missing(function.blocks)
+    if device.hold(function.name, function.tenant, function.blocks) is None:
+        raise NoSpaceError(f"{sum(missing.values())} bytes of {function.name} do not fit on device {device.name}")
+    weights = function.bind(device)
+    if not missing:
+        return Outcome(device.run(function.program.run, weights, inputs), 0)
+    arrivals = _Arrivals()
+    try:
+        return _swap(device, function, weights, inputs, ways, swapping, missing, arrivals)
+    finally:
+        if not arrivals.complete:
+            device.evict(function.name)
+
+
+def groups(copies: Sequence[tuple[Copy, int]], ways: Mapping[Address, int], group_bytes: int) -> list[Group]:
+    """Divide copies, in first-use order, into groups of one way and, but for the last, at least `group_bytes`."""
+    found: list[Group] = []
+    size = group_bytes
+    for copy, use in copies:
+        way = ways[copy.address]
+        if size >= group_bytes or found[-1].way != way:
+            found.append(Group(way, (copy,), use))
+            size = copy.nbytes
+        else:
+            found[-1] = found[-1]._replace(copies=(*found[-1].copies, copy))
+            size += copy.nbytes
+    return found
+
+
+def elbow(seconds: Mapping[int, float]) -> int:
+    """Return the smallest transfer that comes near the best throughput, given the time of transfers of several sizes.
+
+    Larger groups hardly save time, and let the program begin later.
+    """
+    best = max(nbytes / each for nbytes, each in seconds.items())
+    return min(nbytes for nbytes, each in seconds.items() if nbytes / each >= ELBOW_SHARE * best)
+
+
+def transfer_times(
+    device: Device, way: Way, block: Address, sizes: Sequence[int], clock: Callable[[], float], rounds: int = 3
+) -> dict[int, float]:
+    """Measure the time of one transfer of each size, the best of several, with a block that the device holds."""
+    times: dict[int, float] = {}
+    with way.source.lend((block,)) as lent:
+        for nbytes in sizes:
+            taken = []
+            for _ in range(rounds):
+                began = clock()
+                device.copy((Copy(block, 0, nbytes),), lent, way.link).wait()
+                taken.append(clock() - began)
+            times[nbytes] = min(taken)
+    return times
+
+
+class _Arrivals:
+    """The transfers of one swap, by the first call that needs each."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        """Whether all have succeeded."""
+        self._events: dict[int, list[Event]] = {}
+
+    def add(self, first_use: int, event: Event) -> None:
+        """The blocks that this call and later ones need have arrived with this event."""
+        self._events.setdefault(first_use, []).append(event)
+
+    def wait(self, call: int) -> None:
+        """Return when all that this call needs has arrived."""
+        for event in self._events.get(call, ()):
+            event.wait()
+
+    def wait_all(self) -> None:
+        """Return when all has arrived."""
+        for call in self._events:
+            self.wait(call)
+
+    def finish(self) -> None:
+        """Return when no transfer is under way any more."""
+        ended = [event.succeeded() for events in self._events.values() for event in events]
+        self.complete = bool(ended) and all(ended)
+
+
+def _swap(
+    device: Device,
+    function: DeviceFunction,
+    weights: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
+    ways: Sequence[Way],
+    swapping: Swapping,
+    missing: Mapping[Address, int],
+    arrivals: _Arrivals,
+) -> Outcome:
+    copies = function.weight_copies(missing) if swapping.by_weight else function.block_copies(missing)
+    with ExitStack() as stack:
+        lent = [stack.enter_context(way.source.lend(missing)) for way in ways]
+        stack.callback(arrivals.finish)
+        chosen = {address: _way_of(address, lent) for address in missing}
+        for group in groups(copies, chosen, swapping.group_bytes):
+            arrivals.add(group.first_use, device.copy(group.copies, lent[group.way], ways[group.way].link))
+        if swapping.overlaps:
+            outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
+        else:
+            arrivals.wait_all()
+            outputs = device.run(function.program.run, weights, inputs)
+    return Outcome(outputs, sum(copy.nbytes for copy, _ in copies))
+
+
+def _way_of(address: Address, lent: Sequence[Mapping[Address, torch.Tensor]]) -> int:
+    way = next((at for at, blocks in enumerate(lent) if address in blocks), None)
+    if way is None:
+        raise StoreError(f"block {address} lies in none of the places that it could be copied from")
+    return way

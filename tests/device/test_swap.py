@@ -1,0 +1,232 @@
+"""Swapped runs give the same bits as plain PyTorch, and move only what is missing."""
+
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import zoo
+from benchmarks.programs import flatten
+from overwinter.api.deployer import package
+from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.device.cached import CachedAllocator
+from overwinter.device.function import DeviceFunction, DeviceProgram
+from overwinter.device.host import HostBlocks
+from overwinter.device.interface import Copy
+from overwinter.device.link import Link
+from overwinter.device.partitioned import PartitionedAllocator
+from overwinter.device.scrubbing import Tenancy
+from overwinter.device.swap import Swapping, Way, elbow, groups, run, transfer_times
+from overwinter.device.virtual import VirtualDevice
+from overwinter.model.export import export
+
+KIB = 1 << 10
+VARIANTS = 4
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["resnet50", "minilm"]), st.integers(0, VARIANTS - 1), st.integers(0, 2)), max_size=15
+)
+SWAPPINGS = (
+    Swapping(64 * KIB),
+    Swapping(1 << 40, overlaps=False),
+    Swapping(0, by_weight=True),
+)
+
+
+def fast():
+    return Link(1e12, clock=time.perf_counter, sleep=time.sleep)
+
+
+class Stored:
+    """Variants of one model, their blocks in host memory, and the answers of plain PyTorch."""
+
+    def __init__(self, name):
+        model = zoo.build(name, small=True)
+        program, weights = export(model.module, model.example_inputs, model.dynamic)
+        self.inputs = [model.example_inputs[spec.name] for spec in program.inputs]
+        self.program = DeviceProgram(program, torch.device("cpu"))
+        self.functions, self.answers, self.host = [], [], {}
+        head = next(reversed(list(model.module.parameters())))
+        for variant in range(VARIANTS):
+            with torch.inference_mode():
+                head.mul_(1 + variant)
+                self.answers.append(flatten(model.module(**model.example_inputs)))
+                self.functions.append(self.stored(f"{name}-{variant}", weights))
+                head.div_(1 + variant)
+
+    def stored(self, name, weights):
+        packaged = package(name, self.program.program, weights)
+        for block in packaged.manifest.blocks:
+            content = bytearray(packaged.contents[block.address]())
+            self.host[block.address] = torch.frombuffer(content, dtype=torch.uint8)
+        return DeviceFunction(name, "ada", self.program, packaged.manifest.blocks)
+
+    @property
+    def way(self):
+        return Way(HostBlocks(self.host), fast())
+
+    def check(self, device, variant, ways, swapping=SWAPPINGS[0]):
+        outputs, moved = run(device, self.functions[variant], self.inputs, ways, swapping)
+        assert all(map(torch.equal, outputs, self.answers[variant]))
+        assert len(outputs) == len(self.answers[variant])
+        return moved
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return {name: Stored(name) for name in ("resnet50", "minilm")}
+
+
+@pytest.fixture
+def device():
+    device = VirtualDevice("a", PartitionedAllocator(64 << 20, 1 << 20))
+    yield device
+    device.close()
+
+
+@pytest.mark.parametrize("swapping", SWAPPINGS)
+@pytest.mark.parametrize("name", ["resnet50", "minilm"])
+def test_a_swapped_run_answers_as_plain_pytorch_does(stored, device, name, swapping):
+    model = stored[name]
+    function = model.functions[0]
+    moved = model.check(device, 0, [model.way], swapping)
+    assert 0.9 * function.nbytes < moved <= function.nbytes
+    assert model.check(device, 0, [model.way], swapping) == 0
+    device.evict(function.name)
+    assert device.missing(function.blocks) == function.blocks
+
+
+def test_a_sibling_brings_only_what_differs(stored, device):
+    model = stored["minilm"]
+    model.check(device, 0, [model.way])
+    delta = set(model.functions[1].blocks) - set(model.functions[0].blocks)
+    assert 0 < len(delta) < len(model.functions[1].blocks)
+    assert model.check(device, 1, [model.way]) == sum(model.functions[1].blocks[address] for address in delta)
+    device.evict(model.functions[0].name)
+    assert model.check(device, 1, [model.way]) == 0
+
+
+def test_blocks_come_from_a_peer_where_it_has_them(stored, device):
+    model = stored["resnet50"]
+    peer = VirtualDevice("b", PartitionedAllocator(64 << 20, 1 << 20))
+    model.check(peer, 0, [model.way])
+    alone = HostBlocks({at: model.host[at] for at in set(model.functions[1].blocks) - set(model.functions[0].blocks)})
+    assert model.check(device, 1, [Way(peer, fast()), Way(alone, fast())]) == model.functions[1].nbytes
+    peer.evict(model.functions[0].name)
+    assert peer.missing(model.functions[0].blocks) == model.functions[0].blocks
+    peer.close()
+
+
+def test_a_failed_swap_leaves_nothing_behind(stored, device):
+    model = stored["minilm"]
+    with pytest.raises(StoreError, match="none of the places"):
+        run(device, model.functions[0], model.inputs, [Way(HostBlocks({}), fast())], SWAPPINGS[0])
+    short = HostBlocks({address: data[:5] for address, data in model.host.items()})
+    with pytest.raises(RuntimeError):
+        run(device, model.functions[0], model.inputs, [Way(short, fast())], SWAPPINGS[0])
+    assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
+    model.check(device, 0, [model.way])
+
+
+def test_a_run_that_fails_leaves_its_blocks(stored, device):
+    model = stored["minilm"]
+    with pytest.raises(IndexError):
+        run(device, model.functions[0], [torch.zeros(1)] * len(model.inputs), [model.way], SWAPPINGS[0])
+    assert model.check(device, 0, [model.way]) == 0
+
+
+def test_what_does_not_fit_is_refused(stored):
+    device = VirtualDevice("small", PartitionedAllocator(64 * KIB, 64 * KIB))
+    model = stored["resnet50"]
+    with pytest.raises(NoSpaceError, match="do not fit on device small"):
+        run(device, model.functions[0], model.inputs, [model.way], SWAPPINGS[0])
+    device.close()
+
+
+@settings(deadline=None, max_examples=30)
+@given(steps=STEPS)
+@pytest.mark.parametrize("allocator", [PartitionedAllocator, lambda nbytes, _: CachedAllocator(nbytes)])
+def test_answers_stay_right_while_functions_come_and_go(stored, allocator, steps):
+    nbytes = max(model.functions[0].nbytes for model in stored.values())
+    device = VirtualDevice("a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))
+    recent = []
+    for name, variant, swapping in steps:
+        model = stored[name]
+        function = model.functions[variant]
+        while not fits(device, model, variant, SWAPPINGS[swapping]):
+            device.evict(recent.pop(0))
+        recent = [each for each in recent if each != function.name] + [function.name]
+    device.close()
+
+
+def fits(device, model, variant, swapping):
+    try:
+        model.check(device, variant, [model.way], swapping)
+    except NoSpaceError:
+        return False
+    return True
+
+
+def test_no_tensor_reaches_another_block(device):
+    device.hold("f", "ada", {"1": 64, "2": 64})
+    tensor = torch.empty(0, dtype=torch.uint8).set_(device.storage("1"))
+    for outside in (
+        lambda: tensor.as_strided((65,), (1,)),
+        lambda: tensor.as_strided((64,), (1,), 1),
+        lambda: tensor.resize_(65),
+        lambda: tensor.untyped_storage().resize_(65),
+    ):
+        with pytest.raises(RuntimeError):
+            outside()
+
+
+def test_memory_is_cleared_when_it_changes_tenant(device):
+    def content(address):
+        return torch.empty(0, dtype=torch.uint8).set_(device.storage(address))
+
+    device.hold("f", "ada", {"1": 5000})
+    content("1").fill_(7)
+    device.evict("f")
+    device.hold("g", "ada", {"2": 4000})
+    assert content("2").eq(7).all()
+    device.evict("g")
+    device.hold("h", "bob", {"3": 5000})
+    assert not content("3").any()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.sampled_from("abc")), max_size=20))
+def test_tenancy_knows_the_last_tenant_of_every_byte(given_):
+    tenancy, last = Tenancy(60), [None] * 60
+    for start, length, tenant in given_:
+        tenancy.give(start, start + length, tenant)
+        last[start : start + length] = [tenant] * length
+        ranges = list(tenancy.ranges(0, 60))
+        assert [had for start, stop, had in ranges for _ in range(start, stop)] == last
+        others = {at for start, stop in tenancy.others(0, 60, "a") for at in range(start, stop)}
+        assert others == {at for at, had in enumerate(last) if had not in (None, "a")}
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 1)), min_size=1), st.integers(0, 200))
+def test_groups_keep_the_order_and_are_as_large_as_asked(blocks, group_bytes):
+    copies = [(Copy(str(at), 0, nbytes), at) for at, (nbytes, _) in enumerate(blocks)]
+    made = groups(copies, {str(at): way for at, (_, way) in enumerate(blocks)}, group_bytes)
+    assert [copy for group in made for copy in group.copies] == [copy for copy, _ in copies]
+    for group, following in pairwise(made):
+        sizes = [copy.nbytes for copy in group.copies]
+        assert sum(sizes[:-1]) < max(group_bytes, 1)
+        assert sum(sizes) >= group_bytes or following.way != group.way
+    for group in made:
+        assert group.first_use == int(group.copies[0].address)
+
+
+def test_the_elbow_is_where_larger_transfers_stop_being_faster():
+    assert elbow({size: 1e-3 + size / 1e6 for size in (1000, 10_000, 100_000, 1_000_000)}) == 100_000
+
+
+def test_transfers_are_measured_with_the_given_clock(device):
+    times = iter(range(100))
+    device.hold("f", "ada", {"1": 100})
+    source = HostBlocks({"1": torch.ones(100, dtype=torch.uint8)})
+    assert transfer_times(device, Way(source, fast()), "1", [10, 20], lambda: next(times), rounds=2) == {10: 1, 20: 1}
