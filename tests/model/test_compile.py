@@ -13,9 +13,9 @@ from benchmarks import zoo
 from benchmarks.programs import sized_inputs
 from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import check_span
-from overwinter.model.compile import compile_program
+from overwinter.model.compile import compile_program, compile_waiting
 from overwinter.model.export import export
-from overwinter.model.liveness import live_in, live_out
+from overwinter.model.liveness import first_uses, live_in, live_out
 from overwinter.model.program import Call, Device, Dtype, MemoryFormat, Slot, Value, validate
 from tests.model.tiny import BATCH_BY_4, chain, make_program
 
@@ -57,6 +57,29 @@ def test_weights_are_looked_up_only_when_needed():
     ]
     compile_program(make_program(calls, weights=3))(Arriving([W, W, W]), (X,))
     assert asked == [0, 2]
+
+
+def test_a_program_waits_before_the_first_call_that_reads_a_weight():
+    calls = [
+        Call("aten.relu.default", (Slot(3),), {}, (4,)),
+        Call("aten.mul.Tensor", (Slot(4), Slot(1)), {}, (5,)),
+        Call("aten.add.Tensor", (Slot(5), Slot(1)), {}, (6,)),
+        Call("aten.add.Tensor", (Slot(6), Slot(0)), {}, (7,)),
+    ]
+    program = make_program(calls, weights=3)
+    assert first_uses(program) == [3, 1, 4]
+    weights = [torch.zeros(4) for _ in range(3)]
+    waited = []
+
+    def wait(call):
+        waited.append(call)
+        for weight, first_use in enumerate(first_uses(program)):
+            if first_use == call:
+                weights[weight].copy_(W)
+
+    (result,) = compile_waiting(program, set(first_uses(program)))(weights, (X,), wait)
+    assert waited == [1, 3, 4]
+    assert torch.equal(result, torch.relu(X) * W + W + W)
 
 
 def test_inputs_and_weights_may_be_outputs():

@@ -1,0 +1,275 @@
+"""Runs models on a virtual accelerator while their blocks are still on the way to it.
+
+`python -m benchmarks.swap [model ...]` compares a run of a resident model with runs that bring its blocks: all before
+the run, each weight by itself, in groups of the measured elbow's size, and from another device. Then two heavy models
+are brought at once over one switch, and a variant is brought beside its sibling and beside a stranger. All answers are
+compared with plain PyTorch, bit for bit.
+
+The links are models, slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with 0.1 ms
+per transfer from the host, 4 GB/s with 0.02 ms from the other device.
+"""
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.families import Family
+from benchmarks.programs import flatten
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.function import DeviceFunction, DeviceProgram
+from overwinter.device.host import HostBlocks
+from overwinter.device.link import Link, Switch
+from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
+from overwinter.device.swap import Swapping, Way, elbow, run, transfer_times
+from overwinter.device.virtual import VirtualDevice
+
+HOST_BYTES_PER_S, HOST_LATENCY_S = 1e9, 1e-4
+PEER_BYTES_PER_S, PEER_LATENCY_S = 4e9, 2e-5
+TENANT = TenantId("benchmark")
+MODELS = (
+    "resnet50",
+    "resnet152",
+    "densenet201",
+    "inception-v3",
+    "mobilenet-v2",
+    "vgg16",
+    "bert-base",
+    "minilm",
+    "gpt2",
+)
+HEAVY = "vgg16"
+STRANGER = "mlp"
+SIBLINGS = ("resnet50", "minilm")
+SIZES = tuple(1 << power for power in range(16, 26))
+WHOLE = Swapping(1 << 62, overlaps=False)
+BY_WEIGHT = Swapping(0, by_weight=True)
+
+
+class Stored(NamedTuple):
+    """A function with its blocks in host memory, and what plain PyTorch answers."""
+
+    function: DeviceFunction
+    host: dict[Address, torch.Tensor]
+    inputs: list[torch.Tensor]
+    answer: list[torch.Tensor]
+
+
+class Model:
+    """A model of the zoo and variants of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.family = Family(name)
+        self.program = DeviceProgram(self.family.program, torch.device("cpu"))
+
+    def stored(self, variant: int = 0) -> Stored:
+        """Store a variant with another head; 0 is the original."""
+        self.family.vary(self.family.head(), variant)
+        packaged = self.family.packaged(f"{self.name}-{variant}")
+        blocks = packaged.manifest.blocks
+        contents = {block.address: bytearray(packaged.contents[block.address]()) for block in blocks}
+        host = {address: torch.frombuffer(content, dtype=torch.uint8) for address, content in contents.items()}
+        one = self.family.one()
+        with torch.inference_mode():
+            answer = [output.clone() for output in flatten(self.family.module(**one))]
+        inputs = [one[spec.name] for spec in self.program.program.inputs]
+        self.family.vary(self.family.head(), 0)
+        function = DeviceFunction(packaged.manifest.name, TENANT, self.program, blocks)
+        return Stored(function, host, inputs, answer)
+
+
+def device_for(name: str, nbytes: int) -> VirtualDevice:
+    """Make a device on which these bytes fit."""
+    return VirtualDevice(name, PartitionedAllocator((nbytes // PARTITION_BYTES + 3) * PARTITION_BYTES))
+
+
+def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) -> Link:
+    return Link(bytes_per_s, latency_s, switch, clock=time.perf_counter, sleep=time.sleep)
+
+
+def host_way(host: Mapping[Address, torch.Tensor], switch: Switch | None = None) -> Way:
+    return Way(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
+
+
+def run_once(device: VirtualDevice, stored: Stored, ways: Sequence[Way], swapping: Swapping) -> tuple[float, int]:
+    """Run once; return its time and the bytes moved. RuntimeError if the answer is not plain PyTorch's."""
+    began = time.perf_counter()
+    outputs, moved = run(device, stored.function, stored.inputs, ways, swapping)
+    took = time.perf_counter() - began
+    if len(outputs) != len(stored.answer) or not all(map(torch.equal, outputs, stored.answer)):
+        raise RuntimeError(f"{stored.function.name} answers wrongly after a swap")
+    return took, moved
+
+
+def swap_once(device: VirtualDevice, stored: Stored, ways: Sequence[Way], swapping: Swapping) -> float:
+    """Run once with no block of the function on the device."""
+    device.evict(stored.function.name)
+    return run_once(device, stored, ways, swapping)[0]
+
+
+def alternating(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Return the median of each measurement, taken in turns, after one round to warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for each in range(rounds + 1):
+        for name, measure in ways.items():
+            took = measure()
+            if each:
+                taken[name].append(took)
+    return {name: median(times) for name, times in taken.items()}
+
+
+def measure_elbow(rounds: int) -> tuple[int, dict[int, float]]:
+    """Measure transfers of several sizes over the host's link."""
+    block = Address("0" * 64)
+    device = device_for("a", SIZES[-1])
+    device.hold("elbow", TENANT, {block: SIZES[-1]})
+    way = host_way({block: torch.zeros(SIZES[-1], dtype=torch.uint8)})
+    times = transfer_times(device, way, block, SIZES, time.perf_counter, rounds)
+    device.close()
+    return elbow(times), times
+
+
+def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
+    """Measure one row of the table, in seconds."""
+    nbytes = stored.function.nbytes
+    device, peer = device_for("a", nbytes), device_for("b", nbytes)
+    host = [host_way(stored.host)]
+    run_once(peer, stored, host, WHOLE)
+    near = [Way(peer, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
+    grouped = Swapping(group_bytes)
+
+    def resident() -> float:
+        run_once(device, stored, host, WHOLE)
+        return run_once(device, stored, host, WHOLE)[0]
+
+    row = alternating(
+        {
+            "resident": resident,
+            "whole": lambda: swap_once(device, stored, host, WHOLE),
+            "by weight": lambda: swap_once(device, stored, host, BY_WEIGHT),
+            "grouped": lambda: swap_once(device, stored, host, grouped),
+            "peer": lambda: swap_once(device, stored, near, grouped),
+        },
+        rounds,
+    )
+    device.close()
+    peer.close()
+    first = next(iter(stored.function.blocks.values()))
+    row["transfer"] = row["whole"] - row["resident"]
+    row["first group"] = host[0].link.transfer_s(max(first, group_bytes))
+    row["over limit"] = row["grouped"] / (max(row["transfer"], row["resident"]) + row["first group"])
+    return row
+
+
+def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
+    """Bring a heavy model to two devices: alone, at once over two switches, and at once over one.
+
+    Both runs compute, so two switches are the control for what the cores add.
+    """
+    devices = [device_for(name, stored.function.nbytes) for name in "ab"]
+    grouped = Swapping(group_bytes)
+    pair = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
+
+    def at_once(switches: Sequence[Switch]) -> float:
+        ways = [[host_way(stored.host, switch)] for switch in switches]
+        return median(pair.map(lambda device, way: swap_once(device, stored, way, grouped), devices, ways))
+
+    def switch() -> Switch:
+        return Switch(HOST_BYTES_PER_S)
+
+    row = alternating(
+        {
+            "alone": lambda: swap_once(devices[0], stored, [host_way(stored.host, switch())], grouped),
+            "two switches": lambda: at_once([switch(), switch()]),
+            "one switch": lambda: at_once([switch()] * 2),
+        },
+        rounds,
+    )
+    pair.shutdown()
+    for device in devices:
+        device.close()
+    return row
+
+
+def measure_sibling(model: Model, stranger: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
+    """Bring a variant to a device where its sibling lies, and to one where a stranger does."""
+    base, variant = model.stored(), model.stored(1)
+    device = device_for("a", sum(each.function.nbytes for each in (base, variant, stranger)))
+    grouped = Swapping(group_bytes)
+    host = [host_way({**base.host, **variant.host, **stranger.host})]
+    moved: dict[str, int] = {}
+
+    def beside(resident: Stored) -> float:
+        for name in (base.function.name, variant.function.name, stranger.function.name):
+            device.evict(name)
+        run_once(device, resident, host, WHOLE)
+        took, moved[resident.function.name] = run_once(device, variant, host, grouped)
+        return took
+
+    row = alternating({"stranger": lambda: beside(stranger), "sibling": lambda: beside(base)}, rounds)
+    device.close()
+    nbytes = moved[base.function.name]
+    return {**row, "moved": nbytes, "share": nbytes / moved[stranger.function.name]}
+
+
+def print_elbow(group_bytes: int, times: Mapping[int, float]) -> None:
+    best = max(nbytes / seconds for nbytes, seconds in times.items())
+    print("share of the best throughput, by the size of a transfer")
+    for nbytes, seconds in times.items():
+        mark = "  elbow" if nbytes == group_bytes else ""
+        print(f"{nbytes / (1 << 20):9.4g} MiB {nbytes / seconds / best:8.1%}{mark}")
+
+
+def print_model(name: str, nbytes: int, row: Mapping[str, float]) -> None:
+    shown = ("whole", "by weight", "grouped", "peer")
+    ratios = "".join(f"{row[kind] / row['resident']:12.2f}" for kind in shown)
+    heavy = row["transfer"] / row["resident"]
+    print(f"{name:16}{nbytes / 1e6:8.1f}{ratios}{heavy:12.2f}{row['over limit']:12.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
+    parser.add_argument("--heavy", default=HEAVY, help="the model that two devices get at once")
+    parser.add_argument("--siblings", nargs="*", default=SIBLINGS, help="models whose variants are brought")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    group_bytes, times = measure_elbow(options.rounds)
+    print_elbow(group_bytes, times)
+    print("\ntime of a run over that of the resident model; `transfer`: of the transfer alone; `limit`: grouped over")
+    print("the larger of transfer and resident run, and the first group")
+    titles = ("whole", "by weight", "grouped", "peer", "transfer", "limit")
+    print(f"{'model':16}{'MB':>8}" + "".join(f"{title:>12}" for title in titles))
+    over_limit, shares = {}, {}
+    for name in options.models:
+        stored = Model(name).stored()
+        row = measure_model(stored, group_bytes, options.rounds)
+        print_model(name, stored.function.nbytes, row)
+        over_limit[name] = round(row["over limit"], 3)
+        gc.collect()
+    both = measure_contention(Model(options.heavy).stored(), group_bytes, options.rounds)
+    print(f"\n{options.heavy} on two devices at once, over alone: {both['two switches'] / both['alone']:.2f} over two")
+    print(f"switches, {both['one switch'] / both['alone']:.2f} over one")
+    print(f"\na variant with another head beside its sibling\n{'model':16}{'MB moved':>12}{'of all':>10}{'time':>10}")
+    stranger = Model(STRANGER).stored()
+    for name in options.siblings:
+        row = measure_sibling(Model(name), stranger, group_bytes, options.rounds)
+        shares[name] = round(row["share"], 4)
+        time_share = row["sibling"] / row["stranger"]
+        print(f"{name:16}{row['moved'] / 1e6:12.2f}{row['share']:10.1%}{time_share:10.2f}", flush=True)
+        gc.collect()
+    print("time: over that beside a stranger")
+    figures = {"over_limit": over_limit, "sibling_bytes_share": shares, "elbow_mib": group_bytes / (1 << 20)}
+    print("RESULT " + json.dumps({**figures, "contention": round(both["one switch"] / both["two switches"], 3)}))
+
+
+if __name__ == "__main__":
+    main()
