@@ -137,6 +137,13 @@ def test_blocks_of_a_common_size_leave_no_gaps():
     assert arena.hold("a", {str(at): 3 * GRANULE_BYTES for at in range(40)}) is not None
 
 
+def test_the_rest_behind_the_slots_holds_other_blocks():
+    arena = Arena(PartitionedAllocator(2 * PARTITION, PARTITION))
+    slots = {f"large{at}": 6 * GRANULE_BYTES for at in range(4)}
+    assert arena.hold("a", {**slots, **{f"small{at}": 2 * GRANULE_BYTES for at in range(4)}}) is not None
+    assert arena.free_bytes == 0
+
+
 def test_consolidation_makes_room_for_a_block_of_several_partitions():
     arena = Arena(PartitionedAllocator(ARENA, PARTITION))
     for at in range(8):

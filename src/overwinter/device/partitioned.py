@@ -99,8 +99,7 @@ class PartitionedAllocator(Allocator):
         """
         if size > self.partition_bytes:
             return self._several(size)
-        kind = Slots if common else Buddies
-        offset = self._into((index for index in own if isinstance(self._partitions[index], kind)), size)
+        offset = self._into((index for index in own if not common or self._has_slots(index, size)), size)
         fills = 2 * left >= self.partition_bytes
         if offset is None and fills:
             offset = self._open(size, common)
@@ -109,6 +108,10 @@ class PartitionedAllocator(Allocator):
         if offset is None and not fills:
             offset = self._open(size, common)
         return offset
+
+    def _has_slots(self, index: int, size: int) -> bool:
+        partition = self._partitions[index]
+        return isinstance(partition, Slots) and partition.slot_bytes == size
 
     def _into(self, indices: Iterable[int], size: int) -> int | None:
         """Place a block in the first of these partitions that has room."""

@@ -3,7 +3,7 @@
 Offsets count from the start of the partition. Sizes are multiples of `GRANULE_BYTES`.
 """
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Protocol
 
 GRANULE_BYTES = 4096
@@ -17,7 +17,10 @@ def rounded(nbytes: int) -> int:
 class Partition(Protocol):
     """A part of the arena in which blocks are placed."""
 
-    used_bytes: int
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in it."""
+        ...
 
     def take(self, nbytes: int) -> int | None:
         """Return the offset of a new block, or None if it does not fit here."""
@@ -28,40 +31,18 @@ class Partition(Protocol):
         ...
 
 
-class Slots:
-    """A partition for blocks of one size, so that they leave no gaps of other sizes."""
-
-    def __init__(self, nbytes: int, slot_bytes: int) -> None:
-        self.used_bytes = 0
-        self.slot_bytes = slot_bytes
-        self._free = list(range(0, nbytes - slot_bytes + 1, slot_bytes))
-        heapify(self._free)
-
-    def take(self, nbytes: int) -> int | None:
-        """Return the lowest free slot, if it is exactly as large as the block."""
-        if nbytes != self.slot_bytes or not self._free:
-            return None
-        self.used_bytes += nbytes
-        return heappop(self._free)
-
-    def give(self, offset: int, nbytes: int) -> None:
-        """Free the slot."""
-        self.used_bytes -= nbytes
-        heappush(self._free, offset)
-
-
 class Buddies:
     """A partition in which free memory lies in aligned chunks of powers of two that merge with their buddies.
 
     A block that is smaller than its chunk returns the rest of it, so that only granules are lost to rounding.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        """`nbytes` is a power of two granules."""
+    def __init__(self, nbytes: int, start: int = 0) -> None:
+        """`nbytes` is a power of two granules, of which those before `start` are not used."""
         self.used_bytes = 0
         self._top = (nbytes // GRANULE_BYTES).bit_length() - 1
         self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
-        self._free[self._top].add(0)
+        self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
 
     def take(self, nbytes: int) -> int | None:
         """Return the start of the smallest chunk that is large enough, the lowest of them."""
@@ -94,6 +75,39 @@ class Buddies:
             start &= ~(1 << order)
             order += 1
         self._free[order].add(start)
+
+
+class Slots:
+    """A partition for blocks of one size, which leave no gaps of other sizes. Other blocks may lie behind the slots, in
+    the rest of the partition.
+    """
+
+    def __init__(self, nbytes: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._end = nbytes // slot_bytes * slot_bytes
+        self._free = list(range(0, self._end, slot_bytes))
+        self._slot_bytes_used = 0
+        self._rest = Buddies(nbytes, self._end)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in the slots and in the rest."""
+        return self._slot_bytes_used + self._rest.used_bytes
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the lowest free slot, if it is exactly as large as the block, or a place in the rest."""
+        if nbytes != self.slot_bytes or not self._free:
+            return self._rest.take(nbytes)
+        self._slot_bytes_used += nbytes
+        return heappop(self._free)
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Free a slot or a place in the rest."""
+        if offset >= self._end:
+            self._rest.give(offset, nbytes)
+            return
+        self._slot_bytes_used -= nbytes
+        heappush(self._free, offset)
 
 
 class Whole:

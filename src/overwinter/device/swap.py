@@ -16,7 +16,7 @@ from overwinter.device.function import DeviceFunction
 from overwinter.device.interface import Copy, Device, Event, Source
 from overwinter.device.link import Link
 
-ELBOW_SHARE = 0.95
+ELBOW_SHARE = 0.93
 """Of the best throughput, what a transfer of the elbow's size reaches: the rest is not worth a longer first group."""
 
 
