@@ -62,7 +62,14 @@ class Memory:
         assert set(self.arena.evict(holder)) == gone - kept
 
     def consolidate(self, wanted):
-        for source, target, nbytes in self.arena.consolidate(wanted):
+        steps = 0
+        while moves := self.arena.consolidate(wanted):
+            steps += 1
+            assert steps <= 2 * ARENA // PARTITION
+            self.move(moves)
+
+    def move(self, moves):
+        for source, target, nbytes in moves:
             moved = self.granules[source // GRANULE_BYTES : (source + nbytes) // GRANULE_BYTES]
             self.granules[target // GRANULE_BYTES : (target + nbytes) // GRANULE_BYTES] = moved
 

@@ -38,5 +38,7 @@ class Allocator(Protocol):
         ...
 
     def consolidate(self, largest: int = 0) -> list[Move]:
-        """Move blocks so that larger ones fit, up to `largest` bytes; see `PartitionedAllocator`."""
+        """Bring some free memory together, so that a block of `largest` bytes fits in the end; return the moves that
+        must follow, in order, or none if nothing is left to do. Called again, it goes on.
+        """
         ...

@@ -77,7 +77,9 @@ class Arena:
         return address in self._extents
 
     def consolidate(self, blocks: Mapping[Address, int]) -> list[Move]:
-        """Bring free memory together for these blocks; return the moves of memory that must follow, in order."""
+        """Bring some free memory together for these blocks; return the moves of memory that must follow, in order.
+        Called again, it goes on; without a move, nothing is left to do.
+        """
         moves = self._allocator.consolidate(max(self.missing(blocks).values(), default=0))
         for move in moves:
             address = self._at.pop(move.source)

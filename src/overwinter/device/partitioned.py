@@ -25,6 +25,8 @@ class PartitionedAllocator(Allocator):
         """None: free."""
         self._blocks: dict[int, int] = {}
         """The rounded size of the block at each offset."""
+        self._inside: list[set[int]] = [set() for _ in self._partitions]
+        """The blocks that lie in each partition, or a part of them."""
 
     @property
     def free_bytes(self) -> int:
@@ -57,32 +59,31 @@ class PartitionedAllocator(Allocator):
 
     def free(self, offset: int) -> None:
         """Forget the block at this offset; its partitions are free again if nothing else lies in them."""
-        stop = offset + self._blocks.pop(offset)
+        start, stop = offset, offset + self._blocks.pop(offset)
         while offset < stop:
             index, inside = divmod(offset, self.partition_bytes)
             part = min(stop - offset, self.partition_bytes - inside)
             partition = self._partitions[index]
             assert partition is not None, "a block lies in it"
             partition.give(inside, part)
+            self._inside[index].remove(start)
             if not partition.used_bytes:
                 self._partitions[index] = None
             offset += part
 
     def consolidate(self, largest: int = 0) -> list[Move]:
-        """Move blocks out of the partitions with least in them, so that whole partitions become free, adjacent ones if
-        `largest` is the size of a block that needs several.
+        """Move the blocks out of one partition, the one with least in it that can be vacated; or out of several
+        adjacent ones, if a block of `largest` bytes needs so many. Called again, it goes on, until no move is left.
 
         The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
         """
-        moves: list[Move] = []
-        for index in self._by_use(self._partial()):
-            moves += self._vacate((index,), into_free=False)
         count = -(-rounded(largest) // self.partition_bytes)
         if count > 1 and self._run_start(count) is None:
             starts = range(len(self._partitions) - count + 1)
-            runs = sorted((tuple(range(start, start + count)) for start in starts), key=self._used)
-            moves += next(filter(None, (self._vacate(run, into_free=True) for run in runs)), [])
-        return moves
+            runs = sorted((range(start, start + count) for start in starts), key=self._used)
+            return next(filter(None, (self._vacate(run, into_free=True) for run in runs)), [])
+        partial = self._by_use(self._partial())
+        return next(filter(None, (self._vacate((index,), into_free=False) for index in partial)), [])
 
     def _common(self, sizes: Iterable[int]) -> set[int]:
         """Return the sizes that would fill half a partition or more."""
@@ -121,6 +122,7 @@ class PartitionedAllocator(Allocator):
             if inside is not None:
                 offset = index * self.partition_bytes + inside
                 self._blocks[offset] = size
+                self._inside[index].add(offset)
                 return offset
         return None
 
@@ -146,27 +148,35 @@ class PartitionedAllocator(Allocator):
         if size % self.partition_bytes:
             last = self._partitions[end] = Buddies(self.partition_bytes)
             last.take(size % self.partition_bytes)
-        self._blocks[start * self.partition_bytes] = size
-        return start * self.partition_bytes
+        offset = start * self.partition_bytes
+        self._blocks[offset] = size
+        for index in range(start, start + count):
+            self._inside[index].add(offset)
+        return offset
 
     def _run_start(self, count: int) -> int | None:
         """Return the first of `count` adjacent free partitions."""
         starts = range(len(self._partitions) - count + 1)
         return next((start for start in starts if not any(self._partitions[start : start + count])), None)
 
-    def _vacate(self, indices: tuple[int, ...], into_free: bool) -> list[Move]:
+    def _vacate(self, indices: Sequence[int], into_free: bool) -> list[Move]:
         """Move all blocks out of these partitions; nothing changes, and no move is returned, if one has no place."""
-        inside = sorted(self._inside(indices), key=lambda offset: -self._blocks[offset])
+        inside = sorted(
+            set().union(*(self._inside[index] for index in indices)), key=lambda at: (-self._blocks[at], at)
+        )
+        others = self._by_use(set(self._partial()).difference(indices))[::-1]
+        room = sum(self.partition_bytes - self._used((index,)) for index in others)
+        if not into_free and room < self._used(indices):
+            return []
         if any(self._blocks[offset] > self.partition_bytes for offset in inside):
             return []
-        others = self._by_use(set(self._partial()).difference(indices))[::-1]
         moves: list[Move] = []
         for source in inside:
             size = self._blocks[source]
             target = self._into(others, size)
             if target is None and into_free:
                 target = self._open(size, without=indices)
-                others = self._by_use(set(self._partial()).difference(indices))[::-1]
+                others += [] if target is None else [target // self.partition_bytes]
             if target is None:
                 for move in moves:
                     self.free(move.target)
@@ -175,14 +185,6 @@ class PartitionedAllocator(Allocator):
         for move in moves:
             self.free(move.source)
         return moves
-
-    def _inside(self, indices: Collection[int]) -> list[int]:
-        """Return the blocks of which a part lies in these partitions."""
-        parts = {
-            offset: range(offset // self.partition_bytes, (offset + size - 1) // self.partition_bytes + 1)
-            for offset, size in self._blocks.items()
-        }
-        return [offset for offset, part in parts.items() if not set(part).isdisjoint(indices)]
 
     def _partial(self) -> list[int]:
         return [index for index, partition in enumerate(self._partitions) if partition is not None]

@@ -66,8 +66,8 @@ class VirtualDevice(Device):
         with self._lock:
             new = self._arena.hold(holder, blocks)
             enough = self._arena.free_bytes >= sum(self._arena.missing(blocks).values())
-            if new is None and enough and not self._lent:
-                self._move(self._arena.consolidate(blocks))
+            while new is None and enough and not self._lent and (moves := self._arena.consolidate(blocks)):
+                self._move(moves)
                 new = self._arena.hold(holder, blocks)
             for address in new or ():
                 self._clear(self._arena.extent(address), tenant)
