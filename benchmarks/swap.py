@@ -88,8 +88,8 @@ class Model:
 
 
 def device_for(name: str, nbytes: int) -> VirtualDevice:
-    """Make a device on which these bytes fit."""
-    return VirtualDevice(name, PartitionedAllocator((nbytes // PARTITION_BYTES + 3) * PARTITION_BYTES))
+    """Make a device on which these bytes fit, with room for what fragmentation takes."""
+    return VirtualDevice(name, PartitionedAllocator((nbytes * 5 // 4 // PARTITION_BYTES + 3) * PARTITION_BYTES))
 
 
 def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) -> Link:
