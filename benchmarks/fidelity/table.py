@@ -21,6 +21,7 @@ that size fixed.
   shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal is correct and not shown.
 * **joined**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its own
   input alone: the largest difference, and the number of runs in which the node answered.
+* **drawn**: the model type was selected at random, by the seed, from all those of `transformers`.
 
 PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers, and so a program, return
 numbers. With that kernel only positions that are not padding are compared, and all positions without it.

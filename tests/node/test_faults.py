@@ -80,7 +80,7 @@ def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
             metrics = (await node.telemetry.metrics()).decode()
         result = [line for line in said if "the disk fails" in line]
         assert len(result) == len(set(result)) == len(LOOKS)
-        assert metrics.count("overwinter_looks_failed_total{what=") == len(LOOKS)
+        assert metrics.count("overwinter_checks_failed_total{what=") == len(LOOKS)
 
     asyncio.run(scene())
 

@@ -491,7 +491,7 @@ def pass_time(world, seconds):
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
-    names = [f"f{number}" for number in range(shared_runs.LOOKED_AT + 8)]
+    names = [f"f{number}" for number in range(shared_runs.MATES_MAX + 8)]
     members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
     world = family(*members, policy=Policy(batching="adaptive"), workers_max=1)
     for name in names:
@@ -505,7 +505,7 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
 
     monkeypatch.setattr(admission, "serve", counted)
     world.arrive(names[-1])
-    assert len(served) <= (shared_runs.LOOKED_AT + 1 if alike else 1)
+    assert len(served) <= (shared_runs.MATES_MAX + 1 if alike else 1)
 
 
 class Counted(dict):

@@ -1,7 +1,7 @@
 """Lists thousands of items without blocking the loop or using unbounded memory.
 
-Each listing runs in steps and reserves its memory from the budget for requests, because a thousand listings at once are
-as many answers.
+Each listing runs in steps and reserves its memory from the budget for requests, because a thousand listings may be
+in progress at once.
 """
 
 from collections.abc import Callable, Iterable

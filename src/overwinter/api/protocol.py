@@ -29,8 +29,8 @@ BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
-CHUNKED = b"transfer-encoding"
-FRAMING = (b"content-length", CHUNKED)
+TRANSFER_ENCODING = b"transfer-encoding"
+FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Sent before the head of an answer if the caller waits for permission to send its body."""
@@ -95,7 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._all = connections
+        self._connections = connections
         self._limits = connections.limits
         self._refusal: tuple[int, str] | None = None
         self._refused = False
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the latest request."""
         self._number = 0
-        """Counts events: the start of a head, the start of a body, the end of a request."""
+        """Counts events: the start of a head, the start of a body, the end of a request, more of an answer read."""
         self._in_head = False
         self._in_copy = False
         """Whether the parser reads a head that was read already."""
@@ -128,13 +128,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, lambda: bool(self._rest))
         self.caller = client_of(self.client[0] if self.client else "")
-        if not self._all.admit(self):
+        if not self._connections.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
-            self._all.turn_away(self)
+            self._connections.turn_away(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection."""
-        self._all.forget(self)
+        self._connections.forget(self)
         self._leave()
         self._rest = b""
         super().connection_lost(exc)
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._rest = self._parse(data)
             if self._rest:
-                self._parsing = self.loop.create_task(self._all.turns.run(self._parse_rest()))
+                self._parsing = self.loop.create_task(self._connections.turns.run(self._parse_rest()))
         if self._rest:
             self.transport.pause_reading()
 
@@ -179,7 +179,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return b""
 
     def _feed(self, data: bytes) -> None:
-        """Pass bytes to the parser. A request to change the protocol is served without, as HTTP allows."""
+        """Pass bytes to the parser. A request to change the protocol is answered without the change, as HTTP
+        allows.
+        """
         while data:
             try:
                 self.parser.feed_data(data)
@@ -187,8 +189,8 @@ class BoundedProtocol(HttpToolsProtocol):
             except HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
                 if framing := self._framing():
-                    # The parser leaves the body to the other protocol, and would read it as further requests. Another
-                    # parser reads it, after a head with nothing else.
+                    # The parser leaves the body to the other protocol, and would read it as further requests. A new
+                    # parser reads it, after a head that contains only the headers that say where the body ends.
                     self.parser = HttpRequestParser(self)
                     self._in_copy = True
                     self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
@@ -226,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
         if not self._in_head:
             return
-        if name.lower() == CHUNKED:
+        if name.lower() == TRANSFER_ENCODING:
             self._chunked = True
         super().on_header(name, value)
 
@@ -239,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = False
         self._in_body = True
-        self._all.busy(self)
+        self._connections.busy(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -267,7 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
         if self.cycle.response_complete:
-            self._all.idle(self)
+            self._connections.idle(self)
 
     def on_response_complete(self) -> None:
         """An answer is written. uvicorn would start a timer here, which the check of all connections replaces."""
@@ -277,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._start_asgi_task(*self.pipeline.pop())
                 return
         if not self._in_body:
-            self._all.idle(self)
+            self._connections.idle(self)
 
     def resume_writing(self) -> None:
         """The client read more of the answer."""
@@ -316,9 +318,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
-        if self._all.crowded(self.caller):
-            # The client learns that the connection closes. An idle connection could be closed just as the client uses
-            # it again.
+        if self._connections.crowded(self.caller):
+            # Announce that the connection closes. If it were closed later, while idle, the client could use it again
+            # at that moment.
             cycle.keep_alive = False
         # No body follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":

@@ -16,7 +16,7 @@ from overwinter.api.front import Front
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
 
-SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
+SHARED_METRICS = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
 """The metrics of a function that depend on blocks that other tenants also hold."""
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
@@ -99,7 +99,7 @@ class TenantTelemetry:
 
 
 def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
-    """The part of a node's activity that concerns one tenant's functions. Slow with a thousand functions of its own."""
+    """The part of a node's activity that concerns one tenant's functions; slow for a thousand functions."""
     own = [each for each in activity.functions if each.tenant == tenant]
     ids = {worker for each in own for worker in each.workers}
     workers = [each for each in activity.workers if each.worker in ids]
@@ -128,7 +128,7 @@ def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
             about = [line]
         elif line.startswith(b"#"):
             about.append(line)
-        elif (found := _named.search(line)) and found[1] in names and not line.startswith(SHARED_FAMILIES):
+        elif (found := _named.search(line)) and found[1] in names and not line.startswith(SHARED_METRICS):
             kept += about
             about = []
             kept.append(line)

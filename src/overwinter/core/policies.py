@@ -10,7 +10,7 @@ from overwinter.core.bounds import Bound, check_bounds, seconds
 Scaling = Literal["overwinter", "dts", "dts-cores", "exact", "mls", "infless", "photons", "tetris-ro", "batch"]
 Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "oracle"]
 Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
-KeepAlive = Literal["room", "fixed", "history"]
+KeepAlive = Literal["unlimited", "fixed", "history"]
 Eviction = Literal["cost-aware", "lru"]
 WorkerEviction = Literal["cost-aware", "lru"]
 Order = Literal["deadline", "any"]
@@ -39,7 +39,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How many requests are expected."""
     batching: Batching = "overwinter"
     """When waiting requests are sent, and to which worker."""
-    keep_alive: KeepAlive = "room"
+    keep_alive: KeepAlive = "unlimited"
     """How long an idle worker is kept: until others need its resources, for a fixed time, or depending on its history;
     never longer than its function's settings allow.
     """

@@ -281,7 +281,7 @@ class _Walk:
     def _check_outputs(self, call: Call, first: int, where: str) -> None:
         count = len(call.outputs)
         if call.operator in CHECKS:
-            self._check_check(call, where)
+            self._check_assertion(call, where)
             return
         _require(0 < count <= MAX_ARGUMENTS, f"{where}: a call must give 1 to {MAX_ARGUMENTS} results, not {count}")
         _require(call.outputs == tuple(range(first, first + count)), f"{where}: results must take the next free slots")
@@ -295,7 +295,7 @@ class _Walk:
             _require(count == 1, f"{where}: gives one number")
         self.alive.update(call.outputs)
 
-    def _check_check(self, call: Call, where: str) -> None:
+    def _check_assertion(self, call: Call, where: str) -> None:
         _require(not call.outputs, f"{where}: a check gives nothing, not {len(call.outputs)} results")
         match call.args[:1]:
             case (Slot(number),):

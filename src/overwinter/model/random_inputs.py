@@ -15,8 +15,8 @@ from overwinter.model.structure import Program, Slot
 
 Kind = Literal["wide", "near", "example", "least"]
 KINDS: tuple[Kind, ...] = ("wide", "near", "example", "least")
-"""The kinds of inputs, from the widest: values of the range that the examples suggest; values between the examples'
-own; the examples, cut or repeated; for integers, the least value of the examples.
+"""The kinds of inputs, from the widest: values of a range that the examples suggest; values between the least and the
+greatest of the examples; the examples, cut or repeated; for integers, the least value of the examples.
 """
 
 _EMBEDDING = "aten.embedding.default"
@@ -50,8 +50,8 @@ class RandomInputs:
 def _floats(example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind) -> torch.Tensor:
     """Return floats with the mean and deviation of the example, within its range.
 
-    If all values are equal, they range from 0 to twice the value; if some are infinite, the example's own values are
-    used.
+    If all values are equal, `wide` ranges from 0 to twice the value (for 0, from -1 to 1), and other kinds repeat it.
+    If some values are infinite or NaN, the example's own values are used.
     """
     values = example.double().flatten()
     if not values.isfinite().all():

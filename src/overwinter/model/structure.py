@@ -152,7 +152,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 if spec.shape[:1] != (BATCH,):
                     return f"{kind} {spec.name!r} of shape {list(spec.shape)} has no {BATCH!r} as its first dimension"
                 if any(BATCH in _WORD.findall(str(size)) for size in spec.shape[1:]):
-                    return f"{kind} {spec.name!r} of shape {list(spec.shape)} has {BATCH!r} beside its first dimension"
+                    return f"{kind} {spec.name!r} of shape {list(spec.shape)} has {BATCH!r} in a later dimension"
         return "" if self.inputs else "it takes no input"
 
     def slot_name(self, slot: int) -> str:

@@ -34,7 +34,8 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
     """Return a weight without gaps between its elements, and the order of its dimensions in memory if it is not the
     shape's.
 
-    A weight with gaps, or with elements that share memory, becomes a copy with its dimensions in the same order.
+    A weight with gaps becomes a copy with its dimensions in the same order; one whose elements share memory becomes a
+    copy in the order of its shape.
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(

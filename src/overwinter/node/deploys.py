@@ -73,6 +73,7 @@ class Deploys:
             return await self._pipelines.deploy(pipeline, tenant)
 
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
+        """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
         self._traffic.check_new(manifest, self._versions_of)
@@ -123,7 +124,7 @@ class Deploys:
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
         if address in absent:
-            raise ConflictError(f"the program of {manifest.name!r}, blob {address}, is not in the repository: put it")
+            raise ConflictError(f"the program of {manifest.name!r}, {address}, is not in the repository: upload it")
         nbytes = self._repository.path(address).stat().st_size
         if nbytes > PROGRAM_BYTES_MAX:
             raise TooLargeError(f"the program of {manifest.name!r} has {nbytes} bytes; at most {PROGRAM_BYTES_MAX}")

@@ -49,7 +49,9 @@ from overwinter.worker.messages import (
 )
 
 GONE_S = 5.0
+"""How long a close waits until killed workers have ended."""
 LINGER_S = 1.0
+"""How long a zygote may take to report the end of a worker, and a worker that closed its channel to exit."""
 
 
 class Processes:
@@ -80,11 +82,11 @@ class Processes:
         return self.zygotes.is_up()
 
     def zygote_smaps(self) -> list[int]:
-        """The files in which the kernel counts the zygotes' memory."""
+        """The descriptors of the files in which the kernel counts the zygotes' memory."""
         return [zygote.smaps for zygote in self.zygotes.every() if zygote.smaps is not None]
 
     def worker_smaps(self) -> dict[WorkerId, int]:
-        """The files in which the kernel counts the workers' memory; each is closed when its worker ends."""
+        """The descriptors of the workers' `smaps` files; each is closed when its worker ends."""
         return {worker: process.smaps for worker, process in self._workers.items() if process.smaps is not None}
 
     def worker_pids(self) -> dict[WorkerId, int]:
@@ -161,9 +163,9 @@ class Processes:
         listener: WorkerListener,
         ahead: WorkerId | None = None,
     ) -> None:
-        """Fork a worker for a function's family, as soon as a zygote can, or use the one forked `ahead`, and hand
-        it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
-        resources. The bind may follow later. `listener` receives the worker's events.
+        """Fork a worker for a function's family as soon as a zygote can, or use `ahead`, which was forked in advance.
+        It is sent what to load, and the function to bind first unless that follows later; `fds` are the descriptors of
+        both. `listener` receives the worker's events. Raises WorkerError when the system has no resources.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
@@ -187,12 +189,12 @@ class Processes:
             process = WorkerProcess(order.worker, function, load, listener, self._log)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
-        shared = 1 if load.source_bytes is None else 2
+        load_fds = 1 if load.source_bytes is None else 2
         try:
             # A message that cannot be sent fails here, before the worker is forked.
-            process.channel.send(load, fds[:shared])
+            process.channel.send(load, fds[:load_fds])
             if bind is not None:
-                process.channel.send(bind, fds[shared:])
+                process.channel.send(bind, fds[load_fds:])
             self._order(process, order)
         except REQUEST_ERRORS as error:
             process.close()
@@ -217,11 +219,11 @@ class Processes:
         """Ask a zygote for a worker; raises one of REQUEST_ERRORS."""
         tenant = process.family.tenant
         # Only the base zygote can give a process its own user.
-        its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
+        sent = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
         # A process that a tenant's zygote forks is in the zygote's group from the start.
         with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
-            its = msgspec.structs.replace(its, grouped=bool(group))
-            zygote.channel.send(its, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
+            sent = msgspec.structs.replace(sent, grouped=bool(group))
+            zygote.channel.send(sent, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
         process.close_far_end()
         zygote.pending[order.worker] = 0
         zygote.workers[order.worker] = process
@@ -335,18 +337,18 @@ class Processes:
         self.kill(process)
 
     def _end_worker(
-        self, zygote: ZygoteProcess, worker: WorkerId, ending_: str, this: WorkerProcess | None = None
+        self, zygote: ZygoteProcess, worker: WorkerId, reason: str, this: WorkerProcess | None = None
     ) -> None:
-        """Report a worker's end once, and make sure that it has ended."""
+        """Report a worker's end once, and make sure that it has ended. `this`: only if it is still this process."""
         process = zygote.workers.get(worker)
         if process is None or this not in (None, process):
             return
         del zygote.workers[worker]
         if this is not None:
             zygote.unreported_exits.add(worker)
-        self.end(process, ending_)
+        self.end(process, reason)
 
-    def end(self, process: WorkerProcess, ending_: str) -> None:
+    def end(self, process: WorkerProcess, reason: str) -> None:
         """Report the end of a worker that no zygote knows any more."""
         worker = process.worker
         self._workers.pop(worker, None)
@@ -359,7 +361,7 @@ class Processes:
         if process.pidfd is not None:
             self._loop.remove_reader(process.pidfd)
         process.close()
-        failure = process.failure or process.ended(ending_)
+        failure = process.failure or process.ended(reason)
         process.listener.worker_exited(process, failure.error, failure.message)
 
     def _read_last_messages(self, process: WorkerProcess) -> None:

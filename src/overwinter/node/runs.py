@@ -40,7 +40,9 @@ class Runs:
         self._copies = Copies()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """A worker is loaded. A version on trial is then published, unless a pipeline forbids it meanwhile."""
+        """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
+        does not accept it.
+        """
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
             function.trial_warning = ready.warning[:MESSAGE_MAX]
@@ -80,7 +82,7 @@ class Runs:
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._end_run(process, run, process.take_back(run), error)
+                self._fail_run(process, run, process.take_back(run), error)
             else:
                 self._processes.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
 
@@ -96,16 +98,16 @@ class Runs:
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._end_run(process, answer.run, flight, error)
+                self._fail_run(process, answer.run, flight, error)
             elif process.over:
                 raise error
             else:
                 self._processes.give_up(process, f"it sent an invalid answer: {error}")
 
         take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
-        self._copies.make(process, reported_bytes(answer), take, partial(self._taken, process, answer, flight), failed)
+        self._copies.make(process, reported_bytes(answer), take, partial(self._copied, process, answer, flight), failed)
 
-    def _taken(
+    def _copied(
         self, process: WorkerProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
     ) -> None:
         process.free(flight)
@@ -120,7 +122,7 @@ class Runs:
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         self._post(RunEnded(process.worker, answer.run, tuple(failures)))
 
-    def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
+    def _fail_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
         continues.
         """

@@ -88,7 +88,7 @@ class Profiler:
             program = await loop.run_in_executor(self._reader, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, report)
             if function.profile is not None and not wanted.again:
-                survey.known(function.profile)
+                survey.skip_known(function.profile)
             try:
                 async with asyncio.timeout(TURN_S):
                     await survey.run(configurations, batches)

@@ -31,12 +31,12 @@ class TenantTurns:
             self._pass_on()
 
     async def _wait(self, tenant: TenantId) -> None:
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 # The turn was assigned to it, but it was cancelled.
                 self._pass_on()
             raise
@@ -45,11 +45,11 @@ class TenantTurns:
         while self._waiting:
             tenant = next(iter(self._waiting))
             own = self._waiting.pop(tenant)
-            place = own.popleft()
+            waiter = own.popleft()
             if own:
                 self._waiting[tenant] = own
-            if not place.done():
+            if not waiter.done():
                 # The turn stays taken until that measurement is complete.
-                place.set_result(None)
+                waiter.set_result(None)
                 return
         self._taken = False

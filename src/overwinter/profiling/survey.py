@@ -52,8 +52,8 @@ class Survey:
         """Whether anything was measured."""
         return bool(self._points or self._layers)
 
-    def known(self, profile: Profile) -> None:
-        """Skip the configurations in this profile."""
+    def skip_known(self, profile: Profile) -> None:
+        """Skip the configurations, and the batch sizes of layers, that this profile contains."""
         self._known = {point.configuration for point in profile.points}
         if profile.layers and len(profile.layers) == len(self._program.layers):
             self._known_batches = set.intersection(*(set(layer.latency_s) for layer in profile.layers))
@@ -75,7 +75,7 @@ class Survey:
         if missing and not self._points:
             raise WorkerError(next(iter(stuck.values())))
         for batch in timed:
-            await self._time(batch)
+            await self._measure_layers(batch)
 
     async def _measure(self, configuration: Configuration) -> dict[tuple[int, int], str]:
         """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
@@ -98,7 +98,7 @@ class Survey:
             }
         return {}
 
-    async def _time(self, batch: int) -> None:
+    async def _measure_layers(self, batch: int) -> None:
         what = f"layers, b={batch}"
         self._say(what)
         try:
@@ -112,6 +112,7 @@ class Survey:
         self._say(what, found.pid)
 
     async def _with_blocks(self, step: Callable[[], Awaitable[Found]]) -> Found:
+        """Take a step; if the function's blocks are not in memory, wake it first."""
         try:
             return await step()
         except StoreError:

@@ -41,7 +41,7 @@ def release(cycle: Cycle, function: Function) -> None:
         function.loaded, function.loading = False, None
         cycle.state.residents(function).release(function.sizes)
     cycle.state.evictable.pop(function.spec.id, None)
-    drop_unshared(cycle, function.sizes, function.spec.store)
+    drop_unused(cycle, function.sizes, function.spec.store)
 
 
 def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
@@ -50,10 +50,10 @@ def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
     release(cycle, function)
 
 
-def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
+def drop_unused(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
     """Drop those of the blocks that no function holds."""
     residents = cycle.state.stores.get(store)
-    free = tuple(sorted(set(addresses))) if residents is None else residents.unshared(set(addresses))
+    free = tuple(sorted(set(addresses))) if residents is None else residents.remove_unused(set(addresses))
     if not free:
         return
     cycle.actions.append(Drop(free, store))

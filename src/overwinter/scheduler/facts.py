@@ -47,7 +47,7 @@ from overwinter.scheduler.answers import (
     why_unloaded,
 )
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
-from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
+from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, release
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
@@ -337,7 +337,7 @@ def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
         # The function was removed or unloaded meanwhile, so its blocks are not needed.
-        drop_unshared(cycle, event.addresses, event.store)
+        drop_unused(cycle, event.addresses, event.store)
         return
     end_load(function, cycle.now)
     cycle.bytes_changed = True
@@ -350,7 +350,7 @@ def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
 def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
-        drop_unshared(cycle, event.addresses, event.store)
+        drop_unused(cycle, event.addresses, event.store)
         return
     release(cycle, function)
     missing, is_full = missing_bytes(cycle, function), event.error == "NoSpaceError" and not function.load_again

@@ -31,10 +31,10 @@ class Residents(msgspec.Struct):
         self.sharers.update(sizes.keys())
 
     def release(self, sizes: Mapping[Address, int]) -> None:
-        """Remove a function with these blocks; `unshared` returns those to drop."""
+        """Remove a function with these blocks; `remove_unused` then returns those to drop."""
         self.sharers.subtract(sizes.keys())
 
-    def unshared(self, addresses: set[Address]) -> tuple[Address, ...]:
+    def remove_unused(self, addresses: set[Address]) -> tuple[Address, ...]:
         """Remove those of these blocks that no function holds, and return them."""
         free = sorted(address for address in addresses if self.sharers[address] <= 0)
         for address in free:

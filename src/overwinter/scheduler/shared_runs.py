@@ -1,10 +1,10 @@
 """Decides which functions' requests share a run.
 
 Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a
-retrained head runs separately, everything before it as one batch. The function whose want is being admitted leads a
-run. The requests of its mates with the earliest due times join it, up to the batch size of the worker. Mates have at
-least half of the bytes of their blocks in common with the same member. A function whose worker died lately has no
-mates.
+retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
+leads it. The requests of its mates with the earliest due times join it, up to the batch size of the worker. Mates have
+at least half of the bytes of their blocks in common with one member of the family. A function whose worker died lately
+has no mates.
 
 Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
 of a shared run is computed from the profile of one function's runs and the part of them that is not shared
@@ -27,12 +27,12 @@ from overwinter.scheduler.policies.batching import Send
 from overwinter.scheduler.state import Function, Worker
 
 SUSPECT_RUNS = 100
-"""The runs of a function after which its last death no longer counts."""
-LOOKED_AT = 64
+"""The runs of a function after which the last death of a worker in one of its runs no longer counts."""
+MATES_MAX = 64
 """The most functions that are considered for sharing a run with one."""
 
 Rank = tuple[int, bool, float]
-"""The level of a request, whether it would be late, and its due time."""
+"""The priority level of a request, whether it would be late, and its due time."""
 FIRST: Rank = (-1, False, 0.0)
 
 
@@ -53,7 +53,7 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
 
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
     """The number of its mates' requests that count as waiting with the function's own: as many as could join it in one
-    of these workers without making its first request late, each counted as that of another function.
+    of these workers without making its first request late. Each is assumed to be of a different function.
     """
     mates = _mates(cycle, function, slots)
     if not mates:
@@ -99,7 +99,7 @@ def changed(cycle: Cycle, function: Function) -> None:
 
 def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     """The requests of a run: the function's first request, then its own and its mates' by due time. Requests past their
-    deadline are returned separately, to be refused.
+    deadline are refused.
     """
     if not _waiting(function):
         return _alone(cycle, function, send)
@@ -155,7 +155,7 @@ def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
 
 class _Joint:
     """A shared run being assembled. A mate's request joins unless it makes another one late: one that the leading
-    function would have in a separate run, or one that joined before.
+    function would answer in time in a separate run, or one that joined before.
     """
 
     def __init__(self, cycle: Cycle, function: Function, send: Send) -> None:
@@ -170,8 +170,8 @@ class _Joint:
         """If the run ended later, it would make a request late."""
 
     def protect(self) -> None:
-        """Protect the requests that the leading function could answer in time alone: the run must end for them
-        in time.
+        """Protect the requests that the leading function could answer in time alone: the run must end in
+        time for them.
         """
         cycle, leads = self._cycle, self._leads
         if leads.spec.settings.slo_ms is None:
@@ -212,18 +212,18 @@ class _Joint:
 
 def _waiting(function: Function) -> Iterable[Function]:
     """The other functions with waiting requests that could share a run; if there are many, those waiting longest,
-    because each arriving request checks them all. Usually there is none, and the result is false.
+    because each arriving request checks them all. Usually there is none, and the result is empty.
     """
     waiting = function.family.trunks[function.trunk].waiting
     if not waiting or (len(waiting) == 1 and function.spec.id in waiting):
         return ()
     members, own = function.family.members, function.spec.id
-    return (members[id_] for id_ in islice(waiting, LOOKED_AT) if id_ != own)
+    return (members[id_] for id_ in islice(waiting, MATES_MAX) if id_ != own)
 
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
-    """The functions with waiting requests that could join a run of the function in one of these workers; false if none
-    waits.
+    """The functions with waiting requests that could join a run of the function in one of these workers; an empty
+    tuple if none waits or may join.
     """
     waiting = _waiting(function)
     if not waiting or not cycle.policy.joins or is_suspect(function):

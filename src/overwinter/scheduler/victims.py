@@ -1,17 +1,17 @@
 """Chooses the victims that free a scarce resource for the first in its queue.
 
-For a place: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which gets no more
-work. Tenants share by max-min fairness: a share is the larger of a tenant's parts of the workers and of their private
-memory. A tenant takes a worker from another if it then has no more than the other. A tenant without a worker takes one
-from the tenant with the most. The runs of another tenant's worker must end within the drain timeout. A slice is as long
-as many wakes, so that replacing workers costs a small share of the time. A worker that has been idle for long counts
-for no tenant's share: it may be stopped for any of them.
+For a place for a worker: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which
+gets no more work. Tenants share by max-min fairness: a share is the larger of a tenant's parts of the workers and of
+their private memory. A tenant takes a worker from another if it then has no more than the other. A tenant without a
+worker takes one from the tenant with the most. The runs of another tenant's worker must end within the drain timeout. A
+slice lasts as long as ten wakes, so that replacing workers costs a small share of the time. A worker that has been idle
+for long counts for no tenant's share: it may be stopped for any of them.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
-slice is over. Its slice begins with its first worker after its blocks were loaded. Otherwise functions that wait for a
-place or a core would take the blocks from each other, and none would run. This slice is longer, because blocks come
-from disk. An idle function is evicted sooner, unless it is used so often that it would be loaded again at once, or was
-just loaded.
+slice is over. Its slice begins with its first worker after its blocks were loaded. If it began earlier, functions that
+wait for a place or a core would take the blocks from each other, and none would run. This slice is longer, because
+blocks come from disk. An idle function is evicted sooner, unless it is used so often that it would be loaded again at
+once, or was just loaded.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ EPSILON = 1e-9
 
 
 class Victim(NamedTuple):
-    """The worker or function that frees a resource, or the time when one may."""
+    """The worker that frees a resource, or the time when one may."""
 
     worker: Worker | None = None
     at: float = inf
@@ -118,7 +118,7 @@ def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
 
 
 def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """Return the same, of idle workers only."""
+    """Do the same as `for_place`, with idle workers only."""
     most, next_at = _most_workers(cycle), inf
     for tenant in _by_share(cycle):
         spare = least_valuable(tenant)
@@ -197,7 +197,7 @@ def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, m
 
 
 def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
-    """Return the unused function to evict, or None.
+    """Return the unused function to evict, except `keep`, or None.
 
     A function that shares every block frees nothing. It is evicted last, so that the last function that shares the
     blocks frees them.

@@ -32,10 +32,10 @@ class ApplicationOutcomes(Outcomes):
 class ApplicationRequest:
     """One open request of an application."""
 
-    def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counts: bool) -> None:
+    def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counted: bool) -> None:
         self.tally = tally
         self.arrived = arrived
-        self.counts = counts
+        self.counted = counted
         application = tally.application
         deadline = Seconds(arrived + application.timeout_s)
         self.request = PipelineRequest(application.stages, deadline, tally.dues(arrived))
@@ -44,7 +44,7 @@ class ApplicationRequest:
 
     def succeeded(self, now: Seconds) -> None:
         """Handle the success of the request: all stages were answered."""
-        if self.counts:
+        if self.counted:
             seconds, slo_s = now - self.arrived, self.tally.slo_s
             self.tally.answered += 1
             self.tally.latencies.add(seconds)
@@ -52,7 +52,7 @@ class ApplicationRequest:
 
     def failed(self, error: str) -> None:
         """Handle a refused stage, which ends the request."""
-        if self.counts:
+        if self.counted:
             self.tally.refused[error] += 1
 
 
@@ -84,11 +84,13 @@ class Applications:
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
         """Start a request of an application: return the requests of its first stages."""
         open_request = ApplicationRequest(self._tallies[name], now, now >= self._settle_s)
-        open_request.tally.requests += open_request.counts
+        open_request.tally.requests += open_request.counted
         return self._step(open_request, Started(), now)
 
     def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
-        """Handle the answer of a stage: return the events for other stages, none for other requests."""
+        """Handle the answer of a stage: return the events for other stages; none for requests outside of
+        applications.
+        """
         open_request, stage = self._open.pop(request, (None, ""))
         return [] if open_request is None else self._step(open_request, Answered(stage), now)
 

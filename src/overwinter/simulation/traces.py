@@ -1,7 +1,7 @@
 """Reads recorded arrivals from files.
 
 Each reader returns seconds from the beginning of the trace, or counts per minute; only the times of requests are used.
-CallerError names a malformed file.
+A malformed file raises CallerError.
 """
 
 import ast
@@ -67,7 +67,7 @@ def _csv_times(lines: list[str]) -> list[float]:
 
 
 def _moment(text: str) -> float:
-    """Return the seconds of `2023-11-16 18:15:46.6805900`; Python reads one digit less."""
+    """Return the Unix time of `2023-11-16 18:15:46.6805900` in UTC; `datetime` reads only six decimals."""
     found = re.fullmatch(r"(.{19})(\.\d+)?", text)
     if found is None:
         raise ValueError(f"{text!r} is not a date and time")

@@ -62,8 +62,8 @@ class _Node(Collector):
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
         yield from _health(sources.health)
-        help_text = "Periodic checks of the node that failed for a reason of the machine."
-        yield counter("looks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
+        help_text = "Periodic checks of the node that failed because of an error of the system."
+        yield counter("checks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
 
 
 def counter(name: str, help_text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
@@ -232,7 +232,7 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
     yield counter("worker_crashes", "Workers that died without being stopped.", ["function"], _named(seen, "crashes"))
-    yield counter("zygote_losses", "Zygotes that died or were stopped for others.", [], [((), statistics.zygotes_lost)])
+    yield counter("zygote_losses", "Zygotes that died or were stopped.", [], [((), statistics.zygotes_lost)])
 
 
 def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:

@@ -21,13 +21,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lacking = _enter(sys.argv[4:])
-    missing = namespaces.enter()
+    unshared = namespaces.enter()
     sandbox.die_with_parent(parent)
-    if not missing:
+    if not unshared:
         _fork(end)
     from overwinter.worker import zygote
 
-    zygote.main(end, [name for name in imports.replace(" ", "").split(",") if name], missing, lacking)
+    zygote.main(end, [name for name in imports.replace(" ", "").split(",") if name], unshared, lacking)
 
 
 def _enter(groups: list[str]) -> list[str]:
@@ -48,7 +48,7 @@ def _fork(end: int) -> None:
     if pid == 0:
         os.close(held)
         sandbox.die_with_parent(0)
-        # The parent's id cannot be compared here: it has none inside this namespace.
+        # The parent has no id in this namespace. Reading from the pipe shows whether it has ended already.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)

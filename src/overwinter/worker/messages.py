@@ -57,7 +57,7 @@ class ForkZygote(_Message, frozen=True):
 
 
 class KillZygote(_Message, frozen=True):
-    """Kill a tenant's zygote that has not reported its start, so that only its parent knows its process."""
+    """Kill a tenant's zygote that has not reported its start. Only the base zygote, its parent, knows its process."""
 
     number: int
 
@@ -121,7 +121,8 @@ class Bind(_Message, frozen=True):
 
 
 class Prepare(_Message, frozen=True):
-    """Compile this program and create its primitives, so that later forks have both. There is no handler.
+    """Compile this program and run it once, so that the libraries create its primitives (prepared kernels) and later
+    forks have both. There is no handler.
 
     Descriptors: those of `load`, then those of `bind`.
     """
@@ -207,7 +208,7 @@ class Measure(_Message, frozen=True):
 
     function: str
     batch: int | None = None
-    """The rows of a run before that, in which each layer is timed; None: no run."""
+    """Before that, time each layer in a run of this many rows; None: no run."""
 
 
 class Stop(_Message, frozen=True):

@@ -31,7 +31,7 @@ _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 PROC = "/proc"
-"""A tenant's zygote may open files here by name: its workers read from them what the node may see of themselves."""
+"""A tenant's zygote may open files here: the workers that it forks open their own `smaps` for the node."""
 FIRST_UID = 0x70000000
 """The first user id of workers and tenants' zygotes if the node runs as root. The ids belong to no account, and each
 process has its own; workers forked by a tenant's zygote share the zygote's.
@@ -110,7 +110,7 @@ class Sandbox:
 
     def lower_limits(self, limits: WorkerLimits) -> None:
         """Lower the limits of the calling process, which is in a worker's sandbox."""
-        self._limit(limits, self._held)
+        self._set_limits(limits, self._held)
 
     def enter_as_zygote(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
@@ -124,7 +124,7 @@ class Sandbox:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # After containment the process cannot read these figures, and `lower_limits` needs them.
         self._held = _held()
-        self._limit(limits, self._held)
+        self._set_limits(limits, self._held)
         missing = self._become(stage, uid)
         die_with_parent(parent)
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
@@ -161,7 +161,7 @@ class Sandbox:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         return ["no separate user: the node does not run as root"] if uid is None else []
 
-    def _limit(self, limits: WorkerLimits, held: "_Held") -> None:
+    def _set_limits(self, limits: WorkerLimits, held: "_Held") -> None:
         # The memory of the zygote's programs is not charged to the worker.
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)

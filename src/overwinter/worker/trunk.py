@@ -4,11 +4,11 @@ The calls of a program are split into spans: own spans, which read weights that 
 spans between them. A shared span runs once over all rows. An own span runs for each function over its rows, with its
 weights, and its results are concatenated where a shared span needs them.
 
-Running one request alone and two together shows which dimension of a value holds the rows, and how often each. The
-first time a split is used for requests of certain sizes, the results of two requests together are compared with those
-of each alone, for all values that cross between spans. The split is used only if they agree within the bound that a
-batch of one function's requests meets. The two requests are generated, because equal requests would agree even if their
-rows were mixed up. See docs/decisions/trunks.md.
+Running one request alone and two together shows which dimension of a value holds the rows, and how many times each row
+occurs in it. The first time a split is used for requests of certain sizes, the results of two requests together are
+compared with those of each alone, for all values that cross between spans. The split is used only if they agree within
+the bound that a batch of one function's requests meets. The two requests are generated, because equal requests would
+agree even if their rows were mixed up. See docs/decisions/trunks.md.
 """
 
 import threading
@@ -34,7 +34,7 @@ KEPT = 8
 SIZES_KEPT = 1024
 """The most request sizes for which a split keeps its findings; the oldest are dropped first."""
 DRAWN: tuple[Kind, ...] = ("wide", "near")
-"""The generated requests that are tried before the recorded ones."""
+"""The kinds of generated requests that are tried before the requests of callers."""
 FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
 """What a request that cannot be run, or a split that does not fit, may raise."""
 
@@ -57,7 +57,7 @@ class Share(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """How a value contains the rows: along a dimension, or as their number; and how many times each."""
+    """How a value contains the rows: a tensor along a dimension, a number as their count; how many times each row."""
 
     dim: int
     times: int
@@ -80,9 +80,11 @@ class _Span(NamedTuple):
     own: bool
     run: Compiled
     taken: tuple[int, ...]
+    """The values that it reads from before."""
     given: tuple[int, ...]
+    """Its results that are read later."""
     joined: set[int]
-    """The results of a separate span that a later shared span reads."""
+    """The results of an own span that a later shared span reads."""
     dead: tuple[int, ...]
     """The values that nothing reads after this span."""
 
@@ -90,7 +92,8 @@ class _Span(NamedTuple):
 class Trunks:
     """The splits of one program, by the weights in which functions differ.
 
-    There are at most KEPT: functions that often differ in other weights get a split for all of these.
+    At most KEPT are kept. After that, functions use a split that covers more weights than they differ in, or a new
+    split replaces the least recently used one.
     """
 
     def __init__(self, program: Program) -> None:
@@ -132,7 +135,7 @@ class _Trial(NamedTuple):
 
     rows: dict[int, _Rows | None] | None
     """How each value that crosses a span boundary depends on the rows; None for a value that does not depend on them.
-    None for all: functions in a shared run would not get the results that they get alone.
+    If the whole is None, functions in a shared run would not get the results that they get alone.
     """
 
 
@@ -208,8 +211,8 @@ class Trunk:
         return [together.of(number, self._program.output_slots) for number in range(len(shares))]
 
     def _trial(self, shares: Sequence[Share]) -> _Trial | None:
-        """Return the trial's result for requests of these sizes, because they may determine how a value contains the
-        rows.
+        """Return the trial's result for requests of these sizes. Each combination of sizes has its own trial, because
+        sizes may determine how a value contains the rows.
         """
         sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
         trial = self._trials.get(sizes)
@@ -223,7 +226,7 @@ class Trunk:
         return trial
 
     def _try(self, first: Share, second: Share) -> _Trial | None:
-        """Try the split with two different requests; None: none of them can be run."""
+        """Try the split with two different requests; None if no such pair can be run."""
         for pair in self._pairs(first, second):
             if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
                 continue

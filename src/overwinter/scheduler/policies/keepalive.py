@@ -15,8 +15,8 @@ GAPS_LEAST = 8
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
     """Return when an idle worker is stopped, by the history of its function.
 
-    All workers of a function are stopped together when it is no longer used, but not before the next period, which
-    stops superfluous ones.
+    The time begins with the last use of the function, so that all its idle workers are stopped together. It is at least
+    one period, because superfluous workers are stopped at the end of a period.
     """
     most_s = at_most_s(function, policy)
     return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
@@ -27,7 +27,7 @@ def at_most_s(function: Function, policy: Policy) -> float:
     own = function.spec.settings.keep_alive_s
     if own is not None:
         return own
-    return inf if policy.keep_alive == "room" else policy.keep_alive_s
+    return inf if policy.keep_alive == "unlimited" else policy.keep_alive_s
 
 
 def longest_s(worker: Worker, policy: Policy) -> float:
@@ -38,7 +38,7 @@ def longest_s(worker: Worker, policy: Policy) -> float:
 
 
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:
-    """Return slightly more than 99 of 100 gaps between uses so far (INFless), limited by the function's own setting."""
+    """Return 1.1 times the 99th percentile of the gaps between uses (INFless), but at most `at_most_s`."""
     if len(gaps) < GAPS_LEAST:
         return at_most_s
     return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])
