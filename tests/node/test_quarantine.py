@@ -48,7 +48,7 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
 
     def failing(queue, request, requests):
         if request.function == "bad@1":
-            raise LedgerError("a failure that no border contains")
+            raise LedgerError("a failure that no boundary contains")
         insert(queue, request, requests)
 
     async def first() -> None:
@@ -60,11 +60,11 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
 
     async def again() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
-            with pytest.raises(QuarantineError, match="a failure that no border contains"):
+            with pytest.raises(QuarantineError, match="a failure that no boundary contains"):
                 await node.infer(Call("bad", None, [INPUT]))
             assert node.live()
             assert node.view("bad", None).state == "UNAVAILABLE"
-            assert "a failure that no border contains" in node.view("bad", None).reason
+            assert "a failure that no boundary contains" in node.view("bad", None).reason
             assert (await node.infer(Call("good", None, [INPUT]))).outputs[0].data == (2 * ONE).numpy().tobytes()
             monkeypatch.setattr(queueing, "insert", insert)
             await node.load("bad", None)

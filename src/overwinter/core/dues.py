@@ -24,9 +24,9 @@ def dues(
     known = [slo for name in stages if (slo := slos.get(name)) is not None]
     takes = {name: slos[name] or 0.0 for name in stages} if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
     waits_for = {name: needs(stage) for name, stage in stages.items()}
-    behind = dict.fromkeys(stages, 0.0)
+    following = dict.fromkeys(stages, 0.0)
     for name in reversed(tuple(TopologicalSorter(waits_for).static_order())):
         for before in waits_for[name]:
-            behind[before] = max(behind[before], takes[name] + behind[name])
-    whole = max(takes[name] + behind[name] for name in stages)
-    return {name: Seconds(begun + slo_ms / 1000 * (1 - behind[name] / whole)) for name in stages}
+            following[before] = max(following[before], takes[name] + following[name])
+    whole = max(takes[name] + following[name] for name in stages)
+    return {name: Seconds(begun + slo_ms / 1000 * (1 - following[name] / whole)) for name in stages}

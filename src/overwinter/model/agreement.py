@@ -283,7 +283,7 @@ class _Trial:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return [tensor.cpu() for tensor in run([tensor.clone() for tensor in inputs])]
-        except Exception as error:  # noqa: BLE001 - the border to the author's code
+        except Exception as error:  # noqa: BLE001 - the boundary to the author's code
             return error
 
 

@@ -25,7 +25,7 @@ from overwinter.model.restoring import restored
 from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
-from overwinter.model.tracing import CheckMessages, border, fixing_line, trace
+from overwinter.model.tracing import CheckMessages, as_program_error, fixing_line, trace
 
 __all__ = ["Exported", "export", "export_saved"]
 
@@ -92,7 +92,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
     A file that is not `trusted` must contain only data, because PyTorch would run code in it; ProgramError names
     anything else. The first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
     """
-    with border(f"cannot open {path.name}"):
+    with as_program_error(f"cannot open {path.name}"):
         if not trusted:
             check_saved(path)
         exported = torch.export.load(path)

@@ -25,7 +25,7 @@ from overwinter.model.refusals import failure_remedy, no_cache
 from overwinter.model.restoring import restored
 
 CheckMessages = dict[sympy.Expr, str | None]
-"""The author's message for each failed `torch._check`, by its condition; None without a message."""
+"""The author's message of each `torch._check`, by its condition; None without a message."""
 
 
 class Traced(NamedTuple):
@@ -47,7 +47,9 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> 
         for name, tensor, dims in arguments.inputs
     )
     with (
-        border("the model cannot be exported", f"; the example inputs are {given}: are these the model's shapes?"),
+        as_program_error(
+            "the model cannot be exported", f"; the example inputs are {given}: are these the model's shapes?"
+        ),
         torch.no_grad(),
         restored(module),
         no_cache(module),
@@ -59,7 +61,7 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: SizeRanges) -> 
 
 
 def _check_buffers(module: torch.nn.Module) -> None:
-    """Raise ProgramError if the trace left one of its buffers in the module: the exporter loses track of these."""
+    """Raise ProgramError if the trace created a buffer in the module, because the exporter does not record it."""
     for name, buffer in module.named_buffers():
         if isinstance(buffer, FakeTensor):
             raise ProgramError(
@@ -69,7 +71,7 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 
 @contextmanager
-def border(what: str, doubt: str = "") -> Iterator[None]:
+def as_program_error(what: str, doubt: str = "") -> Iterator[None]:
     """Turn any exception of the model's or a file's code into a ProgramError with the line at fault.
 
     `doubt` ends the message if an operator may have refused its arguments.

@@ -133,7 +133,7 @@ def missing_protections() -> list[str]:
             os.close(here)
             lacking = namespaces.enter()
             os.write(there, "\n".join([*lacking, *Sandbox().test()]).encode())
-        except BaseException as error:  # noqa: BLE001 - the border of the child: every error is reported
+        except BaseException as error:  # noqa: BLE001 - the boundary of the child: every error is reported
             os.write(there, f"workers cannot be contained: {error}".encode())
         finally:
             os._exit(0)

@@ -76,7 +76,7 @@ class Loop:
         try:
             while self._events:
                 self._turn(self._events.popleft())
-        except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may continue after it failed
+        except Exception as error:  # noqa: BLE001 - the boundary to the scheduler: nothing may continue after it failed
             if self._scheduler.current is not None:
                 self._quarantine.add(self._scheduler.current, error)
             self._fail(error)

@@ -1,9 +1,9 @@
 """Assigns resources to functions. This is the only place that does so.
 
-Each changed function is asked for its want. A want that fits begins at once, unless other functions wait for the same
-resource; otherwise the function joins the queue of the resource that it lacks. Then each queue is served from its
-front, up to the first function that does not fit: free resources are reserved for that function, and only for it other
-functions must release resources.
+Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
+once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
+lacks. Then each queue is served from its front, up to the first function that does not fit: free resources are reserved
+for that function, and only for it other functions must release resources.
 
 1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because
    it has waited for one before.
@@ -217,8 +217,9 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 
 def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
-    """Join the line for places, unless the want would not fit if all others left: then the function waits for the runs
-    of its own workers, whose ends mark it, and no other function waits behind it.
+    """Join the queue for places, unless the want would not fit even if the workers of all others were stopped. Then the
+    function does not join it, so that no other function waits behind it. It is asked again when a run of its own
+    workers ends.
     """
     function.starts, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
@@ -280,14 +281,14 @@ def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 def _give_places(cycle: Cycle) -> None:
     """Begin the want of the first function in the queue if there is a place, otherwise make one."""
-    may_leave, cycle.places_changed = cycle.places_changed, False
+    may_stop, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
         if function.lacks_memory and best_fit(function) is None:
             # Another function took the slot.
             _look_again(cycle, function)
             return
         if not has_place(cycle, function):
-            if may_leave:
+            if may_stop:
                 _make_room(cycle)
             return
         if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):

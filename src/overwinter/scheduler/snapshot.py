@@ -51,7 +51,7 @@ class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     name: FunctionId
     members: tuple[FunctionId, ...]
-    """The first one first."""
+    """In the order in which they joined; the first one gives the family its name."""
     workers: tuple[FamilyWorker, ...]
 
 
@@ -103,7 +103,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
 
 
 def family_name(family: Family) -> FunctionId:
-    """Return the name of a family: its first member, or the function itself without siblings."""
+    """Return the name of a family: its first member; without members, its id."""
     return next(iter(family.members), FunctionId(family.id))
 
 

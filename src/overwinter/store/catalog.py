@@ -116,8 +116,8 @@ class Catalog:
             return [Row(*row) for row in found]
 
     def put_profile(self, machine: str, subject: str, profile: bytes, measured: float) -> None:
-        """Store the profile of a subject on a machine, replacing an earlier one; the oldest beyond PROFILES_MAX are
-        dropped.
+        """Store the profile of a subject (a tenant's program, with its handler if there is one) on a machine, replacing
+        an earlier one. The oldest beyond PROFILES_MAX are dropped.
         """
         with self.file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))

@@ -1,4 +1,4 @@
-"""Maps a block's file into a process's memory, in large pages where possible.
+"""Maps a block's file into a process's memory, in huge pages where possible.
 
 A fork maps a model with fewer faults when its blocks are in huge pages, and then reads it with fewer TLB misses. The
 kernel joins the small pages of a tmpfs file on request, even if it would not do so by itself; pages that it cannot join

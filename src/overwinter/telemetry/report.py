@@ -176,7 +176,7 @@ class StepReader(Tracker[Outcomes]):
 
     def _worker_started(self, worker: Worker, now: Seconds) -> None:
         sizes = self._sizes[worker] = _sizes(self.specs[worker.function].profile, worker, self._shared)
-        self._memory.turn(now)
+        self._memory.advance(now)
         self._memory.workers += 1
         self._memory.worker_cores += worker.cores
         self.weigh(worker, sizes[0][1], now)
@@ -190,7 +190,7 @@ class StepReader(Tracker[Outcomes]):
 
     def weigh(self, worker: Worker, nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
-        self._memory.turn(now)
+        self._memory.advance(now)
         self._memory.workers_bytes += nbytes - worker.nbytes
         super().weigh(worker, nbytes, now)
 
@@ -204,17 +204,17 @@ class StepReader(Tracker[Outcomes]):
             blocks = self._blocks.setdefault(spec.store, {})
             new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in blocks}
             blocks.update(new)
-            self._memory.turn(now)
+            self._memory.advance(now)
             self._memory.blocks_bytes += sum(new.values())
 
     def _dropped(self, action: Drop, now: Seconds) -> None:
-        self._memory.turn(now)
+        self._memory.advance(now)
         blocks = self._blocks.get(action.store, {})
         self._memory.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
 
     def report(self, now: Seconds) -> Report:
         """Return the figures at `now`, the end of the simulation."""
-        self._memory.turn(now)
+        self._memory.advance(now)
         for worker in self.workers.values():
             worker.pay(now)
         total = Outcomes(FunctionName(""))
@@ -241,21 +241,21 @@ class MemoryCurve:
         self.workers_bytes = 0.0
         self.samples: list[Sample] = []
         self._every_s = every_s
-        self._turned = 0.0
+        self._advanced_to = 0.0
         self._blocks_s = self._workers_s = 0.0
         self._blocks_peak = 0
         self._workers_peak = self._peak = 0.0
 
-    def turn(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Account for the time up to now; call it before each change."""
-        spent = now - self._turned
+        spent = now - self._advanced_to
         if spent > 0:
             self._blocks_s += spent * self.blocks_bytes
             self._workers_s += spent * self.workers_bytes
             self._blocks_peak = max(self._blocks_peak, self.blocks_bytes)
             self._workers_peak = max(self._workers_peak, self.workers_bytes)
             self._peak = max(self._peak, self.blocks_bytes + self.workers_bytes)
-            self._turned = now
+            self._advanced_to = now
         while len(self.samples) * self._every_s <= now:
             at = len(self.samples) * self._every_s
             self.samples.append(Sample(at, self.workers, self.blocks_bytes, self.workers_bytes, self.worker_cores))

@@ -182,7 +182,7 @@ class Worker:
             family = made()
             warning = family.take(bind, bind_fds)()
             self._grow(load.concurrency, load.threads)
-        except Exception as error:  # noqa: BLE001 - the border to an untested program and handler
+        except Exception as error:  # noqa: BLE001 - the boundary to an untested program and handler
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
         self._family = family
@@ -193,7 +193,7 @@ class Worker:
         """Bind another function."""
         try:
             finish()
-        except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
+        except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the worker lives on
             return BindFailed(function, *_fault(function, error))
         return Bound(function)
 
@@ -220,7 +220,7 @@ class Worker:
             # PyTorch keeps a part of the thread count per thread.
             torch.set_num_threads(threads)
             self._serve()
-        except BaseException:  # noqa: BLE001 - the border of the thread: it is printed and ends the worker
+        except BaseException:  # noqa: BLE001 - the boundary of the thread: it is printed and ends the worker
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -238,7 +238,7 @@ class Worker:
                 for name, runner in zip(message.functions, runners, strict=True)
             ]
             return _packed(message.run, outcomes, slot.outputs)
-        except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
+        except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the worker lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
 
@@ -248,7 +248,7 @@ def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> C
     made: Future[Family] = Future()
     try:
         made.set_result(Family(load, fds, prepared))
-    except Exception as error:  # noqa: BLE001 - the border to an untested program
+    except Exception as error:  # noqa: BLE001 - the boundary to an untested program
         made.set_exception(error)
     return made.result
 

@@ -46,7 +46,7 @@ class Programs(Mapping[Address, Prepared]):
                 self._ready[wanted.load.program] = self._warmed_up(wanted, fds)
         except OverwinterError as error:
             _say(f"{wanted.bind.function} is not prepared: {error}")
-        except Exception as error:  # noqa: BLE001 - the border to a program: it has run before, on other sizes
+        except Exception as error:  # noqa: BLE001 - the boundary to a program: it has run before, on other sizes
             _say(f"{wanted.bind.function} was not warmed up: {type(error).__name__}: {error}")
         # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()

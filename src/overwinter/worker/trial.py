@@ -43,7 +43,7 @@ def generated_warning(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
     try:
         with _interrupted_after(GENERATED_S):
             failure = _failure(runner, _generated(runner, inputs))
-    except Exception as error:  # noqa: BLE001 - the border to an untested handler
+    except Exception as error:  # noqa: BLE001 - the boundary to an untested handler
         failure = Failure(type(error).__name__, f"{type(error).__name__}: {error}")
     if failure is None:
         return ""

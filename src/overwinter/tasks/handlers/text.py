@@ -14,7 +14,7 @@ INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
 
 
 def setup(assets: dict[str, bytes]) -> dict[str, Any]:
-    """Read the tokenizer once per process."""
+    """Read the tokenizer, once for each function in a worker."""
     state = json.loads(assets["task.json"])
     tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
     tokenizer.no_padding()
