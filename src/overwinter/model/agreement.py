@@ -25,7 +25,7 @@ FREE = 2
 """The least value of any dynamic size in an export: the program is valid from here, and possibly not at 1."""
 
 _FACTORS = (2, 0.5, 4, 0.25, 8)
-"""The multiples of the example's at which the other sizes are tried when a check refuses one size at its minimum."""
+"""The multiples of the example's sizes that the other sizes get when a check refuses one size at its minimum."""
 
 Tensors = list[torch.Tensor]
 Sizes = dict[str, int]
@@ -85,8 +85,8 @@ def _try_least(trial: "_Trial", base: Sizes) -> None:
 
 
 def _try_larger(trial: "_Trial", base: Sizes) -> None:
-    """Try all sizes at 1.5 times the example's, made odd, or at twice if neither answers that; each separately if only
-    one of the two answers.
+    """Try all sizes at 1.5 times the example's, made odd; at twice the example's if program and model both fail there.
+    If only one of them fails, try each size separately.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
         larger = {name: min(trial.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
@@ -271,7 +271,7 @@ class _Trial:
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
         """Run the program as in a worker, without special settings of this process."""
         try:
-            with torch.inference_mode(), _untouched_default_dtype():
+            with torch.inference_mode(), _float32_by_default():
                 return list(self._run(self._weights, inputs))
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for these sizes
             return error
@@ -288,7 +288,7 @@ class _Trial:
 
 
 @contextmanager
-def _untouched_default_dtype() -> Iterator[None]:
+def _float32_by_default() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -27,8 +27,8 @@ from overwinter.telemetry.underway import LivingWorker
 CHECK_INTERVAL_S = 0.1
 TURNS = 10
 """Workers without runs that did not compute are checked this many times less often."""
-PATIENCE, PATIENCE_S = 4.0, 1.0
-"""The multiple of its usual time that a run or a load may take, and the least time that it may take."""
+LATE_FACTOR, LATE_LEAST_S = 4.0, 1.0
+"""A run or a load is late after this multiple of its usual time, and not before this time."""
 NOISE = 0.05
 """The share of a core that a worker may use outside runs without being billed."""
 SHARE = 0.1
@@ -119,7 +119,7 @@ class Background:
             elif worker in self._demoted:
                 self._tell(process)
             elif max(seen.over_s, seen.late_s) > DEMOTE_AFTER_S:
-                self._decide(process, living, seen, now)
+                self._record_demotion(process, living, seen, now)
                 found.append(process)
         self._check_ahead()
         return found
@@ -141,7 +141,7 @@ class Background:
         pidfd = os.dup(process.pidfd)
         await asyncio.to_thread(demote, processes.zygotes.groups, process.pid, pidfd)
 
-    def _decide(
+    def _record_demotion(
         self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
     ) -> None:
         what = "run" if process.ready else "load"
@@ -212,7 +212,7 @@ def _is_late(living: LivingWorker[FunctionStatistics], ready: bool, computed_s: 
     others takes long as well, but computes no more than usual.
     """
     begun = _begun(living) if ready else living.since
-    usual_s = PATIENCE * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)
+    usual_s = LATE_FACTOR * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)
     if begun is None:
         return False
-    return now - begun > max(PATIENCE_S, usual_s) and computed_s >= usual_s * living.cores
+    return now - begun > max(LATE_LEAST_S, usual_s) and computed_s >= usual_s * living.cores

@@ -1,9 +1,9 @@
 """Computes the default bounds on the number of workers and on their memory.
 
-Workers stay as long as there is memory, so both bounds are reached sooner or later, and neither may harm the machine.
-So workers may use half of the resources that are available at the start. The other half of the memory is for blocks,
-requests, zygotes and other programs; the other half of the process ids is for other programs, as in the node's control
-group (cgroups.py).
+Workers stay as long as there is memory, so both bounds are reached sooner or later, and reaching them must not harm the
+machine. So workers may use half of the resources that are available at the start. The other half of the memory is for
+blocks, requests, zygotes and other programs; the other half of the process ids is for other programs, as in the node's
+control group (cgroups.py).
 """
 
 import os

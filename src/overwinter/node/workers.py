@@ -89,7 +89,7 @@ class WorkerProcess:
         """Refers to its process even if the pid is reused; None before it has reported its start."""
         self._kill_requested = False
         self.smaps: int | None = None
-        """The file with the kernel's figures of its memory."""
+        """The descriptor of the file with the kernel's figures of its memory."""
         self.inherited_bytes = 0
         """The memory that it shares with its zygote, as last measured."""
         self.failure: Failure | None = None

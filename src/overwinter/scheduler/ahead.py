@@ -25,8 +25,8 @@ from overwinter.scheduler.state import Function, Tenant
 KEY = "ahead"
 """The key of the timer."""
 TENANT_MOST = 2
-"""The most processes of one tenant: one for its next start, and one for the function that this one calls, as in a
-pipeline. A used process is replaced soon.
+"""The most processes of one tenant: one for its next start, and one for the function that is called after it, as in
+a pipeline. A used process is replaced soon.
 """
 REFILL_S = 0.25
 """The pause after a tenant's last start, or while cores are busy, so that a burst of wakes gets all cores."""
@@ -67,7 +67,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     found = fitting(cycle, function, cycle.resources.of_start(point))
     need = cycle.state.tenants[function.spec.tenant].need
     need.function, need.started = function.spec.id, cycle.now
-    look_at(cycle, cycle.now + REFILL_S)
+    set_check(cycle, cycle.now + REFILL_S)
     if found is None:
         return None
     need.failures = 0
@@ -82,7 +82,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
 # Forking and stopping processes
 
 
-def look_at(cycle: Cycle, at: float) -> None:
+def set_check(cycle: Cycle, at: float) -> None:
     """Set the time of the next check of the processes forked in advance."""
     if cycle.config.workers_ahead:
         cycle.timers.arm(KEY, at)
@@ -97,7 +97,7 @@ def check(cycle: Cycle) -> None:
         _fork(cycle, tenant)
     for each in cycle.state.ahead.values():
         if each.start is None and not each.stopping:
-            look_at(cycle, cycle.state.tenants[each.tenant].need.started + KEEP_S)
+            set_check(cycle, cycle.state.tenants[each.tenant].need.started + KEEP_S)
 
 
 def _end_unneeded(cycle: Cycle) -> None:
@@ -131,7 +131,7 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
         if _count(cycle, tenant.id) >= min(part, len(state.prepared[tenant.id])):
             continue
         if pauses_until > now:
-            look_at(cycle, pauses_until)
+            set_check(cycle, pauses_until)
         elif len(state.ahead) < most:
             return tenant
         else:
@@ -160,7 +160,7 @@ def _has_room(cycle: Cycle, tenant: Tenant) -> bool:
     fits = all(resource.fits(amount) for resource, amount in claim(cycle).items())
     fits = fits and cycle.resources.workers.of(tenant.id) < workers_max(cycle)
     if not fits:
-        look_at(cycle, cycle.now + FULL_S)
+        set_check(cycle, cycle.now + FULL_S)
     return fits
 
 
@@ -168,7 +168,7 @@ def _may_fork(cycle: Cycle) -> bool:
     """Whether no function waits, and a core remains free besides the one for the fork; one fork at a time."""
     calm = is_calm(cycle) and all(each.start is None for each in cycle.state.ahead.values())
     if not calm:
-        look_at(cycle, cycle.now + REFILL_S)
+        set_check(cycle, cycle.now + REFILL_S)
     return calm
 
 

@@ -68,7 +68,7 @@ def _function(cycle: Cycle, function: Function) -> None:
             function.queue.remove(request.id)
         expire(cycle, request.id)
     family = function.family
-    if family.lead is function and family.look_at is not None and family.look_at <= now:
+    if family.lead is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)
         if scaled is not None:
             scale_out(cycle, family, [family.latency.point(configuration) for configuration in scaled.start])

@@ -228,7 +228,7 @@ def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
         del prepared[forget]
     prepared[spec.program] = None
     cycle.actions.append(Prepare(spec.id, forget))
-    ahead.look_at(cycle, cycle.now + ahead.REFILL_S)
+    ahead.set_check(cycle, cycle.now + ahead.REFILL_S)
 
 
 # Workers

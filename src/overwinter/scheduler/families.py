@@ -58,8 +58,8 @@ def leave(cycle: Cycle, function: Function) -> None:
         _settings_changed(cycle, family, family.lead.spec)
         # Workers that it waited for may be free.
         cycle.mark(family.lead)
-        if family.look_at is not None:
-            cycle.timers.arm(family.lead.spec.id, family.look_at)
+        if family.check_at is not None:
+            cycle.timers.arm(family.lead.spec.id, family.check_at)
     elif state.families.get(family.id) is family:
         del state.families[family.id]
 

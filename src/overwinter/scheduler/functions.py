@@ -186,7 +186,7 @@ def watch(cycle: Cycle, function: Function) -> None:
     window_s = cycle.config.host_keep_alive_s
     if window_s is not None and function.loaded and function.used + window_s > cycle.now:
         times.append(function.used + window_s)
-    look_at = function.family.look_at if function.family.lead is function else None
-    times += [at for at in (function.batch_at, look_at) if at is not None]
+    check_at = function.family.check_at if function.family.lead is function else None
+    times += [at for at in (function.batch_at, check_at) if at is not None]
     if times:
         cycle.timers.arm(function.spec.id, min(times))

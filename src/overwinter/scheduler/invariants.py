@@ -317,8 +317,8 @@ def _check_timers(cycle: Cycle, function: Function) -> None:
     """Every request is answered or refused by its deadline: a timer is set for it at the latest."""
     at = cycle.timers.at(function.spec.id)
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
-    look_at = function.family.look_at if function.family.lead is function else None
-    times += [each for each in (function.batch_at, look_at) if each is not None]
+    check_at = function.family.check_at if function.family.lead is function else None
+    times += [each for each in (function.batch_at, check_at) if each is not None]
     if function.backoff_until > cycle.now:
         times.append(function.backoff_until)
     assert not times or (at is not None and at <= min(times)), f"{function.spec.id} has no timer in time"

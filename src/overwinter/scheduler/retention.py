@@ -98,7 +98,7 @@ def is_counted(worker: Worker) -> bool:
     family = worker.family
     if family.wanting:
         return True
-    if family.look_at is None or not family.latency.points:
+    if family.check_at is None or not family.latency.points:
         return False
     return any(other is not worker and other.has_slot for other in family.workers.values())
 

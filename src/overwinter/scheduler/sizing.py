@@ -28,22 +28,22 @@ def count_arrival(cycle: Cycle, function: Function) -> None:
     """Count a request; the first after a pause begins a period."""
     family = function.family
     family.arrivals += 1
-    if family.look_at is None:
-        family.look_at = Seconds(cycle.now + cycle.policy.period_s)
-        cycle.timers.arm(family.lead.spec.id, family.look_at)
+    if family.check_at is None:
+        family.check_at = Seconds(cycle.now + cycle.policy.period_s)
+        cycle.timers.arm(family.lead.spec.id, family.check_at)
 
 
 def end_period(cycle: Cycle, family: Family) -> Scaled | None:
     """Compare the rate with the capacity of the workers; None: no change."""
     family.rates.append(family.arrivals / cycle.policy.period_s)
     del family.rates[: -cycle.policy.history]
-    family.arrivals, family.look_at = 0, None
+    family.arrivals, family.check_at = 0, None
     scaled: Scaled | None = None
     if family.latency.points and any(not worker.stopping for worker in family.workers.values()):
         function = next_to_start(cycle, family) or family.lead
         scaled = call_policy(cycle.state, function, Scaled(), _by_rate, cycle, function)
     if any(family.rates) or _is_watched(cycle, family):
-        family.look_at = Seconds(cycle.now + cycle.policy.period_s)
+        family.check_at = Seconds(cycle.now + cycle.policy.period_s)
     return scaled
 
 
@@ -171,9 +171,9 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
 
 def _burst(cycle: Cycle, family: Family) -> float:
     """Return the requests per second in the current period so far."""
-    if family.look_at is None:
+    if family.check_at is None:
         return 0.0
-    began = family.look_at - cycle.policy.period_s
+    began = family.check_at - cycle.policy.period_s
     return family.arrivals / max(cycle.now - began, BURST_S)
 
 

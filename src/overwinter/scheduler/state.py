@@ -307,7 +307,7 @@ class Family(msgspec.Struct, eq=False):
     """The arrivals since the last check of the rate."""
     rates: list[float] = msgspec.field(default_factory=list)
     """The rates of the last periods in requests per second, the latest last."""
-    look_at: Seconds | None = None
+    check_at: Seconds | None = None
     """The time of the next check of the number of its workers."""
     best_effort: bool = False
     """Whether no configuration meets its SLO."""
