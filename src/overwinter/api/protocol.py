@@ -289,7 +289,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # The end of a connection
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a parse error with the parser's reason, or with the reason of a refusal."""
+        """Answer a refused request with the reason, and a parse error with 400."""
         self._refuse(*(self._refusal or (400, "this is not valid HTTP")))
 
     def waits(self) -> Waits:

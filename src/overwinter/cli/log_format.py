@@ -41,8 +41,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each record as one line, even if an author's code wrote parts of it: it forges no line, and controls no
-    terminal.
+    """Formats each record as one line, even if an author's code wrote parts of it: these can neither forge a line nor
+    control the terminal.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in `logging`

@@ -250,7 +250,7 @@ _FOR_MANY: dict[str, Callable[..., Any]] = {
     "torch.sym_not": torch.logical_not,
     "torch.sym_ite": torch.where,
 }
-"""The torch function for tensors of each symbolic function that accepts only numbers."""
+"""For each symbolic function that accepts only numbers, the torch function that does the same for tensors."""
 
 
 def _parts(tree: ast.expr) -> list[ast.expr]:
@@ -266,7 +266,7 @@ def _parts(tree: ast.expr) -> list[ast.expr]:
 
 
 def _is_plain(tree: ast.expr) -> bool:
-    """Whether the expression is trivially true: something equals itself, or a constant."""
+    """Whether the expression is trivially true: something equals itself, or the constant True."""
     match tree:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
             return ast.unparse(left) == ast.unparse(right)

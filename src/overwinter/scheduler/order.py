@@ -27,7 +27,7 @@ from overwinter.scheduler.state import Function, Line, Tenant
 LATE_EVERY = 10
 URGENT_CHECKED = 16
 """The approximate number of functions waiting for a core that are checked for an additional urgent run."""
-LOOKED_AT = 32
+REQUESTS_CHECKED = 32
 """The number of a function's latest requests that are checked; late ones among them are moved to the end."""
 SHARED_PACE = 1.5
 """The assumed slowdown while one run more than the cores is in progress, as with three runs on two cores."""
@@ -194,7 +194,7 @@ def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
     settings, requests = function.spec.settings, cycle.state.requests
     if settings.slo_ms is None or settings.late == "refuse":
         return False
-    return any(requests[id_].due < cycle.now + needed_s for id_ in islice(reversed(function.queue), LOOKED_AT))
+    return any(requests[id_].due < cycle.now + needed_s for id_ in islice(reversed(function.queue), REQUESTS_CHECKED))
 
 
 def _needed_s(cycle: Cycle, function: Function) -> float:

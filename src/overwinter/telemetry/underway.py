@@ -94,7 +94,9 @@ class LivingWorker(Generic[T]):
         self.start = start
         self.asked = asked
         """When the wake began: with the load of the blocks, if there was one."""
-        self.since = self.busy_since = self.weighed = now
+        self.since = self.busy_since = now
+        self.weighed = now
+        """When `nbytes` was last set, or the set of its functions changed."""
         self.bound: dict[FunctionId, T] = {action.function: tally}
         """The functions that it has bound. They share its cost while it runs nothing."""
         self.runs: dict[RunId, OpenRun[T]] = {}
@@ -102,13 +104,14 @@ class LivingWorker(Generic[T]):
         self.binds: dict[FunctionId, Seconds] = {}
         """When each bind in progress began."""
         self.busy_s = self.busy_weighed = 0.0
+        """The seconds in which it ran or bound something; `busy_weighed`: those up to `weighed`."""
         self.nbytes = 0.0
         """The private memory."""
         self._paid = WorkerCost(0.0, 0.0, 0.0)
         """The cost up to `weighed` for one function that was bound all the time."""
         self._paid_before = {action.function: self._paid}
-        """The part of that from before each function was bound. With it, the time of a bind does not depend on the
-        number of bound functions.
+        """The part of that from before each function was bound. So handling a bind takes the same time for any number
+        of bound functions.
         """
         self.stopping = self.warm = False
         """`stopping`: whether it is being stopped. `warm`: whether it has run, so that no further run has the cost of
