@@ -86,7 +86,7 @@ class Connections:
         """
         self._refused: dict[Connection, float] = {}
         """The refused connections, and since when."""
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._idle: dict[str, dict[Connection, None]] = {}
         """The connections without a request of each client, the longest idle first."""
         self._counts: dict[str, int] = {}
@@ -109,14 +109,14 @@ class Connections:
         """Keep a refused connection open for a while: closing it at once would discard unread data, and the answer with
         it.
         """
-        self._refused[connection] = self._looked_at
+        self._refused[connection] = self._checked_at
         if len(self._refused) > TURNED_AWAY_SHARE * self.most:
             first = next(iter(self._refused))
             del self._refused[first]
             first.abort()
 
     def crowded(self, caller: str) -> bool:
-        """Whether this caller is near its limit of connections."""
+        """Whether this caller, or all callers together, are near the limit of connections."""
         mine = self._counts.get(caller, 0)
         return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
 
@@ -147,7 +147,7 @@ class Connections:
 
     def sweep(self, now: float) -> None:
         """Close connections that exceed their time."""
-        self._looked_at = now
+        self._checked_at = now
         for connection, since in list(self._refused.items()):
             if now - since >= TURNED_AWAY_S:
                 connection.abort()

@@ -191,7 +191,7 @@ class InferenceApi:
         )
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a function answers requests; a sleeping one does."""
+        """Whether a function answers requests, with or without a worker."""
         view = _view(request)
         ready = view.state == "READY"
         return json_response(ModelReady(view.name, ready), 200 if ready else 400)

@@ -2,7 +2,7 @@
 T_warm.)
 
 Each policy computes the value of keeping a function in its host store; of the candidates, the least valuable is
-evicted. What stays warm follows from the existing functions, so a crash leaks nothing.
+evicted. The functions that exist determine which blocks are kept, so a crash leaves no block that is never freed.
 """
 
 from collections.abc import Callable, Mapping
