@@ -16,7 +16,7 @@ from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
-"""The due time of requests without an SLO."""
+"""The seconds from its arrival after which a request without an SLO is due."""
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
@@ -125,7 +125,7 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
 
 
 def due_at(spec: FunctionSpec, arrived: Seconds) -> float:
-    """The due time of a request without an SLO."""
+    """The due time of a request of this function that arrived at `arrived`."""
     slo_ms = spec.settings.slo_ms
     return arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
 
