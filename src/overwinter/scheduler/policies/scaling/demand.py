@@ -42,7 +42,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = True
     """Whether workers share their weights; otherwise each has its own copy of `weight_bytes`."""
     alpha: float = 0.8
+    """Workers are added when the rate exceeds this share of their capacity."""
     beta: float = 0.6
+    """Workers are removed when the rate is below this share of their capacity."""
     gamma: float = 0.0
     """The bytes that cost as much as one core, in m + alpha*c of Tetris."""
 
