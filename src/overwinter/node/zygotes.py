@@ -37,6 +37,7 @@ from overwinter.worker.messages import (
 from overwinter.worker.sandbox import zygote_uid_of
 
 GONE_S = 5.0
+"""How long a close waits until the processes of a zygote have ended, before it kills them."""
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
 TICKS = 4
