@@ -29,7 +29,9 @@ POLL_S = 0.02
 PATIENCE_S = 0.25
 """How long a run may continue after a request has arrived."""
 START_S = 120.0
+"""How long a worker may take to become ready."""
 GONE_S = 5.0
+"""How long to wait for the end of a worker that was stopped."""
 COLD_S = 0.05
 """A worker that was idle for this long runs once before a run counts."""
 NO_REQUEST = RequestId(0)
