@@ -11,7 +11,7 @@ from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, TaskRequest, function_of_scores, handler_source, labels
 
 SHAPES = ((300, 417), (260, 190))
-"""The heights and widths of the sample images: one portrait, one landscape."""
+"""The heights and widths of the sample images: one landscape, one portrait."""
 TOP = 5
 """The default number of labels per image, as in the pipeline of `transformers`."""
 
