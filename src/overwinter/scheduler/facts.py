@@ -318,7 +318,7 @@ def _demoted(cycle: Cycle, id_: WorkerId) -> None:
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.drain is not None:
         return
-    drain(cycle, worker, "it used the CPU while nothing ran in it")
+    drain(cycle, worker, "it computed more than its runs allow")
     mark_all(cycle, worker)
 
 
