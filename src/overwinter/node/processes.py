@@ -207,8 +207,7 @@ class Processes:
 
     def _order(self, process: WorkerProcess, order: ForkWorker) -> None:
         """Ask a zygote for a worker, or wait for the base zygote; raises one of REQUEST_ERRORS."""
-        tenant = process.family.tenant
-        zygote = self._zygote_for(tenant, order)
+        zygote = self._zygote_for(process.family.tenant, order)
         if zygote is None:
             self._held[order.worker] = order
             return
