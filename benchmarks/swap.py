@@ -93,7 +93,7 @@ def device_for(name: str, nbytes: int) -> VirtualDevice:
 
 
 def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) -> Link:
-    return Link(bytes_per_s, latency_s, switch, clock=time.perf_counter, sleep=time.sleep)
+    return Link(bytes_per_s, time.perf_counter, time.sleep, latency_s, switch)
 
 
 def host_way(host: Mapping[Address, torch.Tensor], switch: Switch | None = None) -> Way:

@@ -20,7 +20,7 @@ class Clock:
 
 def link_of(switch=None, **settings):
     clock = Clock()
-    return Link(1e6, 0.5, switch, clock=clock.read, sleep=clock.sleep, **settings), clock
+    return Link(1e6, clock.read, clock.sleep, 0.5, switch, **settings), clock
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes():

@@ -7,7 +7,7 @@ sleep, so it overlaps with computation even on a single core.
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PIECE_S = 1e-3
 """The time at full bandwidth of a piece of a transfer. Longer than a sleep is inexact, short beside a transfer."""
@@ -28,15 +28,14 @@ class Switch:
             return self._free_at_s
 
 
-@dataclass
-class Link:
+class Link(NamedTuple):
     """From the host or from another device to a device. `switch`: None if the link has its bandwidth for itself."""
 
     bytes_per_s: float
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
     latency_s: float = 0.0
     switch: Switch | None = None
-    clock: Callable[[], float] = field(kw_only=True)
-    sleep: Callable[[float], None] = field(kw_only=True)
 
     @property
     def piece_bytes(self) -> int:

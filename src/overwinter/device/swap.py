@@ -61,9 +61,11 @@ def run(
 
     NoSpaceError if they do not fit: something is to be evicted first. If a transfer fails, the function is evicted.
     """
-    missing = device.missing(function.blocks)
-    if device.hold(function.name, function.tenant, function.blocks) is None:
-        raise NoSpaceError(f"{sum(missing.values())} bytes of {function.name} do not fit on device {device.name}")
+    new = device.hold(function.name, function.tenant, function.blocks)
+    if new is None:
+        lacking = sum(device.missing(function.blocks).values())
+        raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
+    missing = {address: function.blocks[address] for address in new}
     weights = function.bind(device)
     if not missing:
         return Outcome(device.run(function.program.run, weights, inputs), 0)

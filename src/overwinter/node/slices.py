@@ -32,12 +32,6 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def slice_ns() -> int | None:
-    """Return the slice of the calling thread; None where the system does not say."""
-    found = _attributes()
-    return None if found is None or not found.runtime else int(found.runtime)
-
-
 def shorten_slice() -> bool:
     """Give the calling thread, and what it creates, the shortest slice; whether the system accepted it."""
     found = _attributes()
