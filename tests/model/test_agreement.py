@@ -206,7 +206,7 @@ def test_a_default_dtype_that_cannot_be_kept_is_refused():
         (lambda _, x: x.mean(0), BATCH, "output 'output'"),
         (lambda _, x: torch.where(x.sum() > 0, x, -x), BATCH, "other outputs"),
         (lambda _, x: torch.where(x.amax() > 500, x, -x), BATCH, "other outputs"),
-        (lambda _, x: x[:, 0] @ x[:, 0].t(), BATCH, "'batch' beside"),
+        (lambda _, x: x[:, 0] @ x[:, 0].t(), BATCH, "'batch'"),
         (lambda _, x: torch.cat([x, x]), BATCH, "output 'output'"),
         (lambda _, x: x.flip(0), BATCH, "other outputs"),
         (lambda _, x: x.cumsum(0), BATCH, "other outputs"),
