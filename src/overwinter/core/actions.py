@@ -4,7 +4,19 @@ from typing import Literal
 
 import msgspec
 
-from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import (
+    SHARED,
+    Address,
+    DeviceId,
+    FunctionId,
+    OperationId,
+    RequestId,
+    RunId,
+    Seconds,
+    StoreName,
+    TenantId,
+    WorkerId,
+)
 
 Start = Literal["warm", "bound", "host", "disk"]
 """What a request's function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker with its
@@ -120,6 +132,34 @@ class StopWorker(_Action, frozen=True):
     kill: bool = False
 
 
+class StartExecutor(_Action, frozen=True):
+    """Fork the executor of a device; answered by WorkerReady or WorkerExited. StopWorker stops it."""
+
+    executor: WorkerId
+    """Workers and executors are numbered together."""
+    device: DeviceId
+    tenant: TenantId | None = None
+    """The only tenant whose functions it will run; None: those of any tenant."""
+
+
+class RunOnDevice(_Action, frozen=True):
+    """Send these requests of a function to an executor as one batch, and bring the blocks that its device misses
+    meanwhile; answered by RunEnded or WorkerExited.
+    """
+
+    executor: WorkerId
+    device: DeviceId
+    run: RunId
+    function: FunctionId
+    requests: tuple[RequestId, ...]
+    missing_bytes: int = 0
+    """The bytes to bring."""
+    evict: tuple[FunctionId, ...] = ()
+    """The functions whose blocks are first forgotten on the device."""
+    peer: DeviceId | None = None
+    """The device from which blocks are copied that it has; the others come from the host store."""
+
+
 class Reply(_Action, frozen=True):
     """Send a request its outputs."""
 
@@ -169,6 +209,8 @@ Action = (
     | ForkAhead
     | Prepare
     | Run
+    | StartExecutor
+    | RunOnDevice
     | Bind
     | Unbind
     | StopWorker

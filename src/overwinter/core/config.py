@@ -3,6 +3,7 @@
 import msgspec
 
 from overwinter.core.bounds import Bound, check_bounds, seconds
+from overwinter.core.devices import DeviceConfig, DeviceIsolation
 from overwinter.core.policies import Policy, policy_named
 
 BYTES_MOST = 1 << 50
@@ -124,6 +125,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     retry_after_min_s: float = 1.0
+    devices: tuple[DeviceConfig, ...] = ()
+    """The devices of the pool, on which functions with `device = "pool"` run."""
+    device_isolation: DeviceIsolation = "tenant"
+    """Who shares the executor of a device. With `none` all tenants do, as in Torpor; otherwise a device serves one
+    tenant or function at a time, and its executor is replaced when another one gets the device. Memory that changes its
+    tenant is cleared in any case.
+    """
 
     def __post_init__(self) -> None:
         policy_named(self.policy)

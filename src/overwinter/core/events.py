@@ -148,6 +148,10 @@ class RunEnded(_Event, frozen=True):
     worker: WorkerId
     run: RunId
     failures: tuple[RunFailure, ...] = ()
+    moved_bytes: int = 0
+    """The bytes that were transferred to a device for the run."""
+    unplaced: bool = False
+    """Whether nothing ran because the blocks did not fit on the device: its free memory is not adjacent."""
 
 
 class WorkerExited(_Event, frozen=True):

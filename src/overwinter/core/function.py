@@ -65,6 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     with none (`function`).
     """
 
+    device: Literal["cpu", "pool"] = "cpu"
+    """Where it runs: in a worker on CPU cores, or on any device of the pool."""
+
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
 

@@ -21,6 +21,8 @@ StoreName = NewType("StoreName", str)
 """The host store of one trust domain: the shared one, or a tenant's own."""
 SHARED = StoreName("")
 """The host store of all functions without a dedicated one."""
+DeviceId = NewType("DeviceId", str)
+"""One device of a node's pool, such as `virtual:0`."""
 RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)

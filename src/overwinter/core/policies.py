@@ -14,6 +14,9 @@ KeepAlive = Literal["unlimited", "fixed", "history"]
 Eviction = Literal["cost-aware", "lru"]
 WorkerEviction = Literal["cost-aware", "lru"]
 Order = Literal["deadline", "any"]
+DeviceOrder = Literal["rrc", "fifo", "deadline"]
+DeviceBinding = Literal["missing-bytes", "torpor", "random", "native", "infless"]
+DeviceEviction = Literal["cost-aware", "torpor", "lru"]
 
 
 BOUNDS = {
@@ -72,6 +75,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether functions of one family share workers."""
     joins: bool = True
     """Whether requests of functions of one family share runs, if they share workers."""
+    device_order: DeviceOrder = "rrc"
+    """Whose request gets the next free device: by the required request count (Torpor, A.3), in the order of arrival, or
+    by due time.
+    """
+    device_binding: DeviceBinding = "missing-bytes"
+    """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or any; `native`
+    and `infless` bind a function to one device for good, or until it was idle for its keep-alive.
+    """
+    device_eviction: DeviceEviction = "cost-aware"
+    """Which function is evicted from a device that is full."""
     core_mib: float = 64.0
     """The memory that costs as much as one core."""
     cores_max: int = 16

@@ -1,0 +1,48 @@
+"""What a configuration says of the devices of a node's pool."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from overwinter.core.bounds import Bound, check_bounds, seconds
+from overwinter.core.ids import DeviceId
+
+DeviceKind = Literal["virtual"]
+"""What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link."""
+
+DeviceIsolation = Literal["none", "tenant", "function"]
+"""Who shares the executor of a device: all tenants, the functions of one tenant, or nobody."""
+
+DEVICE_BOUNDS = {
+    "memory_bytes": Bound(1 << 20, 1 << 50, "bytes", "a function's blocks must fit, and no device has a PiB"),
+    "bytes_per_s": Bound(1 << 10, 1 << 50, "bytes a second", "blocks must arrive in time", whole=False),
+    "latency_s": seconds(0, 1, "each transfer waits for it"),
+    "switch_bytes_per_s": Bound(1 << 10, 1 << 50, "bytes a second", "blocks must arrive in time", whole=False),
+    "group_bytes": Bound(1, 1 << 40, "bytes", "a group holds at least a part of a block"),
+}
+"""The bounds of every number in the configuration of a device."""
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device: its memory, and the links over which blocks reach it."""
+
+    name: DeviceId
+    kind: DeviceKind = "virtual"
+    memory_bytes: int
+    """The memory for blocks, reserved when its executor starts."""
+    bytes_per_s: float = 12e9
+    """The bandwidth of the link from the host."""
+    latency_s: float = 20e-6
+    """The time before the first byte of a transfer."""
+    switch: str = ""
+    """Devices with the same switch share its bandwidth; empty: the link has its bandwidth for itself."""
+    switch_bytes_per_s: float | None = None
+    """The bandwidth of the switch; None: that of the link."""
+    peers: Mapping[DeviceId, float] = {}
+    """The bandwidth of the links from other devices, in bytes a second."""
+    group_bytes: int = 2 << 20
+    """The bytes of one transfer: the elbow of the link (benchmarks.swap measures it)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, DEVICE_BOUNDS)
