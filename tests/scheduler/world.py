@@ -12,7 +12,9 @@ from overwinter.core.actions import (
     Refuse,
     Reply,
     Run,
+    RunOnDevice,
     SetAlarm,
+    StartExecutor,
     StartWorker,
     StopWorker,
     Unbind,
@@ -40,6 +42,7 @@ from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import function_id
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
+from tests.scheduler.devices import Devices
 from tests.scheduler.transitions import check_steps, lives
 
 COUNTING = ("LoadFinished", "Prepare")
@@ -92,6 +95,7 @@ class World:
         self.ahead: dict[int, str] = {}
         """Processes that wait for a start, and a function of their tenant."""
         self.running: dict[int, Run] = {}
+        self.devices = Devices(self.scheduler.cycle.config.devices)
         self.binding: list[Bind] = []
         """The binds in progress."""
         self.bound: dict[int, set[str]] = {}
@@ -147,6 +151,14 @@ class World:
                 assert function not in self.bound[worker] | {bind.function for bind in self.binds_in(worker)}
                 assert self.family_of(function) == self.family_of(self.forked_for[worker]), "of another family"
                 self.binding.append(action)
+            case Unbind(worker, function) if worker in self.devices.executors:
+                self.devices.unbind(action)
+            case StartExecutor(executor):
+                self.devices.start(action)
+                self.starting[executor] = action.device
+            case RunOnDevice():
+                assert action.executor not in self.starting.keys() | self.stopping, "its executor cannot run"
+                self.devices.run(action, self.deployed[action.function])
             case Unbind(worker, function):
                 assert all(function not in self.whose(run) for run in self.running.values() if run.worker == worker)
                 self.bound[worker].remove(function)
@@ -245,9 +257,16 @@ class World:
         del self.running[run.run]
         return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
 
+    def finish_on_device(self, failures=(), unplaced=False) -> list:
+        """Let the oldest run on a device end."""
+        run = next(iter(self.devices.running.values()))
+        failed = tuple(RunFailure(request, "ProgramError", "bad") for request in failures)
+        return self.send(self.devices.end(run, failed, unplaced))
+
     def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:
         worker = min(self.alive) if worker is None else worker
         self.alive.discard(worker)
+        self.devices.exit(worker)
         self.ahead.pop(worker, None)
         self.stopping.discard(worker)
         self.starting.pop(worker, None)
@@ -266,8 +285,11 @@ class World:
     def settle(self) -> None:
         """Let everything in progress succeed."""
         self.settle_processes()
-        while self.running:
-            self.finish()
+        while self.running or self.devices.running:
+            if self.running:
+                self.finish()
+            else:
+                self.finish_on_device()
             self.settle_processes()
 
     def calm(self) -> None:
@@ -291,6 +313,7 @@ class World:
         assert not self.open, "requests without an answer"
         assert not self.loading, "loads without an answer"
         assert all(worker.is_idle for worker in self.state.workers.values()), "workers that are not idle"
+        assert all(device.operation is None for device in self.state.pool.devices.values()), "devices that are not idle"
         # Idle workers may stay forever, until their memory is needed.
         self.send(MemoryPressure(1 << 40))
         self.calm()

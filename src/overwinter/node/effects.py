@@ -18,7 +18,9 @@ from overwinter.core.actions import (
     Refuse,
     Reply,
     Run,
+    RunOnDevice,
     SetAlarm,
+    StartExecutor,
     StartWorker,
     StopWorker,
     Unbind,
@@ -109,6 +111,8 @@ class NodeEffects:
                 pass
             case Explanation():
                 self._decided(action)
+            case StartExecutor() | RunOnDevice():
+                raise NotImplementedError
             case _:
                 assert_never(action)
 

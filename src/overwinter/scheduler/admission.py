@@ -9,6 +9,7 @@ for that function, and only for it other functions must release resources.
    it has waited for one before.
 2. Cores, including the one additional run that a short urgent request may have.
 3. Bytes of a host store.
+4. Devices of the pool (device_admission.py).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import assert_never
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, memory, order, retention, shared_runs, victims
+from overwinter.scheduler import ahead, device_admission, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
@@ -27,11 +28,22 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.idle import make_room
 from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import next_to_start, scaling_text, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
-from overwinter.scheduler.wants import BindIn, Fork, FreeMemory, LoadBlocks, Want, next_want, wants_place
+from overwinter.scheduler.wants import (
+    BindIn,
+    Fork,
+    FreeMemory,
+    GiveUp,
+    LoadBlocks,
+    UseDevice,
+    Want,
+    next_want,
+    wants_place,
+)
 
 PLACES_AT_ONCE = 8
 """The most waiting functions for which workers are drained at the same time."""
@@ -48,7 +60,7 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if not (state.waiting or state.bytes or state.cores.hopeful or state.cores.late):
+        if not (state.waiting or state.bytes or state.cores.hopeful or state.cores.late or state.pool.waiting):
             # Usually nobody waits.
             cycle.places_changed = False
             return
@@ -60,6 +72,8 @@ def admit(cycle: Cycle) -> None:
             _give_cores(cycle)
         if cycle.bytes_changed and state.bytes and not changed:
             _give_bytes(cycle)
+        if cycle.devices_changed and state.pool.waiting and not changed:
+            device_admission.give(cycle)
         going_on = bool(changed) or _is_left(cycle)
 
 
@@ -70,6 +84,7 @@ def _is_left(cycle: Cycle) -> bool:
         (cycle.places_changed and state.waiting)
         or (cycle.cores_changed and state.cores.waits)
         or (cycle.bytes_changed and state.bytes)
+        or (cycle.devices_changed and state.pool.waiting)
     )
 
 
@@ -97,7 +112,8 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
     match want:
         case Send():
             return _run(cycle, function, want, has_core)
-        case Fork() | LoadBlocks() if _never_runs(cycle, function):
+        case Fork() | LoadBlocks() if (why := never_runs(function)) is not None:
+            give_up(cycle, function, why)
             return False
         case BindIn(worker):
             return _bind(cycle, function, worker, has_core)
@@ -108,6 +124,12 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
             return False
         case LoadBlocks():
             return _load(cycle, function)
+        case GiveUp(why):
+            give_up(cycle, function, why)
+            return False
+        case UseDevice():
+            order.join(cycle, function, "devices")
+            return False
         case Wait(seconds):
             function.batch_at = Seconds(cycle.now + seconds)
             cycle.timers.arm(function.spec.id, function.batch_at)
@@ -348,7 +370,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
     if host.capacity is not None:
         missing = missing_bytes(cycle, function)
         behind, short = first is not None and first is not function, host.short(missing)
-        why = _never_fits(cycle, function, host.capacity) if behind or short else None
+        why = never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) if behind or short else None
         if why is not None:
             give_up(cycle, function, why)
             return False
@@ -362,15 +384,6 @@ def _load(cycle: Cycle, function: Function) -> bool:
     return True
 
 
-def _never_fits(cycle: Cycle, function: Function, limit: int) -> str | None:
-    """The reason why no eviction can free enough space in the host store, or None."""
-    size, pinned = sum(function.sizes.values()), victims.pinned_bytes(cycle, function)
-    if size + pinned <= limit:
-        return None
-    beside = " beside what others have pinned: make it larger, or unpin" if pinned else ": make it larger"
-    return f"function {function.spec.id} needs {size} bytes of the host store, which has less{beside}"
-
-
 def _give_bytes(cycle: Cycle) -> None:
     """Space may be free: the function that has waited longest for a host store tries again. If nothing more can be
     evicted, a function in use is drained for it, one at a time.
@@ -381,13 +394,3 @@ def _give_bytes(cycle: Cycle) -> None:
         if order.first_for_bytes(cycle) is function:
             retention.drain_for_bytes(cycle)
             return
-
-
-def _never_runs(cycle: Cycle, function: Function) -> bool:
-    """Refuse the requests of a function whose smallest worker exceeds the bound of all workers."""
-    needed = function.latency.too_large_bytes
-    if needed is None or function.has_worker:
-        return False
-    why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers together may have less"
-    give_up(cycle, function, f"{why}: raise memory_bytes")
-    return True

@@ -20,7 +20,8 @@ from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import OVERDUE_LEAST_S, end
 from overwinter.scheduler.order import is_calm, workers_max
 from overwinter.scheduler.resources import start_owner, worker_owner
-from overwinter.scheduler.state import Function, Tenant
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.tenant import Tenant
 
 KEY = "ahead"
 """The key of the timer."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from overwinter.core.actions import Drop, Evict, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
+from overwinter.scheduler import residency
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.resources import store_owner
 from overwinter.scheduler.state import Function
@@ -40,6 +41,8 @@ def release(cycle: Cycle, function: Function) -> None:
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
         cycle.state.residents(function).release(function.sizes)
+    if function.pool is not None:
+        residency.forget(cycle, function)
     cycle.state.evictable.pop(function.spec.id, None)
     drop_unused(cycle, function.sizes, function.spec.store)
 

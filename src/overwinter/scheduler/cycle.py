@@ -15,6 +15,7 @@ from overwinter.scheduler.policies import batching
 from overwinter.scheduler.policies.scaling import exact
 from overwinter.scheduler.policies.scaling.names import SCALERS
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
+from overwinter.scheduler.pool import Device, Pool
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Function, State
 from overwinter.scheduler.timers import Timers
@@ -35,7 +36,7 @@ class Cycle:
         self.workers_most = config.workers_max or WORKERS_MOST
         self.orders_cores = self.policy.order == "deadline" and config.cores is not None
         """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
-        self.state = State()
+        self.state = State(pool=Pool({each.name: Device(each) for each in config.devices}))
         self.resources = Resources(config, self.policy)
         self.ledger = Ledger(self.resources)
         self.timers = Timers()
@@ -58,13 +59,15 @@ class Cycle:
         """Whether a worker ended or may be stopped, or another function waits for a place."""
         self.bytes_changed = False
         """Whether bytes of a host store are or may become free, or another function waits for them."""
+        self.devices_changed = False
+        """Whether a device is or may become free, or another function waits for one."""
         self.current: FunctionId | None = None
         """The function that is being handled, if there is one."""
 
     def begin(self, now: Seconds) -> None:
         """Begin to handle the next event."""
         self.now, self.actions, self.current = now, [], None
-        self.cores_changed = self.places_changed = self.bytes_changed = False
+        self.cores_changed = self.places_changed = self.bytes_changed = self.devices_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:
         """Mark a function whose want may have changed; `has_core`: the core of its ended start is reserved until it is

@@ -8,7 +8,7 @@ from typing import get_args
 
 from overwinter.core.actions import StopWorker
 from overwinter.core.ids import FunctionId, WorkerId
-from overwinter.scheduler import ahead, families, functions, shared_runs, worker_exits
+from overwinter.scheduler import ahead, device_order, executors, families, functions, homes, shared_runs, worker_exits
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
@@ -30,6 +30,8 @@ def check(cycle: Cycle) -> None:
             _line(cycle, key)
         elif key == ahead.KEY:
             cycle.ahead_due = True
+        elif key == device_order.KEY:
+            device_order.end_period(cycle)
         elif isinstance(key, str):
             function = state.functions.get(FunctionId(key))
             if function is not None:
@@ -39,6 +41,7 @@ def check(cycle: Cycle) -> None:
             if worker is not None:
                 _worker(cycle, worker)
             ahead.hung(cycle, WorkerId(key))
+            executors.check(cycle, WorkerId(key))
 
 
 def check_lines(cycle: Cycle) -> None:
@@ -56,6 +59,8 @@ def _line(cycle: Cycle, line: Key) -> None:
         end_overdue(cycle)
     elif line == "places":
         cycle.places_changed = True
+    elif line == "devices":
+        cycle.devices_changed = True
     else:
         cycle.bytes_changed = True
 
@@ -67,6 +72,10 @@ def _function(cycle: Cycle, function: Function) -> None:
         if request.id in function.queue:
             function.queue.remove(request.id)
         expire(cycle, request.id)
+        if function.pool is not None:
+            device_order.judge(cycle, function, in_time=False)
+    if function.pool is not None:
+        homes.check(cycle, function)
     family = function.family
     if family.lead is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)

@@ -38,7 +38,16 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
-from overwinter.scheduler import ahead, families, functions, memory, shared_runs, worker_exits
+from overwinter.scheduler import (
+    ahead,
+    device_runs,
+    executors,
+    families,
+    functions,
+    memory,
+    shared_runs,
+    worker_exits,
+)
 from overwinter.scheduler.answers import (
     close_request,
     open_request,
@@ -72,13 +81,16 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
             pass
         case WorkerReady(worker):
             ahead.ready(cycle, worker)
+            executors.ready(cycle, worker)
             _worker_ready(cycle, worker)
         case Bound():
             _bound(cycle, event)
         case BindFailed():
             _bind_failed(cycle, event)
         case WorkerExited():
-            if not ahead.exited(cycle, event):
+            if event.worker in cycle.state.pool.executors:
+                executors.exited(cycle, event)
+            elif not ahead.exited(cycle, event):
                 worker_exits.worker_exited(cycle, event)
         case Cancelled(request):
             _cancelled(cycle, request)
@@ -172,6 +184,7 @@ def _cancelled(cycle: Cycle, id_: RequestId) -> None:
 def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     worker = cycle.state.workers.get(event.worker)
     if worker is None or event.run not in worker.runs:
+        device_runs.run_ended(cycle, event)
         return
     run = end_run(cycle, worker, event.run)
     cycle.current = run.function.spec.id
@@ -340,6 +353,8 @@ def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
         drop_unused(cycle, event.addresses, event.store)
         return
     end_load(function, cycle.now)
+    if function.pool is not None and function.wants_wake:
+        functions.prove(cycle, function)
     cycle.bytes_changed = True
     if event.added:
         for request in function.queue:

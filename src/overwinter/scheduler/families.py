@@ -13,6 +13,8 @@ from overwinter.core.ids import FamilyId, Seconds
 from overwinter.scheduler import containment
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel, sizes_of
+from overwinter.scheduler.limits import no_device
+from overwinter.scheduler.pool import PoolFunction
 from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
@@ -30,7 +32,8 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
 
 def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     """Add a new function to its family."""
-    id_ = spec.family if cycle.policy.binds and spec.family else FamilyId(spec.id)
+    in_workers = spec.settings.device == "cpu"
+    id_ = spec.family if cycle.policy.binds and spec.family and in_workers else FamilyId(spec.id)
     family = cycle.state.families.get(id_)
     if family is None:
         family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used=cycle.now)
@@ -39,10 +42,19 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
         model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.after = cycle.last_worker
+    if not in_workers:
+        function.pool = _in_pool(cycle, spec)
     family.members[spec.id] = function
     function.trunk = family.trunks.join(spec.id, function.sizes)
     _settings_changed(cycle, family, model_of)
     return function
+
+
+def _in_pool(cycle: Cycle, spec: FunctionSpec) -> PoolFunction:
+    """Return what is known of a new function of the pool. On a device lie its weights, not its program."""
+    sizes = sizes_of([blob for blob in spec.blobs if blob.address != spec.program])
+    nbytes = sum(sizes.values())
+    return PoolFunction(sizes, nbytes, no_device(cycle.config.devices, spec.id, nbytes))
 
 
 def leave(cycle: Cycle, function: Function) -> None:

@@ -1,10 +1,12 @@
 """The lifecycle of a function as its owner sees it: deployed, loaded, unloaded, removed, failed, out of service."""
 
+from math import inf
+
 from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import containment, families, order
+from overwinter.scheduler import containment, families, homes, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -30,11 +32,15 @@ def deploy(cycle: Cycle, event: Deployed) -> None:
         state.faults[spec.id] = event.quarantined
     if not function.on_trial:
         _publish(cycle, function)
+    elif function.pool is not None and function.loaded:
+        prove(cycle, function)
     cycle.mark(function)
 
 
 def prove(cycle: Cycle, function: Function) -> None:
-    """A worker of the function runs: a new version becomes available under its name."""
+    """A worker of the function runs, or its blocks are loaded for devices: a new version becomes available under its
+    name.
+    """
     if function.on_trial:
         _publish(cycle, function)
     function.on_trial = function.announce = False
@@ -92,6 +98,8 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
+    if state.pool.judged.pop(id_, None) is not None:
+        state.pool.is_stale = True
     families.leave(cycle, function)
     for worker in function.workers.values():
         watch_deadlines(cycle, worker)
@@ -170,6 +178,8 @@ def _leave_workers(cycle: Cycle, function: Function, why: str) -> None:
     for worker in list(function.workers.values()):
         stop_using(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
     release(cycle, function)
+    if function.pool is not None:
+        function.pool.home = None
 
 
 def _publish(cycle: Cycle, function: Function) -> None:
@@ -188,5 +198,8 @@ def watch(cycle: Cycle, function: Function) -> None:
         times.append(function.used + window_s)
     check_at = function.family.check_at if function.family.lead is function else None
     times += [at for at in (function.batch_at, check_at) if at is not None]
+    home_until = inf if function.pool is None else homes.leaves_at(cycle, function)
+    if home_until < inf:
+        times.append(home_until)
     if times:
         cycle.timers.arm(function.spec.id, min(times))

@@ -12,7 +12,8 @@ from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies.worker_eviction import RULES, Idle
-from overwinter.scheduler.state import Binding, Function, Tenant, Worker
+from overwinter.scheduler.state import Binding, Function, Worker
+from overwinter.scheduler.tenant import Tenant
 
 UNUSED_S = 60.0
 """A function unused for this long is unbound before an idle worker is stopped."""

@@ -5,7 +5,7 @@ check them.
 from collections import Counter
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
-from overwinter.scheduler import ahead, order, victims
+from overwinter.scheduler import ahead, device_invariants, order, victims
 from overwinter.scheduler.admission import has_place
 from overwinter.scheduler.binding import claim_of_queued, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
@@ -30,6 +30,7 @@ def check(cycle: Cycle) -> None:
     _check_cores(cycle)
     _check_places(cycle)
     _check_bytes(cycle)
+    device_invariants.check(cycle)
     for function in state.functions.values():
         _check_progress(cycle, function)
         _check_timers(cycle, function)
@@ -47,6 +48,8 @@ def _check_requests(state: State) -> None:
         levels = [state.requests[request].level for request in function.queue]
         assert levels == sorted(levels), f"the queue of {id_} is out of order"
     running = [id_ for worker in state.workers.values() for id_ in worker.requests()]
+    operations = (device.operation for device in state.pool.devices.values())
+    running += [id_ for operation in operations if operation is not None for id_ in operation.requests]
     assert len(set(queued)) == len(queued), "a request is queued twice"
     assert len(set(running)) == len(running), "a request runs twice"
     assert not set(queued) & set(running), "a request is queued and runs"
@@ -171,6 +174,7 @@ def _check_ledger(cycle: Cycle) -> None:
         claims[worker_owner(each.id)] = ahead.claim(cycle)
         if each.start is not None:
             claims[start_owner(each.id)] = _of_operation(cycle, start_owner(each.id), 1)
+    claims |= device_invariants.claims(cycle)
     claims |= {request_owner(id_): {resources.requests: 1} for id_ in state.requests}
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
     taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
@@ -207,7 +211,7 @@ def _check_stores(cycle: Cycle) -> None:
         id_
         for id_, function in state.functions.items()
         if function.loaded
-        and not (function.workers or function.queue or function.wants_wake or function.spec.settings.pinned)
+        and not (function.is_used or function.queue or function.wants_wake or function.spec.settings.pinned)
     }
     assert set(state.evictable) == unused, "the table of unused functions is wrong"
 
@@ -231,6 +235,7 @@ def _check_lines(cycle: Cycle) -> None:
         lines.setdefault(id_, []).append("cores")
     for id_ in state.bytes:
         lines.setdefault(id_, []).append("bytes")
+    lines |= device_invariants.waiting(cycle)
     assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a queue is wrong"
     assert all(each.line == "places" for each in state.functions.values() if each.lacks_memory), (
         "memory for a bind is awaited in another queue"
@@ -244,7 +249,7 @@ def _check_lines(cycle: Cycle) -> None:
         runs_on = function.line == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
         assert id_ != state.releasing, f"{id_} waits in a queue while it is drained for its bytes"
-        assert function.line == "cores" or function.loaded == (function.line == "places"), (
+        assert function.line == "cores" or function.loaded == (function.line in ("places", "devices")), (
             f"{id_} waits in the wrong queue, {function.line}"
         )
 
@@ -300,6 +305,10 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
     """Each function with work is in a queue, or an operation or timer will lead back to it."""
     id_ = function.spec.id
     if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
+        return
+    if function.pool is not None:
+        waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
+        assert function.loading is not None or waits, f"{id_} wants a device but waits for no event"
         return
     free = [worker.id for worker in function.slots()]
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"

@@ -85,7 +85,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     now, function = cycle.now, parts[0].function
     for part in parts:
         part.function.runs += 1
-        _use(cycle, part.function)
+        use(cycle, part.function)
         worker.bound[part.function.spec.id].runs += 1
     set_to_work(cycle, worker)
     slots_changed(cycle, worker)
@@ -137,9 +137,10 @@ def slots_changed(cycle: Cycle, worker: Worker) -> None:
         cycle.cores_changed = cycle.places_changed = True
 
 
-def _use(cycle: Cycle, function: Function) -> None:
+def use(cycle: Cycle, function: Function) -> None:
+    """Record that a run of the function begins."""
     gap = cycle.now - function.used
-    if cycle.policy.keep_alive == "history":
+    if cycle.policy.keep_alive == "history" or function.pool is not None:
         keepalive.remember(function.gaps, gap)
     function.every_s += USE_SMOOTHING * (gap - function.every_s)
     family = function.family

@@ -10,6 +10,7 @@ A function has one want at a time, and waits in the queue of the one resource th
 * Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
+* Devices: as the queueing policy decides (device_order.py).
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, late_last
 from overwinter.scheduler.request import Request
-from overwinter.scheduler.state import Function, Line, Tenant
+from overwinter.scheduler.state import Function, Line
+from overwinter.scheduler.tenant import Tenant
 
 LATE_EVERY = 10
 URGENT_CHECKED = 16
@@ -44,6 +46,9 @@ def join(cycle: Cycle, function: Function, line: Line) -> None:
         _join_cores(cycle, function)
     elif line == "places":
         _join_places(cycle, function)
+    elif line == "devices":
+        cycle.state.pool.waiting.setdefault(function.spec.id)
+        cycle.devices_changed = True
     elif function.spec.id not in cycle.state.bytes:
         cycle.state.bytes[function.spec.id] = None
         cycle.bytes_changed = True
@@ -70,6 +75,9 @@ def leave(cycle: Cycle, function: Function) -> None:
     elif function.line == "bytes":
         del state.bytes[id_]
         cycle.bytes_changed = True
+    else:
+        del state.pool.waiting[id_]
+        cycle.devices_changed = True
     function.line = None
 
 

@@ -1,9 +1,10 @@
 """The resources of a node, and the claims of each kind of operation."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from overwinter.core.config import WORKERS_MOST, SchedulerConfig
-from overwinter.core.ids import OperationId, RequestId, RunId, StoreName, WorkerId
+from overwinter.core.ids import DeviceId, OperationId, RequestId, RunId, StoreName, WorkerId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point
 from overwinter.scheduler.ledger import Claim, Resource
@@ -35,11 +36,16 @@ class Resources:
         """The cores that idle workers keep, under the policies that reserve them."""
         self.host = Resource("host", config.host_bytes)
         """The bytes of all host stores together, including blocks that are being loaded."""
+        self.device_bytes = {each.name: Resource(f"bytes of {each.name}", each.memory_bytes) for each in config.devices}
+        """The memory of each device."""
+        self.device_time = {each.name: Resource(f"time of {each.name}", 1) for each in config.devices}
+        """The time of each device: it runs one function at a time."""
         self.of_request: Claim = {self.requests: 1}
         """The claim of an open request."""
 
     def __iter__(self) -> Iterator[Resource]:
-        return (each for each in vars(self).values() if isinstance(each, Resource))
+        named = (each for each in vars(self).values() if isinstance(each, Resource))
+        return chain(named, self.device_bytes.values(), self.device_time.values())
 
     def of_worker(self, point: Point, nbytes: int) -> Claim:
         """The claim of a worker of this configuration from its start until its exit."""
@@ -86,3 +92,8 @@ def request_owner(id_: RequestId) -> Owner:
 def store_owner(name: StoreName) -> tuple[str, StoreName]:
     """The name of a host store in the ledger."""
     return "store", name
+
+
+def device_owner(name: DeviceId) -> tuple[str, DeviceId]:
+    """The name of the blocks on a device in the ledger."""
+    return "device", name

@@ -24,9 +24,9 @@ def settle(cycle: Cycle, function: Function) -> None:
     families.note(function)
     if family.workers:
         _settle_workers(cycle, family)
-    if not function.workers and function.spec.id == cycle.state.releasing:
+    if not function.is_used and function.spec.id == cycle.state.releasing:
         _release(cycle, function)
-    if not function.workers and _is_unused(function):
+    if _is_unused(function):
         _settle_blocks(cycle, function)
     elif function.loaded:
         cycle.state.evictable.pop(function.spec.id, None)
@@ -110,7 +110,7 @@ def _is_unused(function: Function) -> bool:
     """Whether nothing holds the function's blocks in the host store."""
     return (
         function.loaded
-        and not function.workers
+        and not function.is_used
         and not function.queue
         and not function.wants_wake
         and not function.spec.settings.pinned

@@ -23,18 +23,21 @@ from overwinter.core.ids import (
 from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.core_queue import CoreQueue
-from overwinter.scheduler.forked import ForkedAhead, Need
+from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.pool import Pool, PoolFunction
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
+from overwinter.scheduler.tenant import Tenant
 from overwinter.scheduler.trunks import Trunks
 
 BIND_S = 0.002
 """The assumed time of a bind before one was measured."""
 
-Line = Literal["cores", "places", "bytes"]
-"""The queues: for cores, for places for workers (including private memory), and for bytes of a host store."""
+Line = Literal["cores", "places", "bytes", "devices"]
+"""The queues: for cores, for places for workers (including private memory), for bytes of a host store, and for devices.
+"""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -211,6 +214,8 @@ class Function(msgspec.Struct, eq=False):
     """When a worker could first use its blocks in the host store; None: none could yet."""
     forecast: float | None = None
     """The forecast rate in requests per second."""
+    pool: PoolFunction | None = None
+    """What is known of it on devices; None: it runs in workers."""
 
     @property
     def latency(self) -> LatencyModel:
@@ -223,13 +228,20 @@ class Function(msgspec.Struct, eq=False):
         return self.family.trunks[self.trunk].own
 
     @property
+    def is_used(self) -> bool:
+        """Whether a worker has it, or a device runs it."""
+        return bool(self.workers) or (self.pool is not None and self.pool.running > 0)
+
+    @property
     def wants_wake(self) -> bool:
         """Whether a caller waits for it to be awake, without a request."""
         return self.on_trial or self.announce
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker that has it could run a request."""
+        """Whether a worker that has it could run a request. A function of the pool needs only its loaded blocks."""
+        if self.pool is not None:
+            return self.loaded
         id_ = self.spec.id
         for worker in self.workers.values():
             if worker.start is None and not worker.stopping and id_ not in worker.binds:
@@ -318,30 +330,6 @@ class Family(msgspec.Struct, eq=False):
         return next(iter(self.members.values()))
 
 
-class Tenant(msgspec.Struct):
-    """A tenant's workers and queues, in addition to its claims in the ledger."""
-
-    id: TenantId
-    functions: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    spare: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
-    """Its idle workers for which no request waits, the one spare longest first."""
-    draining: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
-    """Its workers that drain without a time limit."""
-    slices: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
-    """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
-    first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Its functions that wait for a place for their first worker, the longest waiting first."""
-    more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Its functions that have a worker and wait for a place for one more."""
-    need: Need = msgspec.field(default_factory=Need)
-    """Its need for processes forked in advance."""
-
-    @property
-    def waits(self) -> FunctionId | None:
-        """The first of its functions that wait for a place."""
-        return next(iter(self.first_workers or self.more_workers), None)
-
-
 class State(msgspec.Struct):
     """The tables of the scheduler."""
 
@@ -368,6 +356,8 @@ class State(msgspec.Struct):
     """The tenants with a function that waits for a place for a worker."""
     bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a host store, the longest waiting first."""
+    pool: Pool = msgspec.field(default_factory=Pool)
+    """The devices and their executors."""
     releasing: FunctionId | None = None
     """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
@@ -397,3 +387,5 @@ class State(msgspec.Struct):
         for worker in function.workers.values():
             for run in worker.runs.values():
                 yield from (self.requests[id_] for id_ in run.of(function) if id_ in self.requests)
+        for operation in self.pool.runs_of(function):
+            yield from (self.requests[id_] for id_ in operation.requests if id_ in self.requests)

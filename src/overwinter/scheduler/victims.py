@@ -30,7 +30,8 @@ from overwinter.scheduler.ledger import Claim, Resource
 from overwinter.scheduler.operations import SLICE_WAKES
 from overwinter.scheduler.order import share, workers_max
 from overwinter.scheduler.policies.eviction import RULES, Candidate
-from overwinter.scheduler.state import Function, Tenant, Worker
+from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.tenant import Tenant
 
 BYTES_SLICE_WAKES = 100
 """How long a function may keep its blocks when others wait for a host store, in wakes of the function."""
@@ -213,6 +214,8 @@ def in_use(cycle: Cycle) -> tuple[Function | None, float]:
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
     using |= dict.fromkeys((*waiting, *state.cores.hopeful, *state.cores.late))
+    operations = (each.operation for each in state.pool.devices.values())
+    using |= dict.fromkeys((*state.pool.waiting, *(each.function.spec.id for each in operations if each is not None)))
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
     idle = [each for each in holding if _has_nothing_to_do(each) and _drains_at(each) <= cycle.now]
     if idle:
@@ -295,6 +298,6 @@ def _drains_at(function: Function) -> float:
 
 def _has_nothing_to_do(function: Function) -> bool:
     id_ = function.spec.id
-    return not function.queue and not any(
+    return not (function.queue or (function.pool is not None and function.pool.running)) and not any(
         each.works_for(id_) and not each.stopping for each in function.workers.values()
     )

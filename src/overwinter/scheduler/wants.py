@@ -35,10 +35,20 @@ class Fork(msgspec.Struct, frozen=True):
     """Start one more worker, or as many as a scaler asks for."""
 
 
-Want = Send | Wait | LoadBlocks | BindIn | FreeMemory | Fork
+class GiveUp(msgspec.Struct, frozen=True):
+    """Refuse the requests: the function can never run."""
+
+    why: str
+
+
+class UseDevice(msgspec.Struct, frozen=True):
+    """Run on a device of the pool."""
+
+
+Want = Send | Wait | LoadBlocks | BindIn | FreeMemory | Fork | GiveUp | UseDevice
 """Send: send a run of the first requests to a worker with a free slot. Wait: do nothing until then."""
 
-LOAD_BLOCKS, FREE_MEMORY, FORK = LoadBlocks(), FreeMemory(), Fork()
+LOAD_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = LoadBlocks(), FreeMemory(), Fork(), UseDevice()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
@@ -46,9 +56,16 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
     Run them in a worker that has bound the function and has a free slot; otherwise bind it in a worker of its family
     with a free slot and memory; otherwise make memory available there; otherwise fork a worker. Load its blocks first.
+    A function of the pool needs a device instead.
     """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None
+    if function.pool is not None:
+        return _on_device(cycle, function)
+    return _in_workers(cycle, function)
+
+
+def _in_workers(cycle: Cycle, function: Function) -> Want | None:
     if function.queue:
         slots = function.slots()
         if slots:
@@ -69,6 +86,18 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     if function.queue and free:
         return FREE_MEMORY if function.loaded else LOAD_BLOCKS
     return None
+
+
+def _on_device(cycle: Cycle, function: Function) -> Want | None:
+    """Return the want of a function of the pool: its blocks, then a device for each run."""
+    assert function.pool is not None
+    if function.pool.never:
+        return GiveUp(function.pool.never)
+    if not _may_wake(cycle, function):
+        return None
+    if not function.loaded:
+        return LOAD_BLOCKS
+    return USE_DEVICE if function.queue else None
 
 
 def wants_place(cycle: Cycle, function: Function) -> bool:

@@ -28,7 +28,9 @@ from overwinter.core.actions import (
     Refuse,
     Reply,
     Run,
+    RunOnDevice,
     SetAlarm,
+    StartExecutor,
     StartWorker,
     StopWorker,
     Unbind,
@@ -248,6 +250,8 @@ class World:
             case LoadFinished() | Evict() | Explanation() | Unbind():
                 # The time of an unbind is negligible.
                 pass
+            case StartExecutor() | RunOnDevice():
+                raise NotImplementedError
             case _:
                 assert_never(action)
 

@@ -1,0 +1,222 @@
+"""Assigns devices to the functions that wait for one.
+
+The queueing policy orders the functions, the binding policy chooses among the free devices whose executor may run them,
+and the eviction policy makes room. A function without such a device gets an executor: on a device without one, or on
+one that serves others. Starting an executor takes long and empties the device, so an executor is replaced only if
+
+* a function waits and no device serves its owner: the device of an owner without waiting functions, or one that has
+  served its owner for a time slice;
+* or the owner's functions would wait longer for its own devices than for a start, and the device is not used.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+
+from overwinter.core.ids import FunctionId
+from overwinter.scheduler import device_order, device_runs, executors, functions, homes, swaps
+from overwinter.scheduler.answers import refuse_queue
+from overwinter.scheduler.containment import call_policy
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies.device_binding import RULES, Choice
+from overwinter.scheduler.policies.device_queueing import Rank
+from overwinter.scheduler.pool import Device, LastBinding, Owner
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts, owner_of
+
+SLICE_STARTS = 10
+"""How long an executor may serve its owner when others wait for a device, in starts of an executor."""
+
+
+def give(cycle: Cycle) -> None:
+    """Begin runs and start executors until no device is free that a waiting function could use."""
+    cycle.devices_changed = False
+    devices, now = cycle.state.pool.devices.values(), cycle.now
+    if any(each.is_free(now) or each.is_out(now) for each in devices):
+        _refuse_unservable(cycle)
+    if any(each.is_free(now) for each in devices):
+        if cycle.config.device_isolation != "none":
+            _replace_for_unserved(cycle)
+        _serve_in_order(cycle)
+    for device in devices if cycle.state.pool.waiting else ():
+        if device.executor is None and device.backoff_until > now:
+            cycle.timers.arm("devices", device.backoff_until)
+
+
+def _waiting(cycle: Cycle) -> list[Function]:
+    return [cycle.state.functions[id_] for id_ in cycle.state.pool.waiting]
+
+
+def _refuse_unservable(cycle: Cycle) -> None:
+    """Refuse the requests of functions that no device in service can run."""
+    pool, config = cycle.state.pool, cycle.config
+    any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
+    for function in _waiting(cycle):
+        pooled, id_ = facts(function), function.spec.id
+        if homes.are_used(cycle) and homes.find(cycle, function) is None:
+            if cycle.policy.device_binding == "native":
+                why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
+                refuse_queue(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
+                cycle.mark(function)
+            continue
+        fitting = list(_fitting(cycle, function))
+        if pooled.unplaced and not any(_may_place(cycle, function, each) for each in fitting):
+            pooled.unplaced.clear()
+            why = f"the {pooled.nbytes} bytes of function {id_} cannot be placed on any device, even an empty one"
+            functions.give_up(cycle, function, f"{why}: serve with a larger device")
+        elif any_out and all(each.is_out(cycle.now) for each in fitting):
+            first = min(fitting, key=lambda each: each.backoff_until)
+            why = f"all devices for function {id_} are out of service: {first.config.name}: {first.fault}"
+            wait_s = max(config.retry_after_min_s, first.backoff_until - cycle.now)
+            refuse_queue(cycle, function, "WorkerError", why, wait_s)
+            cycle.mark(function)
+
+
+def _fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
+    """Yield the devices that could hold the function."""
+    pooled = facts(function)
+    for device in cycle.state.pool.devices.values():
+        if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
+            yield device
+
+
+def _may_place(cycle: Cycle, function: Function, device: Device) -> bool:
+    """Whether another attempt may succeed where the function did not fit: only after a further eviction."""
+    if device.config.name not in facts(function).unplaced:
+        return True
+    return swaps.victim(cycle, function, device) is not None
+
+
+# Runs
+
+
+def _serve_in_order(cycle: Cycle) -> None:
+    """Begin runs in the order of the queueing policy."""
+    pool = cycle.state.pool
+    # An executor that starts will serve one of these functions.
+    coming = Counter(owner for each in pool.devices.values() if (owner := _coming_owner(each)) is not None)
+    bound = homes.are_used(cycle)
+    may = [each for each in _waiting(cycle) if each.queue and (not bound or facts(each).home is not None)]
+    line: list[tuple[Rank, FunctionId]] = [(device_order.rank(cycle, each), each.spec.id) for each in may]
+    heapify(line)
+    free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
+    while line and free:
+        _, id_ = heappop(line)
+        function = cycle.state.functions[id_]
+        if _begin(cycle, function, free):
+            cycle.mark(function)
+            if function.queue:
+                heappush(line, (device_order.rank(cycle, function), id_))
+        else:
+            _want_executor(cycle, function, free, coming)
+        free = [each for each in free if each.is_free(cycle.now)]
+
+
+def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
+    """Begin a run on one of the free devices; False: none of them serves the function."""
+    owner = owner_of(cycle, function)
+    serving = [each for each in free if each.executor is not None and each.owner == owner]
+    fitting = [each for each in _fitting(cycle, function) if each in serving and _may_place(cycle, function, each)]
+    if not fitting:
+        return False
+    options = swaps.options(cycle, function, fitting)
+    pool, rule, first = cycle.state.pool, RULES[cycle.policy.device_binding], Choice(options[0].device)
+    pool.bindings += 1
+    choice = call_policy(cycle.state, function, first, rule, options, pool.bindings)
+    chosen = next(each for each in options if each.device == choice.device)
+    start_s = next((each.start_s for each in chosen.peers if each.device == choice.peer), chosen.start_s)
+    free_now = tuple((each.device, each.missing_bytes, each.start_s) for each in options)
+    last = LastBinding(choice.device, chosen.missing_bytes, start_s, choice.peer, free_now, ())
+    device_runs.begin_run(cycle, function, pool.devices[choice.device], choice, last)
+    return True
+
+
+def could_begin(cycle: Cycle, function: Function) -> bool:
+    """Whether a free device serves the function now."""
+    owner = owner_of(cycle, function)
+    if homes.are_used(cycle) and facts(function).home is None:
+        return False
+    free = [each for each in _fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
+    return any(each.owner == owner and _may_place(cycle, function, each) for each in free)
+
+
+# Executors
+
+
+def _coming_owner(device: Device) -> Owner | None:
+    """Return whose executor a device will have soon, if it is being started or replaced."""
+    executor = device.executor
+    if executor is None or executor.stopping:
+        return device.next_owner
+    return executor.owner if executor.ready_at is None else None
+
+
+def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: Counter[Owner]) -> None:
+    """Start an executor for a function, unless one starts that will serve it."""
+    owner, now = owner_of(cycle, function), cycle.now
+    fitting = [each for each in _fitting(cycle, function) if each in free and _may_place(cycle, function, each)]
+    empty = [each for each in fitting if each.executor is None]
+    reserved = next((each for each in empty if each.next_owner == owner), None)
+    if reserved is not None:
+        executors.start(cycle, reserved, owner)
+        coming[owner] -= 1
+    elif coming[owner] > 0:
+        coming[owner] -= 1
+    elif unreserved := [each for each in empty if not _has_waiting(cycle, each.next_owner)]:
+        executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
+    elif unused := [each for each in fitting if each.executor is not None and not _has_waiting(cycle, each.owner)]:
+        own = sum(each.owner == owner and not each.is_out(now) for each in cycle.state.pool.devices.values())
+        if not own or _backlog_s(cycle, owner) > own * cycle.state.pool.start_s:
+            _replace(cycle, min(unused, key=_since), owner)
+
+
+def _replace_for_unserved(cycle: Cycle) -> None:
+    """Stop an executor for each owner that has waiting functions and no device for them."""
+    for function in _waiting(cycle):
+        owner, devices = owner_of(cycle, function), list(_fitting(cycle, function))
+        if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
+            continue
+        empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
+        if any(not _has_waiting(cycle, each.next_owner) for each in empty):
+            continue
+        may = [each for each in devices if each.executor is not None and each.executor.is_idle]
+        over = [each for each in may if not _has_waiting(cycle, each.owner) or _slice_ends(cycle, each) <= cycle.now]
+        if over:
+            _replace(cycle, min(over, key=lambda each: (_has_waiting(cycle, each.owner), _since(each))), owner)
+            continue
+        ends = min((_slice_ends(cycle, each) for each in devices), default=inf)
+        if cycle.now < ends < inf:
+            cycle.timers.arm("devices", ends)
+
+
+def _replace(cycle: Cycle, device: Device, owner: Owner) -> None:
+    executors.stop(cycle, device)
+    device.next_owner = owner
+
+
+def _slice_ends(cycle: Cycle, device: Device) -> float:
+    """Return when an executor has served its owner for a time slice."""
+    executor = device.executor
+    if executor is None or executor.ready_at is None or executor.stopping:
+        return inf
+    return executor.ready_at + SLICE_STARTS * cycle.state.pool.start_s
+
+
+def _has_waiting(cycle: Cycle, owner: Owner | None) -> bool:
+    """Whether a function of this owner waits for a device."""
+    return any(owner_of(cycle, function) == owner for function in _waiting(cycle))
+
+
+def _backlog_s(cycle: Cycle, owner: Owner) -> float:
+    """The time of the runs for which functions of this owner wait."""
+    waiting = [each for each in _waiting(cycle) if owner_of(cycle, each) == owner]
+    return sum(
+        ceil(len(each.queue) / each.spec.settings.max_batch)
+        * swaps.run_s(cycle, each, min(len(each.queue), each.spec.settings.max_batch))
+        for each in waiting
+    )
+
+
+def _since(device: Device) -> float:
+    return inf if device.executor is None else device.executor.since

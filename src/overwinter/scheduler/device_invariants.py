@@ -1,0 +1,85 @@
+"""Invariants of the pool's tables that hold after every event, for tests and checked simulations."""
+
+from collections import Counter
+
+from overwinter.core.ids import Address, FunctionId
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.device_admission import could_begin
+from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.pool import Device
+from overwinter.scheduler.resources import device_owner, run_owner
+from overwinter.scheduler.swaps import facts, owner_of
+
+
+def check(cycle: Cycle) -> None:
+    """Raise AssertionError if the tables of the pool contradict each other, or a function waits without a reason."""
+    pool, state = cycle.state.pool, cycle.state
+    executors = {each.executor.id: each for each in pool.devices.values() if each.executor is not None}
+    assert executors == pool.executors, "the table of executors is wrong"
+    assert not executors.keys() & (state.workers.keys() | state.ahead.keys()), "an executor is also a worker"
+    for device in pool.devices.values():
+        _check_executor(cycle, device)
+        _check_residents(cycle, device)
+    running = Counter(each.operation.function.spec.id for each in pool.devices.values() if each.operation is not None)
+    for id_, function in state.functions.items():
+        if function.pool is not None:
+            assert function.pool.running >= 0
+            assert function.removed or function.pool.running <= running[id_], f"the runs of {id_} are wrong"
+            assert not function.workers, f"{id_} is a function of the pool, and has a worker"
+        if function.line == "devices":
+            assert function.pool is not None
+            assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
+    for device in pool.devices.values() if pool.waiting else ():
+        at = cycle.timers.at("devices")
+        waits = device.executor is None and device.backoff_until > cycle.now
+        assert not waits or (at is not None and at <= device.backoff_until), "a device in backoff has no timer"
+
+
+def claims(cycle: Cycle) -> dict[tuple[str, int | str], Claim]:
+    """Return the claims of the devices that the ledger should have."""
+    found: dict[tuple[str, int | str], Claim] = {}
+    for name, device in cycle.state.pool.devices.items():
+        found[device_owner(name)] = {cycle.resources.device_bytes[name]: device.blocks.nbytes}
+        if device.executor is not None and device.executor.run is not None:
+            found[run_owner(device.executor.run)] = {cycle.resources.device_time[name]: 1}
+    return found
+
+
+def _check_executor(cycle: Cycle, device: Device) -> None:
+    executor, name = device.executor, device.config.name
+    if executor is None:
+        assert not device.residents, f"functions are resident on {name}, which has no executor"
+        return
+    assert (executor.run is None) == (executor.operation is None)
+    is_busy = executor.operation is not None or executor.stopping or executor.ready_at is None
+    at = cycle.timers.at(executor.id)
+    assert not is_busy or executor.stopping or at is not None, f"the executor of {name} has no timer"
+    if executor.operation is not None:
+        assert executor.ready_at is not None
+        assert executor.operation.function.spec.id in device.residents, f"a function runs on {name} without its blocks"
+
+
+def _check_residents(cycle: Cycle, device: Device) -> None:
+    name, wanted = device.config.name, Counter[Address]()
+    for id_, resident in device.residents.items():
+        function = resident.function
+        wanted.update(resident.sizes.keys())
+        assert device.executor is not None
+        assert device.executor.owner == owner_of(cycle, function), f"{id_} is on {name}, which serves another owner"
+        if resident.leaving:
+            assert device.operation is not None
+            assert device.operation.function is function, f"{id_} should be forgotten on {name}"
+        else:
+            assert function.loaded, f"{id_} is on {name} but not in the host store"
+            assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"
+            assert facts(function).home in (None, name), f"{id_} is on {name} but bound to another device"
+    assert +device.blocks.sharers == wanted, f"the count of sharers of a block on {name} is wrong"
+    assert set(device.blocks.sizes) == set(wanted), f"a block on {name} has no holder"
+    assert device.blocks.nbytes == sum(device.blocks.sizes.values()) <= device.config.memory_bytes, (
+        f"{device.blocks.nbytes} bytes are recorded on {name}"
+    )
+
+
+def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
+    """Return the queue for devices."""
+    return {id_: ["devices"] for id_ in cycle.state.pool.waiting}

@@ -1,0 +1,56 @@
+"""The queue for devices: its order, and the periods in which the order adapts to the load."""
+
+from overwinter.core.ids import Seconds
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies.device_queueing import PERIOD_S, RULES, Rank, Waiting, boundary, next_alpha
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts
+
+KEY = "alpha"
+"""The timer of the periods."""
+
+
+def rank(cycle: Cycle, function: Function) -> Rank:
+    """Return the rank of a function with waiting requests; the lowest gets the next device."""
+    first = cycle.state.requests[function.queue[0]]
+    _update_boundary(cycle)
+    required = facts(function).outcomes.required
+    waiting = Waiting(function.spec.id, first.level, first.arrived, first.due, required)
+    return RULES[cycle.policy.device_order](waiting, cycle.state.pool.boundary)
+
+
+def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
+    """Count an answer to a request of a function."""
+    pool, id_ = cycle.state.pool, function.spec.id
+    if cycle.policy.device_order != "rrc" or function.removed:
+        return
+    facts(function).outcomes.add(cycle.now, in_time)
+    pool.is_stale, pool.judged[id_] = True, function
+    if cycle.timers.at(KEY) is None:
+        cycle.timers.arm(KEY, cycle.now + PERIOD_S)
+
+
+def end_period(cycle: Cycle) -> None:
+    """Forget old answers, and change alpha if the ratio of functions that comply with their SLO has changed."""
+    pool = cycle.state.pool
+    for id_, function in list(pool.judged.items()):
+        outcomes = facts(function).outcomes
+        outcomes.forget(cycle.now)
+        if not outcomes.count:
+            del pool.judged[id_]
+    pool.is_stale = True
+    if not pool.judged:
+        pool.ratio = None
+        return
+    ratio = sum(facts(each).outcomes.complies for each in pool.judged.values()) / len(pool.judged)
+    if pool.ratio is not None:
+        pool.alpha = next_alpha(pool.alpha, pool.ratio, ratio)
+    pool.ratio = ratio
+    cycle.timers.arm(KEY, Seconds(cycle.now + PERIOD_S))
+
+
+def _update_boundary(cycle: Cycle) -> None:
+    pool = cycle.state.pool
+    if pool.is_stale:
+        required = ((facts(each).outcomes.required, id_) for id_, each in pool.judged.items())
+        pool.boundary, pool.is_stale = boundary(required, pool.alpha), False

@@ -1,0 +1,188 @@
+"""Begins and ends the runs on devices.
+
+A run brings the blocks that its device misses. If they do not fit, functions are evicted from the device, one after the
+other, which costs nothing: the host store has their blocks. If the free memory suffices but is not adjacent, the
+executor reports that nothing ran; the next attempt there evicts at least one function more.
+"""
+
+from overwinter.core.actions import Reply, RunOnDevice
+from overwinter.core.events import RunEnded
+from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
+from overwinter.scheduler import residency, swaps
+from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.device_order import judge
+from overwinter.scheduler.operation import Operation, Part
+from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
+from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.policies.device_binding import Choice
+from overwinter.scheduler.pool import Device, LastBinding
+from overwinter.scheduler.request import Request
+from overwinter.scheduler.resources import run_owner
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts
+
+
+def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, last: LastBinding) -> None:
+    """Send the function's first requests to a device with an idle executor."""
+    executor, now, pooled = device.executor, cycle.now, facts(function)
+    assert executor is not None
+    assert executor.is_idle
+    requests = _take(cycle, function, device, choice)
+    if not requests:
+        return
+    evicted = _make_room(cycle, function, device)
+    missing = device.blocks.missing(pooled.sizes)
+    device.swap_s, host_s = swaps.swap_times(cycle, function, device, choice.peer)
+    residency.hold(cycle, device, function)
+    execution_s = swaps.run_s(cycle, function, len(requests))
+    device.swaps_until, device.swaps_heavy = now + host_s, swaps.is_swap_heavy(cycle, function, host_s, len(requests))
+    expected = max(execution_s, device.swap_s)
+    patience = max(OVERDUE_LEAST_S, OVERDUE * expected) if execution_s else UNKNOWN_S
+    hangs_at = now + function.spec.settings.timeout_s
+    run = executor.run = RunId(next(cycle.run_ids))
+    parts = (Part(function, requests),)
+    executor.operation = Operation(function, now, now + expected, now + patience, hangs_at, parts)
+    executor.since = now
+    function.runs += 1
+    pooled.running += 1
+    pooled.last = LastBinding(last.device, missing, last.start_s, choice.peer, last.free, evicted)
+    use(cycle, function)
+    if function.slice_from is None:
+        function.slice_from = now
+    cycle.bytes_changed = True
+    name = device.config.name
+    cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
+    cycle.timers.arm(executor.id, hangs_at)
+    for id_ in requests:
+        request = cycle.state.requests[id_]
+        if not missing and request.start == "host":
+            request.start = "warm"
+    peer = choice.peer if missing else None
+    cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, requests, missing, evicted, peer))
+
+
+def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> tuple[RequestId, ...]:
+    """Take the requests of a run from the queue, as many as together can meet the first one's SLO. Requests past their
+    deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
+    """
+    swap_s, _ = swaps.swap_times(cycle, function, device, choice.peer)
+    if function.spec.settings.late == "refuse":
+        _shed(cycle, function, swap_s)
+    count = min(len(function.queue), function.spec.settings.max_batch)
+    if count > 1:
+        due = cycle.state.requests[function.queue[0]].due
+        in_time = (each for each in range(count, 0, -1) if _ends(cycle, function, swap_s, each) <= due)
+        # If the first request is late anyway, a full batch serves most.
+        count = next(in_time, count)
+    ids, expired = queueing.take(function.queue, count, cycle.state.requests, cycle.now)
+    for id_ in expired:
+        expire(cycle, id_)
+        judge(cycle, function, in_time=False)
+    return ids
+
+
+def _ends(cycle: Cycle, function: Function, swap_s: float, count: int) -> float:
+    return cycle.now + max(swap_s, swaps.run_s(cycle, function, count))
+
+
+def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
+    ends, requests, config = _ends(cycle, function, swap_s, 1), cycle.state.requests, cycle.config
+    for id_ in [id_ for id_ in function.queue if requests[id_].due < ends]:
+        function.queue.remove(id_)
+        slo_ms = function.spec.settings.slo_ms
+        message = f"function {function.spec.id} can no longer answer this request within its SLO of {slo_ms} ms"
+        refuse(cycle, id_, "OverloadedError", message, config.retry_after_min_s)
+        judge(cycle, function, in_time=False)
+
+
+def _make_room(cycle: Cycle, function: Function, device: Device) -> tuple[FunctionId, ...]:
+    """Evict functions from the device until the function fits."""
+    pooled, evicted = facts(function), list[FunctionId]()
+    capacity = device.config.memory_bytes
+    least = 1 if device.config.name in pooled.unplaced else 0
+    while len(evicted) < least or device.blocks.nbytes + device.blocks.missing(pooled.sizes) > capacity:
+        victim = swaps.victim(cycle, function, device)
+        if victim is None:
+            break
+        residency.drop(cycle, device, victim.spec.id)
+        evicted.append(victim.spec.id)
+    return tuple(evicted)
+
+
+def end_operation(cycle: Cycle, device: Device) -> Operation | None:
+    """End the run of a device that was answered or given up."""
+    executor = device.executor
+    if executor is None or executor.operation is None or executor.run is None:
+        return None
+    operation = executor.operation
+    cycle.ledger.release(run_owner(executor.run))
+    executor.run, executor.operation, executor.since = None, None, cycle.now
+    device.swaps_until = 0.0
+    facts(operation.function).running -= 1
+    cycle.devices_changed = True
+    return operation
+
+
+def run_ended(cycle: Cycle, event: RunEnded) -> None:
+    """An executor answered a run."""
+    device = cycle.state.pool.executors.get(event.worker)
+    if device is None or device.executor is None or device.executor.run != event.run:
+        return
+    operation = end_operation(cycle, device)
+    assert operation is not None
+    function, pooled = operation.function, facts(operation.function)
+    cycle.current = function.spec.id
+    resident = device.residents[function.spec.id]
+    if event.unplaced:
+        pooled.unplaced[device.config.name] = None
+        residency.drop(cycle, device, function.spec.id)
+        put_back(cycle, function, operation)
+    else:
+        pooled.unplaced.clear()
+        _answer(cycle, operation, event)
+        pooled.times.observe(len(operation.requests), cycle.now - operation.began, device.swap_s)
+        device.failures, device.fault, device.blamed, function.failures = 0, "", None, 0
+    if resident.leaving and function.spec.id in device.residents:
+        residency.unbind(cycle, device, function.spec.id)
+    if not function.removed:
+        cycle.mark(function)
+
+
+def _answer(cycle: Cycle, operation: Operation, event: RunEnded) -> None:
+    function, failures = operation.function, {failure.request: failure for failure in event.failures}
+    for id_ in operation.requests:
+        request, failure = close_request(cycle, id_), failures.get(id_)
+        if request is None:
+            continue
+        if failure is None:
+            cycle.actions.append(Reply(id_, function.spec.id, request.start))
+        else:
+            refuse(cycle, id_, failure.error, failure.message, function=function.spec.id)
+        judge(cycle, function, in_time=failure is None and cycle.now <= request.due)
+
+
+def put_back(cycle: Cycle, function: Function, operation: Operation) -> None:
+    """Return the requests of a run to the queue of their function, or refuse them if it no longer serves."""
+    still_open: list[Request] = [cycle.state.requests[id_] for id_ in operation.requests if id_ in cycle.state.requests]
+    if function.removed:
+        for request in still_open:
+            refuse(cycle, request.id, "NotFoundError", f"function {function.spec.id} was removed")
+        return
+    queueing.put_back(function.queue, tuple(request.id for request in still_open), cycle.state.requests)
+    if function.unloaded:
+        refuse_unloaded(cycle, function)
+
+
+def removed_deadlines(cycle: Cycle, device: Device) -> None:
+    """Refuse the requests of a removed function past their deadlines, which nothing else checks."""
+    operation = device.operation
+    if operation is None or not operation.function.removed:
+        return
+    requests = [each for id_ in operation.requests if (each := cycle.state.requests.get(id_)) is not None]
+    for request in requests:
+        if request.deadline <= cycle.now:
+            expire(cycle, request.id)
+    left: list[Seconds] = [each.deadline for each in requests if each.deadline > cycle.now]
+    if left and device.executor is not None:
+        cycle.timers.arm(device.executor.id, min(left))

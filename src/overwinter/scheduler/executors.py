@@ -1,0 +1,147 @@
+"""Starts, stops and replaces the executors of devices, and handles their deaths.
+
+The requests of a run get one retry, on another device if there is one, or a clear error. A device whose executor failed
+is not used until a backoff is over; after several failures it is out of service meanwhile, which readers are told. A
+function in whose runs executors die backs off from the second time on, and counts once against a device, so that one
+bad function takes neither the devices nor the other functions out of service.
+"""
+
+from overwinter.core.actions import StartExecutor, StopWorker
+from overwinter.core.events import WorkerExited
+from overwinter.core.ids import Seconds, WorkerId
+from overwinter.scheduler import functions, residency
+from overwinter.scheduler.answers import refuse
+from overwinter.scheduler.backoff import backoff_s, may_retry
+from overwinter.scheduler.blocks import release
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.device_order import judge
+from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.operations import smoothed
+from overwinter.scheduler.pool import Device, Executor, Owner
+from overwinter.scheduler.state import Function
+
+
+def start(cycle: Cycle, device: Device, owner: Owner) -> None:
+    """Fork the executor of a device."""
+    id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
+    device.executor, device.next_owner = Executor(id_, owner, cycle.now), None
+    cycle.state.pool.executors[id_] = device
+    cycle.timers.arm(id_, cycle.now + cycle.config.start_timeout_s)
+    cycle.actions.append(StartExecutor(id_, device.config.name, owner[0]))
+
+
+def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
+    """Stop an executor without a run; its exit will be reported."""
+    executor = device.executor
+    assert executor is not None
+    executor.stopping, executor.since = True, cycle.now
+    residency.clear(cycle, device)
+    cycle.timers.disarm(executor.id)
+    cycle.timers.arm(executor.id, cycle.now + cycle.config.stop_timeout_s)
+    cycle.actions.append(StopWorker(executor.id, kill))
+
+
+def ready(cycle: Cycle, id_: WorkerId) -> None:
+    """An executor can run requests."""
+    device = cycle.state.pool.executors.get(id_)
+    executor = None if device is None else device.executor
+    if executor is None or executor.stopping or executor.ready_at is not None:
+        return
+    pool = cycle.state.pool
+    pool.start_s = smoothed(pool.start_s, cycle.now - executor.since)
+    executor.since = executor.ready_at = cycle.now
+    cycle.timers.disarm(id_)
+    cycle.devices_changed = True
+
+
+def exited(cycle: Cycle, event: WorkerExited) -> None:
+    """An executor ended, whether it was asked to or not."""
+    device = cycle.state.pool.executors.pop(event.worker)
+    executor, operation = device.executor, end_operation(cycle, device)
+    assert executor is not None
+    cycle.timers.disarm(event.worker)
+    residency.clear(cycle, device)
+    device.executor, cycle.devices_changed = None, True
+    if executor.stopping:
+        return
+    device.next_owner = None
+    _failed(cycle, device, None if operation is None else operation.function, event.reason)
+    if operation is not None:
+        cycle.current = operation.function.spec.id
+        _retry(cycle, operation, event)
+
+
+def check(cycle: Cycle, id_: WorkerId) -> None:
+    """The timer of an executor is due: end it if it hangs."""
+    device = cycle.state.pool.executors.get(id_)
+    if device is None or device.executor is None:
+        return
+    removed_deadlines(cycle, device)
+    executor, config = device.executor, cycle.config
+    if executor.stopping:
+        at = executor.since + config.stop_timeout_s
+    elif executor.ready_at is None:
+        at = executor.since + config.start_timeout_s
+    elif executor.operation is not None:
+        at = executor.operation.hangs_at
+    else:
+        return
+    if cycle.now < at:
+        cycle.timers.arm(id_, at)
+    elif executor.stopping:
+        cycle.actions.append(StopWorker(id_, kill=True))
+    else:
+        _hung(cycle, device)
+
+
+def _hung(cycle: Cycle, device: Device) -> None:
+    """Kill an executor whose start or run hangs, and refuse the requests of the run."""
+    operation = end_operation(cycle, device)
+    stop(cycle, device, kill=True)
+    if operation is None:
+        _failed(cycle, device, None, "its executor did not start in time")
+        return
+    function, id_ = operation.function, operation.function.spec.id
+    _failed(cycle, device, function, f"a run of function {id_} hung")
+    for request in operation.requests:
+        if request in cycle.state.requests:
+            refuse(cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name} and was stopped")
+            judge(cycle, function, in_time=False)
+    if not function.removed:
+        functions.fail(cycle, function, "WorkerError", f"a run of {id_} hung and was stopped")
+
+
+def _failed(cycle: Cycle, device: Device, function: Function | None, reason: str) -> None:
+    """Count a failure of a device, unless the function in whose run it failed has failed there before."""
+    id_ = None if function is None else function.spec.id
+    if id_ is None or id_ != device.blamed:
+        device.failures += 1
+    device.blamed, device.fault = id_, reason
+    device.backoff_until = Seconds(cycle.now + backoff_s(device.failures, cycle.config))
+
+
+def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
+    """Try the requests of a run again whose executor died, or refuse them."""
+    function, requests = operation.function, cycle.state.requests
+    id_ = function.spec.id
+    if event.lost_blocks and function.loaded:
+        release(cycle, function)
+    # Missing blocks do not count as a failure, unless it happens twice in a row.
+    spared = event.lost_blocks and not function.lost
+    function.lost = event.lost_blocks
+    for request in [requests[each] for each in operation.requests if each in requests]:
+        request.failures += 1
+        if not may_retry(request, cycle.config):
+            refuse(cycle, request.id, event.error, f"function {id_} failed twice: {event.reason}")
+            judge(cycle, function, in_time=False)
+    put_back(cycle, function, operation)
+    if function.removed:
+        return
+    cycle.mark(function)
+    if spared:
+        return
+    if function.failures:
+        functions.fail(cycle, function, event.error, event.reason)
+    else:
+        function.failures = 1

@@ -1,0 +1,64 @@
+"""Binds functions to one device each, under the policies that bind before a request comes (the baselines `native` and
+`infless`).
+
+Under `native` a function stays on its device for good; under `infless` until it was idle for its keep-alive. Its bytes
+are reserved there, so it is never evicted.
+"""
+
+from collections.abc import Iterator
+from math import inf
+
+from overwinter.core.ids import DeviceId
+from overwinter.scheduler import residency
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies import keepalive
+from overwinter.scheduler.policies.device_binding import home
+from overwinter.scheduler.residents import Residents
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts, owner_of
+
+
+def are_used(cycle: Cycle) -> bool:
+    """Whether functions are bound to one device each."""
+    return cycle.policy.device_binding in ("native", "infless")
+
+
+def find(cycle: Cycle, function: Function) -> DeviceId | None:
+    """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
+    pooled = facts(function)
+    if pooled.home is None:
+        pooled.home = home(dict(_rooms(cycle, function)))
+    return pooled.home
+
+
+def _rooms(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
+    """Yield the bytes that would remain on each device beside the functions that are bound to it."""
+    pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), facts(function).sizes
+    bound: dict[DeviceId, list[Function]] = {name: [] for name in pool.devices}
+    for each in cycle.state.functions.values():
+        if each.pool is not None and each.pool.home is not None:
+            bound[each.pool.home].append(each)
+    for name, others in bound.items():
+        if any(owner_of(cycle, each) != owner for each in others):
+            continue
+        blocks = Residents()
+        for each in others:
+            blocks.hold(facts(each).sizes)
+        yield name, pool.devices[name].config.memory_bytes - blocks.nbytes - blocks.missing(sizes)
+
+
+def leaves_at(cycle: Cycle, function: Function) -> float:
+    """Return when a function leaves its device for lack of use; inf: it does not."""
+    pooled = facts(function)
+    if cycle.policy.device_binding != "infless" or pooled.home is None or function.queue or pooled.running:
+        return inf
+    own = function.spec.settings.keep_alive_s
+    at_most_s = cycle.policy.keep_alive_s if own is None else own
+    return function.used + keepalive.from_history(function.gaps, at_most_s)
+
+
+def check(cycle: Cycle, function: Function) -> None:
+    """Let a function leave its device that was idle for its keep-alive."""
+    if leaves_at(cycle, function) <= cycle.now:
+        residency.forget(cycle, function)
+        facts(function).home, cycle.devices_changed = None, True

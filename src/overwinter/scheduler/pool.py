@@ -1,0 +1,226 @@
+"""The tables of the pool: devices, their executors, and the functions that run there. Data, and no decisions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.ids import Address, DeviceId, FunctionId, RunId, Seconds, TenantId, WorkerId
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
+from overwinter.scheduler.residents import Residents
+
+if TYPE_CHECKING:
+    from overwinter.scheduler.state import Function
+
+OUT_FAILURES = 3
+"""The consecutive failures after which a device is out of service until its backoff is over."""
+START_S = 1.0
+"""The assumed time of the start of an executor before one was measured."""
+SMOOTHING = 0.2
+WAITED = 1.1
+"""A run that took less than so many times the time of its transfer waited for it."""
+
+Owner = tuple[TenantId | None, FunctionId | None]
+"""Whose functions an executor runs: those of a tenant, one function, or any."""
+DeviceState = Literal["empty", "starting", "idle", "busy", "stopping", "backoff", "out"]
+"""`empty`: it has no executor. `out`: its executors keep failing, and it is tried again later."""
+
+
+class Executor(msgspec.Struct, eq=False):
+    """The process that runs programs on a device, from the order to fork it until its exit."""
+
+    id: WorkerId
+    owner: Owner
+    since: Seconds
+    """When it last began to start, idle, run or stop."""
+    ready_at: Seconds | None = None
+    """When it was ready; None: it starts."""
+    stopping: bool = False
+    """Whether it is stopping; its exit is awaited."""
+    run: RunId | None = None
+    operation: Operation | None = None
+    """The run in progress."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could run requests now."""
+        return self.ready_at is not None and not self.stopping and self.operation is None
+
+
+class Resident(msgspec.Struct, eq=False):
+    """A function whose blocks are on a device, or are brought there by the run in progress."""
+
+    function: "Function"
+    sizes: Mapping[Address, int]
+    leaving: bool = False
+    """Whether it is forgotten there when its run has ended, because its blocks have left the host store."""
+
+
+class Device(msgspec.Struct, eq=False):
+    """One device, and what lies there."""
+
+    config: DeviceConfig
+    executor: Executor | None = None
+    residents: dict[FunctionId, Resident] = msgspec.field(default_factory=dict)
+    """The least recently used first."""
+    blocks: Residents = msgspec.field(default_factory=Residents)
+    swap_s: float = 0.0
+    """The expected time of the transfer for the last run."""
+    swaps_until: float = 0.0
+    """When that transfer from the host is expected to end."""
+    swaps_heavy: bool = False
+    """Whether the execution waits for it."""
+    next_owner: Owner | None = None
+    """For whom the executor is being stopped."""
+    failures: int = 0
+    """The consecutive failures of its executors; the backoff grows with them."""
+    backoff_until: Seconds = Seconds(0.0)
+    fault: str = ""
+    """The last failure; empty after a success."""
+    blamed: FunctionId | None = None
+    """The function in whose run the last executor failed. Its failures count once for the device."""
+
+    @property
+    def owner(self) -> Owner | None:
+        """Whose functions it runs, or will run; None: it is free for anyone."""
+        if self.executor is None or self.executor.stopping:
+            return self.next_owner
+        return self.executor.owner
+
+    @property
+    def operation(self) -> Operation | None:
+        """The run in progress."""
+        return None if self.executor is None else self.executor.operation
+
+    def is_free(self, now: Seconds) -> bool:
+        """Whether a run, or the start of an executor, could begin now."""
+        if self.executor is None:
+            return now >= self.backoff_until
+        return self.executor.is_idle
+
+    def is_out(self, now: Seconds) -> bool:
+        """Whether it is out of service."""
+        return self.executor is None and self.failures >= OUT_FAILURES and now < self.backoff_until
+
+    def state(self, now: Seconds) -> DeviceState:
+        """The state of the device."""
+        executor = self.executor
+        if executor is None:
+            return "out" if self.is_out(now) else "backoff" if now < self.backoff_until else "empty"
+        if executor.stopping:
+            return "stopping"
+        if executor.ready_at is None:
+            return "starting"
+        return "idle" if executor.operation is None else "busy"
+
+
+class LastBinding(msgspec.Struct, frozen=True):
+    """The last binding of a function to a device, with its reasons."""
+
+    device: DeviceId
+    missing_bytes: int
+    start_s: float
+    """The expected time for which the execution waits for blocks."""
+    peer: DeviceId | None
+    free: Sequence[tuple[DeviceId, int, float]]
+    """The free devices, with the missing bytes and that time for each."""
+    evicted: Sequence[FunctionId]
+
+    @property
+    def text(self) -> str:
+        """The reasons in words."""
+        brings = f"{self.missing_bytes} bytes were missing there, for which it waits about {1e3 * self.start_s:.1f} ms"
+        text = f"{self.device}: {brings if self.missing_bytes else 'all its blocks were there'}"
+        if self.peer is not None:
+            text += f"; {self.peer} provides what it has"
+        others = [f"{name} ({missing} missing, {1e3 * start_s:.1f} ms)" for name, missing, start_s in self.free]
+        text += f"; free: {', '.join(others)}"
+        return text + (f"; evicted {', '.join(self.evicted)}" if self.evicted else "")
+
+
+class RunTimes(msgspec.Struct):
+    """The measured times of a function's runs on devices, by the number of requests."""
+
+    _resident: dict[int, float] = msgspec.field(default_factory=dict)
+    """The smoothed seconds of runs whose blocks were all on the device."""
+    _swapped: dict[int, float] = msgspec.field(default_factory=dict)
+    """The smoothed seconds of the execution in other runs, as far as the transfer does not hide them."""
+
+    def observe(self, count: int, seconds: float, swap_s: float) -> None:
+        """Record a run; `swap_s`: the expected time of its transfer."""
+        # A run that took about as long as its transfer waited for it.
+        own = seconds if seconds > WAITED * swap_s else max(0.0, seconds - swap_s)
+        known = self._swapped if swap_s else self._resident
+        before = known.get(count, own)
+        known[count] = before + SMOOTHING * (own - before)
+
+    def expected_s(self, count: int, profiled: float | None = None) -> float:
+        """Expected seconds of the execution of so many requests, by the profile as long as no run without a transfer
+        was measured; 0: unknown.
+        """
+        known = self._resident or (self._swapped if profiled is None else {})
+        if not known:
+            return profiled or 0.0
+        nearest = min(known, key=lambda each: (abs(each - count), each))
+        # A larger batch takes at most as much longer as it is larger, and a smaller one at most as long.
+        return known[nearest] * max(1.0, count / nearest)
+
+
+class PoolFunction(msgspec.Struct, eq=False):
+    """What is known of a function of the pool on devices."""
+
+    sizes: Mapping[Address, int]
+    """Its weights."""
+    nbytes: int
+    never: str = ""
+    """Why no device can run it."""
+    running: int = 0
+    """Its runs in progress."""
+    times: RunTimes = msgspec.field(default_factory=RunTimes)
+    outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
+    home: DeviceId | None = None
+    """The device to which it is bound, under the policies that bind before the first request."""
+    unplaced: dict[DeviceId, None] = msgspec.field(default_factory=dict)
+    """The devices on which its blocks did not fit, because the free memory was not adjacent."""
+    last: LastBinding | None = None
+
+
+class Pool(msgspec.Struct):
+    """The devices of a node."""
+
+    devices: dict[DeviceId, Device] = msgspec.field(default_factory=dict)
+    executors: dict[WorkerId, Device] = msgspec.field(default_factory=dict)
+    """The devices with an executor, by its id."""
+    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """The functions that wait for a device, the longest waiting first."""
+    start_s: float = START_S
+    """The smoothed seconds from a fork until the executor is ready."""
+    bindings: int = 0
+    """The number of runs that were bound to a device."""
+    judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
+    """The functions with answers within the window."""
+    alpha: float = 1.0
+    """The part of the required requests of functions with high priority (policies/device_queueing.py)."""
+    ratio: float | None = None
+    """The ratio of the judged functions that complied with their SLO at the end of the last period."""
+    boundary: Boundary = EVERYONE
+    """The last function with high priority."""
+    is_stale: bool = False
+    """Whether it must be computed again."""
+
+    def runs_of(self, function: "Function") -> Iterator[Operation]:
+        """The runs of a function in progress on devices."""
+        if function.pool is not None and function.pool.running:
+            for device in self.devices.values():
+                if device.operation is not None and device.operation.function is function:
+                    yield device.operation
+
+    def holders(self, function: "Function") -> Iterator[Device]:
+        """The devices with a function."""
+        id_ = function.spec.id
+        for device in self.devices.values():
+            resident = device.residents.get(id_)
+            if resident is not None and resident.function is function:
+                yield device

@@ -1,0 +1,78 @@
+"""Records which functions are on which devices, and forgets them with their blocks in the host store.
+
+Nothing on a device outlives the copy in the host store, so a device never has to be asked for a block. A function whose
+run is in progress is forgotten when the run has ended.
+"""
+
+from overwinter.core.actions import Unbind
+from overwinter.core.ids import FunctionId
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.pool import Device, Resident
+from overwinter.scheduler.resources import device_owner
+from overwinter.scheduler.state import Function
+
+
+def hold(cycle: Cycle, device: Device, function: Function) -> None:
+    """The run that begins brings the function's missing blocks; the function is the most recently used one."""
+    assert function.pool is not None
+    id_ = function.spec.id
+    resident = device.residents.pop(id_, None)
+    if resident is None:
+        resident = Resident(function, function.pool.sizes)
+        device.blocks.hold(resident.sizes)
+    device.residents[id_] = resident
+    _count(cycle, device)
+
+
+def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
+    """A function is no longer on the device; blocks that no other function has there are free."""
+    resident = device.residents.pop(id_)
+    device.blocks.release(resident.sizes)
+    device.blocks.remove_unused(set(resident.sizes))
+    _count(cycle, device)
+
+
+def clear(cycle: Cycle, device: Device) -> None:
+    """The executor ends, and with it all that is on the device."""
+    for id_ in list(device.residents):
+        drop(cycle, device, id_)
+
+
+def forget(cycle: Cycle, function: Function) -> None:
+    """The function's blocks leave the host store, so they leave the devices."""
+    for device in list(cycle.state.pool.holders(function)):
+        resident, operation = device.residents[function.spec.id], device.operation
+        if operation is not None and operation.function is function:
+            resident.leaving = True
+            _watch_deadlines(cycle, device)
+        else:
+            unbind(cycle, device, function.spec.id)
+
+
+def unbind(cycle: Cycle, device: Device, id_: FunctionId) -> None:
+    """Have the executor of a device forget a function."""
+    assert device.executor is not None
+    drop(cycle, device, id_)
+    cycle.actions.append(Unbind(device.executor.id, id_))
+    cycle.devices_changed = True
+
+
+def _watch_deadlines(cycle: Cycle, device: Device) -> None:
+    """Set the timer of an executor to the deadlines of the requests that it runs: if the function was removed, nothing
+    else watches them.
+    """
+    executor, requests = device.executor, cycle.state.requests
+    if executor is not None and executor.operation is not None:
+        deadlines = [requests[id_].deadline for id_ in executor.operation.requests if id_ in requests]
+        if deadlines:
+            cycle.timers.arm(executor.id, min(deadlines))
+
+
+def _count(cycle: Cycle, device: Device) -> None:
+    """Update the ledger with the bytes on the device."""
+    name = device.config.name
+    owner, resource = device_owner(name), cycle.resources.device_bytes[name]
+    if cycle.ledger.has(owner):
+        cycle.ledger.change(owner, resource, device.blocks.nbytes)
+    else:
+        cycle.ledger.take(owner, None, {resource: device.blocks.nbytes})

@@ -1,0 +1,140 @@
+"""Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
+
+from collections.abc import Sequence
+
+from overwinter.core.ids import DeviceId
+from overwinter.scheduler.containment import call_policy, expected_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies import device_eviction
+from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, is_heavy, transfer_s
+from overwinter.scheduler.policies.device_eviction import Candidate
+from overwinter.scheduler.pool import Device, Owner, PoolFunction
+from overwinter.scheduler.state import Function
+
+WORTHLESS = (0.0, 0.0, 0.0)
+
+
+def facts(function: Function) -> PoolFunction:
+    """What is known of a function of the pool."""
+    assert function.pool is not None, f"{function.spec.id} is not a function of the pool"
+    return function.pool
+
+
+def owner_of(cycle: Cycle, function: Function) -> Owner:
+    """Whose executor the function needs."""
+    isolation = cycle.config.device_isolation
+    if isolation == "none":
+        return None, None
+    return function.spec.tenant, function.spec.id if isolation == "function" else None
+
+
+def run_s(cycle: Cycle, function: Function, count: int) -> float:
+    """Expected seconds of the execution of so many requests on a device; 0: unknown."""
+    model = function.latency
+    profiled = expected_s(cycle.state, function, model.usual, count) if model.points else None
+    return facts(function).times.expected_s(count, profiled)
+
+
+def neighbours(cycle: Cycle, device: Device) -> list[Device]:
+    """The other devices behind its switch that bring blocks from the host now."""
+    switch = device.config.switch
+    if not switch:
+        return []
+    return [
+        each
+        for each in cycle.state.pool.devices.values()
+        if each is not device and each.config.switch == switch and each.operation and each.swaps_until > cycle.now
+    ]
+
+
+def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list[Option]:
+    """Describe these free devices to a policy."""
+    execution_s = run_s(cycle, function, 1)
+    return [_option(cycle, function, device, execution_s) for device in devices]
+
+
+def _option(cycle: Cycle, function: Function, device: Device, execution_s: float) -> Option:
+    missing, others = device.blocks.missing(facts(function).sizes), neighbours(cycle, device)
+    doing: Swapping = "heavy" if any(each.swaps_heavy for each in others) else "light" if others else "nothing"
+    swap_s = transfer_s(device.config, missing, len(others))
+    waits_s = max(0.0, swap_s - execution_s)
+    peers = _peers(cycle, function, device, len(others), execution_s) if missing else ()
+    return Option(device.config.name, missing, waits_s, doing, peers)
+
+
+def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execution_s: float) -> tuple[Peer, ...]:
+    """The devices that could provide blocks, of the same owner, because executors of different owners share nothing."""
+    found = []
+    for name, rate in device.config.peers.items():
+        peer = cycle.state.pool.devices.get(name)
+        if peer is None or peer is device or not _may_provide(cycle, device, peer):
+            continue
+        host, provided = missing_from(function, device, peer)
+        if provided:
+            swap_s = device.config.latency_s + provided / rate + transfer_s(device.config, host, sharing)
+            has_all = function.spec.id in peer.residents
+            found.append(Peer(name, rate, max(0.0, swap_s - execution_s), has_all))
+    return tuple(found)
+
+
+def _may_provide(cycle: Cycle, device: Device, peer: Device) -> bool:
+    executor, other = device.executor, peer.executor
+    if executor is None or other is None or other.stopping or other.owner != executor.owner:
+        return False
+    # What a run is still bringing cannot be copied.
+    return other.operation is None or peer.swaps_until <= cycle.now
+
+
+def missing_from(function: Function, device: Device, peer: Device | None) -> tuple[int, int]:
+    """Return the missing bytes that come from the host, and those that the peer provides."""
+    sizes = facts(function).sizes
+    missing = {address: nbytes for address, nbytes in sizes.items() if address not in device.blocks.sizes}
+    if peer is None:
+        return sum(missing.values()), 0
+    provided = sum(nbytes for address, nbytes in missing.items() if address in peer.blocks.sizes)
+    return sum(missing.values()) - provided, provided
+
+
+def swap_times(cycle: Cycle, function: Function, device: Device, peer: DeviceId | None) -> tuple[float, float]:
+    """Return the expected time of the transfer of what is missing, and of the part of it from the host."""
+    config = device.config
+    other = None if peer is None else cycle.state.pool.devices[peer]
+    host, provided = missing_from(function, device, other)
+    host_s = transfer_s(config, host, len(neighbours(cycle, device)))
+    if peer is None or not provided:
+        return host_s, host_s
+    return host_s + config.latency_s + provided / config.peers[peer], host_s
+
+
+def victim(cycle: Cycle, function: Function, device: Device) -> Function | None:
+    """Return the function that is evicted next from a device for this one; None: none may be."""
+    rule, best, least = device_eviction.RULES[cycle.policy.device_eviction], None, WORTHLESS
+    for resident in device.residents.values():
+        other = resident.function
+        if other is function or facts(other).home == device.config.name:
+            continue
+        value = call_policy(cycle.state, other, WORTHLESS, rule, _candidate(cycle, function, device, other))
+        if best is None or value < least:
+            best, least = other, value
+    return best
+
+
+def _candidate(cycle: Cycle, function: Function, device: Device, other: Function) -> Candidate:
+    wanted, sharers = facts(function).sizes, device.blocks.sharers
+    # Blocks that the new function needs too would have to be brought again at once.
+    nbytes = sum(
+        size for address, size in facts(other).sizes.items() if sharers[address] == 1 and address not in wanted
+    )
+    return Candidate(
+        unused_s=cycle.now - other.used,
+        every_s=other.every_s,
+        nbytes=nbytes,
+        swap_s=transfer_s(device.config, nbytes, 0),
+        run_s=run_s(cycle, other, 1),
+        replicas=sum(1 for _ in cycle.state.pool.holders(other)) - 1,
+    )
+
+
+def is_swap_heavy(cycle: Cycle, function: Function, swap_s: float, count: int) -> bool:
+    """Whether so many requests wait for a transfer of this time."""
+    return is_heavy(swap_s, run_s(cycle, function, count))

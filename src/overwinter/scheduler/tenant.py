@@ -1,0 +1,35 @@
+"""The record of a tenant: its workers and queues."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overwinter.core.ids import FunctionId, TenantId, WorkerId
+from overwinter.scheduler.forked import Need
+
+if TYPE_CHECKING:
+    from overwinter.scheduler.state import Worker
+
+
+class Tenant(msgspec.Struct):
+    """A tenant's workers and queues, in addition to its claims in the ledger."""
+
+    id: TenantId
+    functions: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    spare: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
+    """Its idle workers for which no request waits, the one spare longest first."""
+    draining: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
+    """Its workers that drain without a time limit."""
+    slices: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
+    """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
+    first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Its functions that wait for a place for their first worker, the longest waiting first."""
+    more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Its functions that have a worker and wait for a place for one more."""
+    need: Need = msgspec.field(default_factory=Need)
+    """Its need for processes forked in advance."""
+
+    @property
+    def waits(self) -> FunctionId | None:
+        """The first of its functions that wait for a place."""
+        return next(iter(self.first_workers or self.more_workers), None)

@@ -1,0 +1,64 @@
+"""The devices of a test's world: which functions are there, and whether the scheduler knows it."""
+
+from collections.abc import Sequence
+
+from overwinter.core.actions import RunOnDevice, StartExecutor, Unbind
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import RunEnded, RunFailure
+from overwinter.core.function import FunctionSpec
+
+
+class Devices:
+    """The executors of the devices, and what lies there."""
+
+    def __init__(self, configs: Sequence[DeviceConfig]) -> None:
+        self.configs = {each.name: each for each in configs}
+        self.executors: dict[int, StartExecutor] = {}
+        self.resident: dict[str, dict[str, dict[str, int]]] = {name: {} for name in self.configs}
+        """The weights of each function on each device."""
+        self.running: dict[int, RunOnDevice] = {}
+
+    def blocks(self, device: str) -> dict[str, int]:
+        return {address: size for sizes in self.resident[device].values() for address, size in sizes.items()}
+
+    def start(self, action: StartExecutor) -> None:
+        assert action.device not in {each.device for each in self.executors.values()}, "a device has two executors"
+        assert not self.resident[action.device]
+        self.executors[action.executor] = action
+
+    def run(self, action: RunOnDevice, function: FunctionSpec) -> None:
+        executor, there = self.executors[action.executor], self.resident[action.device]
+        assert executor.device == action.device
+        assert executor.tenant in (None, function.tenant), "of another tenant"
+        assert all(each.device != action.device for each in self.running.values()), "two runs at once on a device"
+        assert action.requests, "a run without requests"
+        for evicted in action.evict:
+            assert evicted != action.function
+            del there[evicted]
+        sizes = {blob.address: blob.nbytes for blob in function.blobs if blob.address != function.program}
+        before = self.blocks(action.device)
+        missing = sum(size for address, size in sizes.items() if address not in before)
+        assert action.missing_bytes == missing, "the missing bytes are wrong"
+        there[action.function] = sizes
+        assert sum(self.blocks(action.device).values()) <= self.configs[action.device].memory_bytes, "too many bytes"
+        assert action.peer is None or action.peer in self.configs[action.device].peers
+        self.running[action.run] = action
+
+    def unbind(self, action: Unbind) -> None:
+        device = self.executors[action.worker].device
+        running = {each.function for each in self.running.values() if each.device == device}
+        assert action.function not in running, "a running function is unbound"
+        del self.resident[device][action.function]
+
+    def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool) -> RunEnded:
+        del self.running[run.run]
+        if unplaced:
+            del self.resident[run.device][run.function]
+        moved = 0 if unplaced else run.missing_bytes
+        return RunEnded(run.executor, run.run, () if unplaced else failures, moved, unplaced)
+
+    def exit(self, executor: int) -> None:
+        action = self.executors.pop(executor, None)
+        if action is not None:
+            self.resident[action.device] = {}
+            self.running = {run: each for run, each in self.running.items() if each.executor != executor}

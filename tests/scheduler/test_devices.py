@@ -1,0 +1,195 @@
+"""Functions of the pool run on any device, whose executor is started on need and replaced when it fails."""
+
+import pytest
+
+from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor, StopWorker, Unbind
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import Removed, UnloadAsked
+from tests.scheduler.world import World, spec
+
+
+def device(number=0, memory_bytes=1 << 20, **links) -> DeviceConfig:
+    return DeviceConfig(name=f"virtual:{number}", memory_bytes=memory_bytes, bytes_per_s=1e6, latency_s=0.0, **links)
+
+
+def pooled(name="f", size=600_000, **settings):
+    return spec(name, 1, [(f"{name}-weights", size)], device="pool", **settings)
+
+
+def of(world, kind) -> list:
+    return [action for action in world.log if isinstance(action, kind)]
+
+
+def served(world, *names) -> None:
+    """Deploy functions, and let each answer a request."""
+    for name in names:
+        world.arrive(name)
+        world.settle()
+
+
+def test_a_request_starts_an_executor_and_later_ones_use_it():
+    world = World(devices=(device(),))
+    world.deploy(pooled())
+    world.arrive()
+    world.settle()
+    first = world.arrive()
+    world.settle()
+    assert [type(each) for each in world.answers.values()] == [Reply] * 2
+    assert world.answers[first].start == "warm"
+    assert len(of(world, StartExecutor)) == 1
+    assert [run.missing_bytes for run in of(world, RunOnDevice)] == [600_000, 0]
+
+
+def test_a_function_is_evicted_for_another_that_does_not_fit_beside_it():
+    world = World(devices=(device(),))
+    for name in "fg":
+        world.deploy(pooled(name))
+    served(world, "f", "g", "f")
+    assert [run.evict for run in of(world, RunOnDevice)] == [(), ("f@1",), ("g@1",)]
+
+
+def test_a_sibling_brings_only_what_differs():
+    world = World(devices=(device(),))
+    for name in "fg":
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))
+    served(world, "f", "g")
+    assert [run.missing_bytes for run in of(world, RunOnDevice)] == [510_000, 10_000]
+
+
+def test_a_function_larger_than_every_device_is_refused_before_anything_is_loaded():
+    world = World(devices=(device(0), device(1, 2 << 20)))
+    world.deploy(pooled(size=3 << 20), on_trial=False)
+    request = world.arrive()
+    answer = world.answers[request]
+    assert isinstance(answer, Refuse)
+    assert answer.error == "NoSpaceError"
+    assert all(part in answer.message for part in ("f@1", str(3 << 20), "virtual:1", str(2 << 20)))
+    assert not world.loads
+
+
+def test_without_devices_a_function_of_the_pool_is_refused_with_the_remedy():
+    world = World()
+    world.deploy(pooled())
+    answer = world.answers[world.arrive()]
+    assert isinstance(answer, Refuse)
+    assert "f@1" in answer.message
+    assert "serve with devices" in answer.message
+
+
+def test_requests_share_a_run_up_to_the_largest_batch():
+    world = World(devices=(device(),))
+    world.deploy(pooled(max_batch=4))
+    for _ in range(6):
+        world.arrive()
+    world.settle()
+    assert [len(run.requests) for run in of(world, RunOnDevice)] == [4, 2]
+
+
+def test_an_executor_that_dies_costs_its_requests_one_retry_on_another_device():
+    world = World(devices=(device(0), device(1)))
+    world.deploy(pooled())
+    request = world.arrive()
+    world.settle_processes()
+    world.die(of(world, StartExecutor)[0].executor)
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert [each.device for each in of(world, RunOnDevice)] == ["virtual:0", "virtual:1"]
+
+
+def test_a_request_that_kills_two_executors_is_refused():
+    world = World(devices=(device(0), device(1)))
+    world.deploy(pooled())
+    request = world.arrive()
+    for number in range(2):
+        world.settle_processes()
+        world.die(of(world, StartExecutor)[number].executor)
+    assert world.answers[request].error == "WorkerError"
+
+
+def test_a_device_whose_executor_never_starts_is_out_of_service_and_tried_again():
+    world = World(devices=(device(),))
+    world.deploy(pooled(timeout_s=1000.0))
+    world.arrive()
+    world.load_blocks()
+    for _ in range(3):
+        while not world.starting:
+            world.ring()
+        world.die(next(iter(world.starting)), reason="no memory")
+    assert world.state.pool.devices["virtual:0"].state(world.now) == "out"
+    refused = world.answers[world.arrive()]
+    assert refused.error == "WorkerError"
+    assert "virtual:0" in refused.message
+    assert "no memory" in refused.message
+    world.now += refused.retry_after_s
+    request = world.arrive()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert world.state.pool.devices["virtual:0"].state(world.now) == "idle"
+
+
+def test_a_run_that_hangs_is_killed_and_refused():
+    world = World(devices=(device(),))
+    world.deploy(pooled(timeout_s=2.0))
+    request = world.arrive()
+    world.settle_processes()
+    while request not in world.answers or not of(world, StopWorker):
+        world.ring()
+    assert world.answers[request].error == "DeadlineError"
+    assert of(world, StopWorker)[0].kill
+
+
+@pytest.mark.parametrize("event", [UnloadAsked, Removed])
+def test_a_function_that_leaves_the_host_store_leaves_its_device_after_its_run(event):
+    world = World(devices=(device(),))
+    world.deploy(pooled())
+    served(world, "f")
+    world.arrive()
+    world.send(event("f@1"))
+    assert not of(world, Unbind)
+    world.finish_on_device()
+    assert len(of(world, Unbind)) == 1
+    assert not world.devices.resident["virtual:0"]
+
+
+def test_blocks_that_do_not_fit_in_adjacent_memory_cost_one_more_eviction_each_time():
+    world = World(devices=(device(),))
+    for name in "abcf":
+        world.deploy(pooled(name, 300_000))
+    served(world, "a", "b")
+    request = world.arrive("f")
+    world.load_blocks()
+    assert of(world, RunOnDevice)[-1].evict == ()
+    world.finish_on_device(unplaced=True)
+    assert of(world, RunOnDevice)[-1].evict == ("a@1",)
+    world.finish_on_device(unplaced=True)
+    assert of(world, RunOnDevice)[-1].evict == ("b@1",)
+    world.finish_on_device(unplaced=True)
+    assert "cannot be placed" in world.answers[request].message
+
+
+def test_tenants_take_turns_on_a_device_and_share_no_executor():
+    world = World(devices=(device(),))
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, 1000, tenant=tenant))
+    served(world, "f", "g", "f")
+    assert [each.tenant for each in of(world, StartExecutor)] == ["t", "u", "t"]
+    assert all(run.missing_bytes for run in of(world, RunOnDevice))
+
+
+def test_without_isolation_tenants_share_an_executor():
+    world = World(devices=(device(),), device_isolation="none")
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, 1000, tenant=tenant))
+    served(world, "f", "g", "f")
+    assert [each.tenant for each in of(world, StartExecutor)] == [None]
+
+
+def test_a_new_version_is_proven_when_its_blocks_are_loaded():
+    world = World(devices=(device(),))
+    world.deploy(pooled(), on_trial=True)
+    assert world.loading
+    world.load_blocks()
+    assert not world.loading
+    request = world.arrive()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
