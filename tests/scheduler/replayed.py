@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import (
     Cancelled,
     Demoted,
@@ -27,6 +28,8 @@ STEPS = 800
 NAMES = tuple("abcdefgh")
 FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
 """The other functions share workers with no function."""
+IN_WORKERS = "ae"
+"""The functions that run in workers if there are devices."""
 TOGETHER = "abcabc"
 """Functions that sometimes get requests at once."""
 TIMEOUT_S = 500.0
@@ -58,6 +61,8 @@ def deploy(world: World, chance: Random, number: int) -> None:
     own |= {"slo_ms": chance.choice([None, 500.0]), "late": chance.choice(["serve", "serve", "refuse"])}
     own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
     own["tenant"] = "t" if name in "abcde" else "u"
+    if world.devices.configs and name not in IN_WORKERS:
+        own["device"] = "pool"
     made = spec(
         name, number, blobs, profile=profile, family=family, max_batch=4, max_workers=most, timeout_s=TIMEOUT_S, **own
     )
@@ -85,7 +90,7 @@ def manage(world: World, chance: Random, kind: float) -> None:
         world.send(Profiled(chance.choice(sorted(world.deployed)), PROFILE))
 
 
-def step(world: World, chance: Random, number: int) -> None:
+def step(world: World, chance: Random, number: int) -> None:  # noqa: C901
     kind = chance.random()
     if kind < 0.015 or number < len(NAMES):
         deploy(world, chance, number)
@@ -103,8 +108,19 @@ def step(world: World, chance: Random, number: int) -> None:
         world.finish(() if chance.random() < 0.95 else next(iter(world.running.values())).requests[:1])
     elif world.alive and kind < 0.656:
         world.die(chance.choice(sorted(world.alive)), lost_blocks=kind < 0.652)
+    elif world.devices.executors and kind < 0.75:
+        on_devices(world, chance, kind)
     elif world.alarm is not None and kind < 0.8:
         world.ring()
+    else:
+        advance(world, chance)
+
+
+def on_devices(world: World, chance: Random, kind: float) -> None:
+    if kind < 0.66:
+        world.die(chance.choice(sorted(world.devices.executors)), lost_blocks=kind < 0.657)
+    elif world.devices.running:
+        world.finish_on_device(unplaced=kind < 0.67)
     else:
         advance(world, chance)
 
@@ -128,7 +144,11 @@ def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
 
 
 def actions(policy: str, steps: int) -> list:
-    """Return the actions of a scheduler under a policy, with scarce resources and few workers."""
+    """Return the actions of a scheduler under a policy, with scarce resources and few workers; or with devices."""
+    if policy == "devices":
+        world = World(devices=tuple(DeviceConfig(name=f"virtual:{n}", memory_bytes=1 << 20) for n in range(2)))
+        play(world, Random(1), steps)
+        return world.log
     log = []
     for bound in ("all", "workers"):
         world = World(policy=policy, **BOUNDS[bound])

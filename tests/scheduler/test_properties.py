@@ -67,6 +67,12 @@ class AnyOrder(RuleBasedStateMachine):
     """Further fields of the configuration."""
     families: tuple[str, ...] = ("",)
     """The families that a function may belong to."""
+    kinds: tuple[str, ...] = ("cpu",)
+    """Where a function may run."""
+    tenants: ClassVar[dict[str, str]] = {}
+    """The tenants of functions that do not belong to `t`."""
+    soon_s = SOON_S
+    """A request with a later deadline is answered."""
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -108,8 +114,9 @@ class AnyOrder(RuleBasedStateMachine):
         own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
         profile=st.integers(0, len(PROFILES) - 1),
         family=st.integers(0, 7),
+        kind=st.integers(0, 3),
     )
-    def deploy(self, name, on_trial, again, batch, workers, keep, limit, slo, late, runs, own, profile, family):
+    def deploy(self, name, on_trial, again, batch, workers, keep, limit, slo, late, runs, own, profile, family, kind):
         known = self.world.deployed.keys() - self.world.loading
         if not (again and self.reuses_ids and f"{name}@{self.versions[name]}" in known):
             self.versions[name] += 1
@@ -122,6 +129,7 @@ class AnyOrder(RuleBasedStateMachine):
             blobs = ((f"shared-by-{whose}", 7), (f"{name}{self.versions[name]}", 5))
             settings |= {"max_batch": 2, "concurrency": runs, "dedicated": False}
             whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
+        settings |= {"device": self.kinds[kind % len(self.kinds)], "tenant": self.tenants.get(name, "t")}
         made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], family=whose, **settings)
         self.world.deploy(made, on_trial)
 
@@ -218,7 +226,7 @@ class AnyOrder(RuleBasedStateMachine):
         world = getattr(self, "world", None)
         if world is None or sys.exc_info()[0] is not None:
             return
-        world.end_well(NAMES, SOON_S)
+        world.end_well(NAMES, self.soon_s)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -60,8 +60,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
                 refuse_queue(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
             continue
-        fitting = list(_fitting(cycle, function))
-        if pooled.unplaced and not any(_may_place(cycle, function, each) for each in fitting):
+        fitting = list(_large_enough(cycle, function))
+        if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()
             why = f"the {pooled.nbytes} bytes of function {id_} cannot be placed on any device, even an empty one"
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
@@ -73,19 +73,20 @@ def _refuse_unservable(cycle: Cycle) -> None:
             cycle.mark(function)
 
 
-def _fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield the devices that could hold the function."""
+def _large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
+    """Yield the devices with enough memory for the function; only one if it is bound to one."""
     pooled = facts(function)
     for device in cycle.state.pool.devices.values():
         if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
             yield device
 
 
-def _may_place(cycle: Cycle, function: Function, device: Device) -> bool:
-    """Whether another attempt may succeed where the function did not fit: only after a further eviction."""
-    if device.config.name not in facts(function).unplaced:
-        return True
-    return swaps.victim(cycle, function, device) is not None
+def _fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
+    """Yield those of them on which its blocks may find places."""
+    unplaced = facts(function).unplaced
+    for device in _large_enough(cycle, function):
+        if not unplaced.get(device.config.name):
+            yield device
 
 
 # Runs
@@ -117,7 +118,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     """Begin a run on one of the free devices; False: none of them serves the function."""
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
-    fitting = [each for each in _fitting(cycle, function) if each in serving and _may_place(cycle, function, each)]
+    fitting = [each for each in _fitting(cycle, function) if each in serving]
     if not fitting:
         return False
     options = swaps.options(cycle, function, fitting)
@@ -138,7 +139,7 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
     if homes.are_used(cycle) and facts(function).home is None:
         return False
     free = [each for each in _fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
-    return any(each.owner == owner and _may_place(cycle, function, each) for each in free)
+    return any(each.owner == owner for each in free)
 
 
 # Executors
@@ -155,7 +156,7 @@ def _coming_owner(device: Device) -> Owner | None:
 def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: Counter[Owner]) -> None:
     """Start an executor for a function, unless one starts that will serve it."""
     owner, now = owner_of(cycle, function), cycle.now
-    fitting = [each for each in _fitting(cycle, function) if each in free and _may_place(cycle, function, each)]
+    fitting = [each for each in _fitting(cycle, function) if each in free]
     empty = [each for each in fitting if each.executor is None]
     reserved = next((each for each in empty if each.next_owner == owner), None)
     if reserved is not None:

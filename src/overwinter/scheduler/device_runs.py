@@ -135,8 +135,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     cycle.current = function.spec.id
     resident = device.residents[function.spec.id]
     if event.unplaced:
-        pooled.unplaced[device.config.name] = None
         residency.drop(cycle, device, function.spec.id)
+        pooled.unplaced[device.config.name] = swaps.victim(cycle, function, device) is None
         put_back(cycle, function, operation)
     else:
         pooled.unplaced.clear()

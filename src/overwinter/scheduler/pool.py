@@ -182,8 +182,10 @@ class PoolFunction(msgspec.Struct, eq=False):
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first request."""
-    unplaced: dict[DeviceId, None] = msgspec.field(default_factory=dict)
-    """The devices on which its blocks did not fit, because the free memory was not adjacent."""
+    unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
+    """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left
+    there that could be evicted.
+    """
     last: LastBinding | None = None
 
 
