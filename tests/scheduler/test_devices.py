@@ -5,6 +5,8 @@ import pytest
 from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.policies import Policy
+from overwinter.scheduler.published import Published
 from tests.scheduler.world import World, spec
 
 
@@ -193,3 +195,56 @@ def test_a_new_version_is_proven_when_its_blocks_are_loaded():
     request = world.arrive()
     world.settle()
     assert isinstance(world.answers[request], Reply)
+
+
+def test_readers_see_the_devices_and_why_a_function_was_bound_there():
+    world = World(devices=(device(0), device(1)))
+    world.deploy(pooled("f", 1000))
+    world.deploy(spec("g", 1, [("f-weights", 1000), ("head", 10)], device="pool"))
+    served(world, "f", "g")
+    published = Published(world.scheduler.cycle)
+    first, second = published.devices(world.now)
+    assert (first.state, first.tenant, first.taken_bytes, first.total_bytes) == ("idle", "t", 1010, 1 << 20)
+    assert [(each.function, each.nbytes, each.exclusive_bytes) for each in first.residents] == [
+        ("f@1", 1000, 0),
+        ("g@1", 1010, 10),
+    ]
+    assert (second.state, second.residents) == ("empty", ())
+    assert published.function("g@1", world.now).devices == ("virtual:0",)
+    assert "10 bytes were missing there" in published.detail("g@1", world.now).pool.last
+
+
+def test_native_binding_reserves_memory_and_refuses_what_has_none():
+    world = World(devices=(device(),), policy=Policy(device_binding="native"))
+    for name in "fg":
+        world.deploy(pooled(name))
+    served(world, "f", "g")
+    assert isinstance(world.answers[1], Reply)
+    assert world.answers[2].error == "NoSpaceError"
+    assert "g@1" in world.answers[2].message
+    assert all(run.evict == () for run in of(world, RunOnDevice))
+
+
+def test_infless_binding_ends_when_a_function_was_idle_for_its_keep_alive():
+    world = World(devices=(device(),), policy=Policy(device_binding="infless", keep_alive_s=5.0))
+    for name in "fg":
+        world.deploy(pooled(name))
+    served(world, "f", "g")
+    assert 2 not in world.answers
+    world.calm()
+    assert isinstance(world.answers[2], Reply)
+    assert [each.function for each in of(world, Unbind)] == ["f@1", "g@1"]
+
+
+def test_a_peer_provides_the_blocks_of_a_busy_device():
+    one, two = device(0, peers={"virtual:1": 1e9}), device(1, peers={"virtual:0": 1e9})
+    world = World(devices=(one, two))
+    world.deploy(pooled(max_batch=1))
+    served(world, "f")
+    world.arrive()
+    world.arrive()
+    world.settle()
+    assert [(run.device, run.peer) for run in of(world, RunOnDevice)][1:] == [
+        ("virtual:0", None),
+        ("virtual:1", "virtual:0"),
+    ]

@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.bounds import Bound, check_bounds, seconds
-from overwinter.core.devices import DeviceConfig, DeviceIsolation
+from overwinter.core.devices import DeviceConfig, DeviceIsolation, check_devices
 from overwinter.core.policies import Policy, policy_named
 
 BYTES_MOST = 1 << 50
@@ -135,6 +135,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         policy_named(self.policy)
+        check_devices(self.devices)
         check_bounds(self, SCHEDULER_BOUNDS)
 
 

@@ -1,6 +1,6 @@
 """What a configuration says of the devices of a node's pool."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -46,3 +46,14 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
+
+
+def check_devices(devices: Sequence[DeviceConfig]) -> None:
+    """Raise ValueError if two devices have one name, or a device has a link from an unknown one."""
+    names = [each.name for each in devices]
+    for each in devices:
+        if names.count(each.name) > 1:
+            raise ValueError(f"two devices are called {each.name!r}")
+        for peer in each.peers:
+            if peer == each.name or peer not in names:
+                raise ValueError(f"device {each.name!r} has a link from {peer!r}, which is no other device")

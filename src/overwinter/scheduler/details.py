@@ -6,13 +6,15 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, Seconds, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
+from overwinter.scheduler.pool import PoolFunction
 from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, workers_of
 from overwinter.scheduler.state import Binding, Function, Worker
+from overwinter.scheduler.swaps import run_s
 
 
 class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,27 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The functions that it has bound, in the order of the binds."""
 
 
+class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a function of the pool."""
+
+    nbytes: int
+    """The bytes of its weights."""
+    devices: Sequence[DeviceId]
+    """The devices on which it is resident."""
+    run_s: float
+    """The expected seconds of a run of one request whose blocks are on the device; 0: unknown."""
+    never: str
+    """Why no device can run it; empty: one can."""
+    last: str
+    """The device of its last run, and why that one; empty: it has not run."""
+    answers: int
+    """The answers that count for its priority."""
+    in_time: int
+    """Those within the SLO."""
+    required: float
+    """The requests that it must answer in time before it meets its SLO (Torpor's RRC)."""
+
+
 class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a function, its family, and its workers."""
 
@@ -75,6 +98,8 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a shared run divided by that of separate runs; None: unknown."""
     workers: Sequence[WorkerDetail]
     """The workers of its family, including those that have not bound it."""
+    pool: PoolDetail | None = None
+    """None: it runs in workers."""
 
 
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
@@ -83,7 +108,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
     expected = function.forecast if cycle.predict is None else cycle.predict(family.rates)
     return FunctionDetail(
         spec=function.spec,
-        function=function_snapshot(function, now),
+        function=function_snapshot(cycle.state, function, now),
         versions=versions,
         members=list(family.members),
         rate=family.rates[-1] if family.rates else 0.0,
@@ -96,6 +121,20 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         own=function.own,
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
+        pool=None if function.pool is None else _pool(cycle, function, function.pool),
+    )
+
+
+def _pool(cycle: Cycle, function: Function, pooled: PoolFunction) -> PoolDetail:
+    return PoolDetail(
+        nbytes=pooled.nbytes,
+        devices=[device.config.name for device in cycle.state.pool.holders(function)],
+        run_s=run_s(cycle, function, 1),
+        never=pooled.never,
+        last="" if pooled.last is None else pooled.last.text,
+        answers=pooled.outcomes.count,
+        in_time=pooled.outcomes.in_time,
+        required=pooled.outcomes.required,
     )
 
 

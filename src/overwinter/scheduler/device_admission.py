@@ -60,6 +60,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
                 refuse_queue(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
             continue
+        if not (any_out or pooled.unplaced):
+            continue
         fitting = list(_large_enough(cycle, function))
         if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()

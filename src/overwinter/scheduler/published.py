@@ -4,7 +4,7 @@ The tables change with every event, so no other part reads them: a reader on the
 facts that it needs. Other threads read only `calm`, which the loop writes.
 """
 
-from collections.abc import Generator, Mapping, Set
+from collections.abc import Generator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
@@ -13,9 +13,11 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.details import FunctionDetail, detail
 from overwinter.scheduler.order import is_calm
 from overwinter.scheduler.snapshot import (
+    DeviceSnapshot,
     FamilySnapshot,
     FunctionSnapshot,
     Snapshot,
+    device_snapshots,
     family_name,
     family_snapshot,
     function_snapshot,
@@ -76,7 +78,7 @@ class Published:
     def function(self, id_: FunctionId, now: Seconds) -> FunctionSnapshot | None:
         """Return one version of a function."""
         function = self._state.functions.get(id_)
-        return None if function is None else function_snapshot(function, now)
+        return None if function is None else function_snapshot(self._state, function, now)
 
     def detail(self, id_: FunctionId, now: Seconds) -> FunctionDetail | None:
         """Return all that is known of one version."""
@@ -127,8 +129,13 @@ class Published:
         )
 
     def busy(self) -> bool:
-        """Whether any worker has an operation in progress."""
-        return not all(worker.is_idle for worker in self._state.workers.values())
+        """Whether any worker or device has an operation in progress."""
+        devices = self._state.pool.devices.values()
+        return not all(each.is_idle for each in self._state.workers.values()) or any(each.operation for each in devices)
+
+    def devices(self, now: Seconds) -> Sequence[DeviceSnapshot]:
+        """Return the devices of the pool."""
+        return device_snapshots(self._state, now)
 
     def expected(self) -> dict[WorkerId, int]:
         """Return the memory of each worker, as the scheduler estimates it."""

@@ -9,9 +9,11 @@ from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
 
+from overwinter.core.devices import DeviceKind
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, StoreName, TenantId, WorkerId
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
+from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Family, Function, State, Worker
 
@@ -44,6 +46,8 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     queued: int
     fault: str
     """Why it is out of service, though it was not unloaded."""
+    devices: tuple[DeviceId, ...] = ()
+    """The devices on which it is resident."""
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,37 @@ class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FunctionId, ...]
     """In the order in which they joined; the first one gives the family its name."""
     workers: tuple[FamilyWorker, ...]
+
+
+class ResidentSnapshot(msgspec.Struct, frozen=True):
+    """A function on a device."""
+
+    function: FunctionId
+    nbytes: int
+    exclusive_bytes: int
+    """The bytes of blocks that no other function there has."""
+
+
+class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of the pool."""
+
+    name: DeviceId
+    kind: DeviceKind
+    state: DeviceState
+    executor: WorkerId | None
+    tenant: TenantId | None
+    """The only tenant that it serves now; None: any, or none yet."""
+    residents: tuple[ResidentSnapshot, ...]
+    """The least recently used first."""
+    taken_bytes: int
+    total_bytes: int
+    running: FunctionId | None
+    failures: int
+    """The consecutive failures of its executors."""
+    backoff_s: float
+    """The remaining backoff after a failure, in seconds."""
+    fault: str
+    """The last failure; empty after a success."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -69,6 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     cores_reserved: int
     host_bytes: int
     host_budget: int | None
+    devices: Sequence[DeviceSnapshot] = ()
 
 
 def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None, None, Snapshot]:
@@ -76,7 +112,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     functions: list[FunctionSnapshot] = []
     for number, function in enumerate(list(state.functions.values()), 1):
         if not function.removed:
-            functions.append(function_snapshot(function, now))
+            functions.append(function_snapshot(state, function, now))
         if number % PART == 0:
             yield
     workers: list[FamilyWorker] = []
@@ -93,12 +129,40 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
             "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
             "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
             "store": len(state.bytes),
+            **({"device": len(state.pool.waiting)} if state.pool.devices else {}),
         },
         stores={name: residents.nbytes for name, residents in state.stores.items()},
         cores_running=resources.load.taken,
         cores_reserved=resources.reserved.taken,
         host_bytes=resources.host.taken,
         host_budget=resources.host.capacity,
+        devices=device_snapshots(state, now),
+    )
+
+
+def device_snapshots(state: State, now: Seconds) -> tuple[DeviceSnapshot, ...]:
+    """Describe the devices."""
+    return tuple(_device_snapshot(device, now) for device in state.pool.devices.values())
+
+
+def _device_snapshot(device: Device, now: Seconds) -> DeviceSnapshot:
+    executor, residents, operation = device.executor, device.residents.items(), device.operation
+    return DeviceSnapshot(
+        name=device.config.name,
+        kind=device.config.kind,
+        state=device.state(now),
+        executor=None if executor is None else executor.id,
+        tenant=None if executor is None else executor.owner[0],
+        residents=tuple(
+            ResidentSnapshot(id_, sum(each.sizes.values()), device.blocks.exclusive(each.sizes))
+            for id_, each in residents
+        ),
+        taken_bytes=device.blocks.nbytes,
+        total_bytes=device.config.memory_bytes,
+        running=None if operation is None else operation.function.spec.id,
+        failures=device.failures,
+        backoff_s=max(0.0, device.backoff_until - now) if executor is None else 0.0,
+        fault=device.fault,
     )
 
 
@@ -129,7 +193,7 @@ def workers_of(function: Function) -> list[Worker]:
     return list((function.family.workers | function.workers).values())
 
 
-def function_snapshot(function: Function, now: Seconds) -> FunctionSnapshot:
+def function_snapshot(state: State, function: Function, now: Seconds) -> FunctionSnapshot:
     """One version of a function."""
     family = function.family
     return FunctionSnapshot(
@@ -142,4 +206,5 @@ def function_snapshot(function: Function, now: Seconds) -> FunctionSnapshot:
         tuple(function.workers),
         len(function.queue),
         function.fault,
+        () if function.pool is None else tuple(device.config.name for device in state.pool.holders(function)),
     )
