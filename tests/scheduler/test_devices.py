@@ -34,10 +34,10 @@ def test_a_request_starts_an_executor_and_later_ones_use_it():
     world.deploy(pooled())
     world.arrive()
     world.settle()
-    first = world.arrive()
+    world.arrive()
     world.settle()
     assert [type(each) for each in world.answers.values()] == [Reply] * 2
-    assert world.answers[first].start == "warm"
+    assert [each.start for each in world.answers.values()] == ["disk", "warm"]
     assert len(of(world, StartExecutor)) == 1
     assert [run.missing_bytes for run in of(world, RunOnDevice)] == [600_000, 0]
 
@@ -48,6 +48,18 @@ def test_a_function_is_evicted_for_another_that_does_not_fit_beside_it():
         world.deploy(pooled(name))
     served(world, "f", "g", "f")
     assert [run.evict for run in of(world, RunOnDevice)] == [(), ("f@1",), ("g@1",)]
+    assert [each.start for each in world.answers.values()] == ["disk", "disk", "host"]
+
+
+def test_functions_spread_over_idle_devices_before_any_is_evicted():
+    world = World(devices=(device(0), device(1)))
+    for name in "fgh":
+        world.deploy(pooled(name, 400_000))
+        world.arrive(name)
+    world.settle()
+    served(world, "f", "g", "h", "f", "g", "h")
+    assert all(run.evict == () for run in of(world, RunOnDevice))
+    assert len({run.device for run in of(world, RunOnDevice)}) == 2
 
 
 def test_a_sibling_brings_only_what_differs():

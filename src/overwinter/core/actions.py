@@ -19,8 +19,8 @@ from overwinter.core.ids import (
 )
 
 Start = Literal["warm", "bound", "host", "disk"]
-"""What a request's function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker with its
-blocks in the host store (host) or on disk (disk).
+"""What a request's function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker or a
+transfer to a device, with its blocks in the host store (host) or on disk (disk).
 """
 
 Decision = Literal[

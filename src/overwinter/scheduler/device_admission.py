@@ -120,7 +120,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     """Begin a run on one of the free devices; False: none of them serves the function."""
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
-    fitting = [each for each in _fitting(cycle, function) if each in serving]
+    fitting = sorted((each for each in _fitting(cycle, function) if each in serving), key=_since)
     if not fitting:
         return False
     options = swaps.options(cycle, function, fitting)

@@ -56,8 +56,8 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     cycle.timers.arm(executor.id, hangs_at)
     for id_ in requests:
         request = cycle.state.requests[id_]
-        if not missing and request.start == "host":
-            request.start = "warm"
+        if request.start != "disk":
+            request.start = "host" if missing else "warm"
     peer = choice.peer if missing else None
     cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, requests, missing, evicted, peer))
 

@@ -54,6 +54,8 @@ class Resident(msgspec.Struct, eq=False):
 
     function: "Function"
     sizes: Mapping[Address, int]
+    used: Seconds
+    """When its last run there began."""
     leaving: bool = False
     """Whether it is forgotten there when its run has ended, because its blocks have left the host store."""
 

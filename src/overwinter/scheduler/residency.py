@@ -18,8 +18,9 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
     id_ = function.spec.id
     resident = device.residents.pop(id_, None)
     if resident is None:
-        resident = Resident(function, function.pool.sizes)
+        resident = Resident(function, function.pool.sizes, cycle.now)
         device.blocks.hold(resident.sizes)
+    resident.used = cycle.now
     device.residents[id_] = resident
     _count(cycle, device)
 

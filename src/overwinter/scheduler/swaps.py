@@ -8,7 +8,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, is_heavy, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate
-from overwinter.scheduler.pool import Device, Owner, PoolFunction
+from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
 from overwinter.scheduler.state import Function
 
 WORTHLESS = (0.0, 0.0, 0.0)
@@ -59,7 +59,8 @@ def _option(cycle: Cycle, function: Function, device: Device, execution_s: float
     swap_s = transfer_s(device.config, missing, len(others))
     waits_s = max(0.0, swap_s - execution_s)
     peers = _peers(cycle, function, device, len(others), execution_s) if missing else ()
-    return Option(device.config.name, missing, waits_s, doing, peers)
+    short = max(0, device.blocks.nbytes + missing - device.config.memory_bytes)
+    return Option(device.config.name, missing, waits_s, doing, peers, short)
 
 
 def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execution_s: float) -> tuple[Peer, ...]:
@@ -113,25 +114,25 @@ def victim(cycle: Cycle, function: Function, device: Device) -> Function | None:
         other = resident.function
         if other is function or facts(other).home == device.config.name:
             continue
-        value = call_policy(cycle.state, other, WORTHLESS, rule, _candidate(cycle, function, device, other))
+        value = call_policy(cycle.state, other, WORTHLESS, rule, _candidate(cycle, function, device, resident))
         if best is None or value < least:
             best, least = other, value
     return best
 
 
-def _candidate(cycle: Cycle, function: Function, device: Device, other: Function) -> Candidate:
+def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:
+    other = resident.function
     wanted, sharers = facts(function).sizes, device.blocks.sharers
     # Blocks that the new function needs too would have to be brought again at once.
-    nbytes = sum(
-        size for address, size in facts(other).sizes.items() if sharers[address] == 1 and address not in wanted
-    )
+    nbytes = sum(size for address, size in resident.sizes.items() if sharers[address] == 1 and address not in wanted)
     return Candidate(
-        unused_s=cycle.now - other.used,
+        unused_s=cycle.now - resident.used,
         every_s=other.every_s,
         nbytes=nbytes,
         swap_s=transfer_s(device.config, nbytes, 0),
         run_s=run_s(cycle, other, 1),
         replicas=sum(1 for _ in cycle.state.pool.holders(other)) - 1,
+        is_wanted=bool(other.queue),
     )
 
 

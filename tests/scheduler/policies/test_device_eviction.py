@@ -37,5 +37,9 @@ def test_the_default_evicts_by_the_time_to_wait_again_times_use_per_byte(cheaper
     assert first("cost-aware", plain={}, cheaper=cheaper) == "cheaper"
 
 
+def test_what_is_waited_for_is_evicted_after_all_others():
+    assert first("cost-aware", plain={}, wanted={"is_wanted": True, "replicas": 3}) == "plain"
+
+
 def test_what_frees_nothing_is_evicted_last():
     assert first("cost-aware", nothing={"nbytes": 0, "swap_s": 0.0}, often={"every_s": 0.0, "unused_s": 0.0}) == "often"

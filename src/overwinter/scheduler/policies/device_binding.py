@@ -43,6 +43,8 @@ class Option(msgspec.Struct, frozen=True):
     neighbour: Swapping = "nothing"
     """What the other devices behind its switch bring now."""
     peers: tuple[Peer, ...] = ()
+    short_bytes: int = 0
+    """The bytes that must be evicted from it first."""
 
 
 class Choice(NamedTuple):
@@ -53,7 +55,9 @@ class Choice(NamedTuple):
 
 
 Rule = Callable[[Sequence[Option], int], Choice]
-"""Chooses one of several options; the number is that of the run."""
+"""Chooses one of several options, which are ordered by how long each device was idle, the longest first; the number is
+that of the run.
+"""
 
 
 def transfer_s(config: DeviceConfig, nbytes: int, sharing: int) -> float:
@@ -72,13 +76,15 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
 
 
 def least_start(options: Sequence[Option], run: int) -> Choice:
-    """The device on which the execution waits least for blocks; of equals the one that misses the fewest bytes."""
+    """The device on which the execution waits least for blocks; of equals the one that misses the fewest bytes,
+    then the one from which the fewest are evicted.
+    """
     ways = [
-        (start_s, option.missing_bytes, number, option.device, peer)
+        (start_s, option.missing_bytes, option.short_bytes, number, option.device, peer)
         for number, option in enumerate(options)
         for start_s, peer in ((option.start_s, None), *((each.start_s, each.device) for each in option.peers))
     ]
-    _, _, _, device, peer = min(ways, key=lambda way: way[:3])
+    *_, device, peer = min(ways, key=lambda way: way[:4])
     return Choice(device, peer)
 
 
@@ -93,7 +99,11 @@ def torpor(options: Sequence[Option], run: int) -> Choice:
     if pairs:
         _, device, peer = max(pairs, key=lambda pair: pair[0])
         return Choice(device, peer)
-    return Choice(min(options, key=lambda each: (_INTERFERENCE[each.neighbour], each.missing_bytes)).device)
+    return Choice(min(options, key=_behind_switch).device)
+
+
+def _behind_switch(option: Option) -> tuple[int, int, int]:
+    return _INTERFERENCE[option.neighbour], option.missing_bytes, option.short_bytes
 
 
 def at_random(options: Sequence[Option], run: int) -> Choice:

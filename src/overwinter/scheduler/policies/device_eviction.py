@@ -29,6 +29,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """The time of its runs, which hides as much of the transfer."""
     replicas: int
     """The other devices on which it is resident."""
+    is_wanted: bool = False
+    """Whether requests of it wait."""
 
 
 Value = tuple[float, float, float]
@@ -38,13 +40,14 @@ Rule = Callable[[Candidate], Value]
 
 def cost_aware(candidate: Candidate) -> Value:
     """The time that the next run would wait for the blocks, times the frequency of use, per byte freed. A function with
-    another replica may run there. One that frees nothing is evicted last.
+    another replica may run there. One with waiting requests is evicted after all others, and one that frees nothing
+    last.
     """
     if not candidate.nbytes:
-        return 1.0, -candidate.unused_s, 0.0
+        return 2.0, -candidate.unused_s, 0.0
     waits_s = max(0.0, candidate.swap_s - candidate.run_s) + LINK_SHARE * candidate.swap_s
     cost = waits_s / (1 + candidate.replicas) / max(candidate.unused_s, candidate.every_s, LEAST_S)
-    return 0.0, cost / candidate.nbytes, -candidate.unused_s
+    return float(candidate.is_wanted), cost / candidate.nbytes, -candidate.unused_s
 
 
 def torpor(candidate: Candidate) -> Value:
