@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from overwinter.core.ids import FunctionId
 from overwinter.scheduler import device_order, device_runs, executors, functions, homes, swaps
 from overwinter.scheduler.answers import refuse_queue
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
-from overwinter.scheduler.policies.device_queueing import Rank
 from overwinter.scheduler.pool import Device, LastBinding, Owner
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
@@ -101,16 +99,16 @@ def _serve_in_order(cycle: Cycle) -> None:
     coming = Counter(owner for each in pool.devices.values() if (owner := _coming_owner(each)) is not None)
     bound = homes.are_used(cycle)
     may = [each for each in _waiting(cycle) if each.queue and (not bound or facts(each).home is not None)]
-    line: list[tuple[Rank, FunctionId]] = [(device_order.rank(cycle, each), each.spec.id) for each in may]
+    line = device_order.ranks(cycle, may)
     heapify(line)
     free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
     while line and free:
-        _, id_ = heappop(line)
+        *_, id_ = heappop(line)
         function = cycle.state.functions[id_]
         if _begin(cycle, function, free):
             cycle.mark(function)
             if function.queue:
-                heappush(line, (device_order.rank(cycle, function), id_))
+                heappush(line, *device_order.ranks(cycle, [function]))
         else:
             _want_executor(cycle, function, free, coming)
         free = [each for each in free if each.is_free(cycle.now)]
@@ -176,8 +174,15 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
 
 def _replace_for_unserved(cycle: Cycle) -> None:
     """Stop an executor for each owner that has waiting functions and no device for them."""
+    room: dict[Owner | None, int] = {}
+    for each in cycle.state.pool.devices.values():
+        if not each.is_out(cycle.now):
+            room[each.owner] = max(each.config.memory_bytes, room.get(each.owner, 0))
     for function in _waiting(cycle):
-        owner, devices = owner_of(cycle, function), list(_fitting(cycle, function))
+        owner, pooled = owner_of(cycle, function), facts(function)
+        if pooled.nbytes <= room.get(owner, 0) and pooled.home is None and not pooled.unplaced:
+            continue
+        devices = list(_fitting(cycle, function))
         if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]

@@ -1,5 +1,7 @@
 """The queue for devices: its order, and the periods in which the order adapts to the load."""
 
+from collections.abc import Iterable
+
 from overwinter.core.ids import Seconds
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_queueing import PERIOD_S, RULES, Rank, Waiting, boundary, next_alpha
@@ -10,13 +12,15 @@ KEY = "alpha"
 """The timer of the periods."""
 
 
-def rank(cycle: Cycle, function: Function) -> Rank:
-    """Return the rank of a function with waiting requests; the lowest gets the next device."""
-    first = cycle.state.requests[function.queue[0]]
+def ranks(cycle: Cycle, functions: Iterable[Function]) -> list[Rank]:
+    """Return the ranks of functions with waiting requests; the lowest gets the next device."""
     _update_boundary(cycle)
-    required = facts(function).outcomes.required
-    waiting = Waiting(function.spec.id, first.level, first.arrived, first.due, required)
-    return RULES[cycle.policy.device_order](waiting, cycle.state.pool.boundary)
+    rule, last, requests = RULES[cycle.policy.device_order], cycle.state.pool.boundary, cycle.state.requests
+    found: list[Rank] = []
+    for function in functions:
+        first, required = requests[function.queue[0]], facts(function).outcomes.required
+        found.append(rule(Waiting(function.spec.id, first.level, first.arrived, first.due, required), last))
+    return found
 
 
 def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
