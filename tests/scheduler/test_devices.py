@@ -260,3 +260,54 @@ def test_a_peer_provides_the_blocks_of_a_busy_device():
         ("virtual:0", None),
         ("virtual:1", "virtual:0"),
     ]
+
+
+def test_alpha_is_halved_when_fewer_functions_comply_and_old_answers_are_forgotten():
+    world = World(devices=(device(),))
+    world.deploy(pooled("f", 1000, slo_ms=500.0))
+    pool = world.state.pool
+
+    def answer_after(seconds) -> None:
+        request = world.arrive()
+        world.settle_processes()
+        world.now += seconds
+        world.finish_on_device()
+        assert isinstance(world.answers[request], Reply)
+
+    answer_after(0.1)
+    while pool.ratio is None:
+        world.ring()
+    assert (pool.ratio, pool.alpha) == (1.0, 1.0)
+    answer_after(0.6)
+    while pool.ratio == 1.0:
+        world.ring()
+    assert (pool.ratio, pool.alpha) == (0.0, 0.5)
+    world.calm()
+    assert pool.ratio is None
+    assert not pool.judged
+
+
+def test_a_tenant_gets_a_device_although_another_one_always_has_requests():
+    world = World(devices=(device(),))
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, 1000, tenant=tenant, timeout_s=1000.0))
+    served(world, "f")
+    world.arrive("f")
+    other = world.arrive("g")
+    for _ in range(1000):
+        if other in world.answers:
+            break
+        world.arrive("f")
+        world.now += 0.1
+        world.settle_processes()
+        if world.devices.running:
+            world.finish_on_device()
+    assert isinstance(world.answers[other], Reply)
+    assert [each.tenant for each in of(world, StartExecutor)][:2] == ["t", "u"]
+
+
+def test_two_devices_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="virtual:0"):
+        World(devices=(device(), device()))
+    with pytest.raises(ValueError, match="virtual:7"):
+        World(devices=(device(peers={"virtual:7": 1e9}),))
