@@ -263,7 +263,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
     return next(iter(found), None)
 
 
-def make_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+def stop_for(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Stop a process for what a function wants; False: no process would help."""
     found = victim(cycle, function, wanted)
     if found is not None:

@@ -110,7 +110,7 @@ def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
         return
     victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
-        idle.make_room(cycle, victim)
+        idle.evict(cycle, victim)
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:

@@ -68,7 +68,7 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
         if freed < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
             freed += worker.nbytes
-            idle.make_room(cycle, worker, kill=True)
+            idle.evict(cycle, worker, kill=True)
     return freed
 
 
@@ -115,7 +115,7 @@ def stop_excessive(cycle: Cycle, function: Function) -> bool:
     if found.worker is None:
         outgrew(cycle, excessive)
     else:
-        idle.make_room(cycle, found.worker)
+        idle.evict(cycle, found.worker)
     return True
 
 
