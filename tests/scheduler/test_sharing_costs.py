@@ -52,7 +52,7 @@ def test_runs_that_pay_are_shared_but_now_and_then(cost):
 def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     sharing = Sharing()
     joined = runs(sharing, 2000, lambda: cost)
-    assert not sharing.pays
+    assert not sharing.is_faster
     assert sharing.cost == pytest.approx(cost)
     assert any(joined[-LOOK_LAST - 1 :]), "it is not tried again"
     # Including those of the beginning, before a separate run was observed.
@@ -74,9 +74,9 @@ def test_varying_times_are_estimated_by_most_of_them(cost, noise):
 def test_when_times_change_so_does_what_is_done(before, after):
     sharing = Sharing()
     runs(sharing, 2000, lambda: before)
-    assert sharing.pays == (before < 1)
+    assert sharing.is_faster == (before < 1)
     runs(sharing, LOOK_LAST + RECENT * (LOOK_FIRST + 1), lambda: after)
-    assert sharing.pays == (after < 1)
+    assert sharing.is_faster == (after < 1)
 
 
 def test_one_slow_run_of_several_ends_nothing_for_long():
@@ -113,4 +113,4 @@ def test_workers_of_other_cores_tell_nothing():
     sharing.observe(Point(4, 9, 8, 1, 0.0), [1], 0.1)
     sharing.observe(POINT, [1, 1], 0.1)
     assert sharing.cost is None
-    assert sharing.pays
+    assert sharing.is_faster

@@ -207,7 +207,7 @@ class _Trial:
         return max(low, min(size, high))
 
     def unless_checked(self, fault: _Fault | None) -> _Fault | None:
-        """Return the fault, unless a check of the program refuses these sizes; such sizes are only noted."""
+        """Return the fault, unless a check of the program refuses these sizes; such sizes get only a note."""
         if fault is None or not fault.checked:
             return fault
         self._note(fault.message)

@@ -30,7 +30,7 @@ def _recent() -> Recent:
 class Sharing(msgspec.Struct, eq=False):
     """Observed times of shared and separate runs of functions."""
 
-    pays: bool = True
+    is_faster: bool = True
     """Whether shared runs are faster, assumed while unknown."""
     _costs: Recent = msgspec.field(default_factory=_recent)
     """For recent shared runs, their time divided by that of separate runs."""
@@ -44,7 +44,7 @@ class Sharing(msgspec.Struct, eq=False):
     @property
     def joins(self) -> bool:
         """Whether the next run may be shared."""
-        return self.pays != (self._runs >= self._look_after)
+        return self.is_faster != (self._runs >= self._look_after)
 
     @property
     def cost(self) -> float | None:
@@ -69,7 +69,7 @@ class Sharing(msgspec.Struct, eq=False):
 
     def count(self, several: bool) -> None:
         """Count a run that ended, shared or not."""
-        if several == self.pays:
+        if several == self.is_faster:
             self._runs += 1
         else:
             # A separate run that had no function to share with does not change how often to try the other kind.
@@ -81,13 +81,13 @@ class Sharing(msgspec.Struct, eq=False):
             # Such a run gives no information.
             return
         self._costs.append(seconds / apart)
-        pays = median_low(self._costs) < 1
-        if pays != self.pays:
+        is_faster = median_low(self._costs) < 1
+        if is_faster != self.is_faster:
             self._runs = 0
-        if pays != self.pays or pays != (seconds < apart):
+        if is_faster != self.is_faster or is_faster != (seconds < apart):
             # The better kind has changed, or may change soon.
             self._look_after = LOOK_FIRST
-        self.pays = pays
+        self.is_faster = is_faster
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
         """Return the seconds of separate runs of these numbers of requests, by runs of similar size; 0: unknown."""

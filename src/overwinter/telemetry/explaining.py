@@ -256,14 +256,14 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
 
 
 def _worker(sources: Sources, worker: WorkerDetail, pid: int | None) -> WorkerFacts:
-    weighed = sources.accounts.workers.get(worker.worker)
+    measured = sources.accounts.workers.get(worker.worker)
     living = sources.statistics.workers.get(worker.worker)
     known = msgspec.structs.asdict(worker) | {"bound": [_bound(binding, living) for binding in worker.bound]}
     return WorkerFacts(
         **known,
         pid=pid,
-        private_bytes=None if weighed is None else weighed.memory.private,
-        pss_bytes=None if weighed is None else weighed.memory.pss,
+        private_bytes=None if measured is None else measured.memory.private,
+        pss_bytes=None if measured is None else measured.memory.pss,
     )
 
 

@@ -148,7 +148,7 @@ def _add_worker(
         for tally, count in run.requests.items():
             if tally in totals:
                 totals[tally] = totals[tally].plus(Amounts(core_s=core_s * count / run.batch))
-    for tally, cost in worker.owed(now):
+    for tally, cost in worker.uncharged(now):
         if tally in totals:
             each = Amounts(idle_core_s=cost.idle_core_s, private_byte_s=cost.private_byte_s)
             totals[tally] = totals[tally].plus(each)

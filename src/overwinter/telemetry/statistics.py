@@ -263,7 +263,7 @@ class Statistics(Tracker[FunctionStatistics]):
                 process = self.workers.get(worker)
                 # The full measurement, which is more exact, handles a lower value.
                 if process is not None and taken > process.nbytes:
-                    self.weigh(process, float(taken), now)
+                    self.set_memory(process, float(taken), now)
         elif isinstance(event, MemoryPressure):
             self.pressure_events += 1
         elif isinstance(event, ZygoteLost):

@@ -217,14 +217,14 @@ class Tracker(Hooks[T]):
             for function in worker.bound:
                 self._release(function, now)
         del self.workers[event.worker]
-        self.weigh(worker, 0.0, now)
-        worker.pay(now)
+        self.set_memory(worker, 0.0, now)
+        worker.charge_all(now)
         worker.tally.workers -= 1
         self._worker_ended(worker, now)
 
-    def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
+    def set_memory(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
-        worker.weigh(nbytes, now)
+        worker.set_memory(nbytes, now)
 
     def _bind(self, action: Bind, now: Seconds) -> None:
         tally = self.tallies[self.specs[action.function].name]
