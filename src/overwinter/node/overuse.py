@@ -60,7 +60,7 @@ class Observation(NamedTuple):
     """Whether it did not compute between the last two checks."""
 
 
-class Background:
+class OveruseCheck:
     """Checks the processor time of all workers periodically on the loop's thread: microseconds per active worker."""
 
     def __init__(
@@ -190,8 +190,8 @@ def _seen(
     late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
     own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
-        payer = living.tally if living.trial is None else living.trial
-        payer.background_core_s += own_s
+        charged = living.tally if living.trial is None else living.trial
+        charged.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
     still = spent_s < NOISE * passed_s and over_s == 0.0
     return Observation(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)

@@ -10,8 +10,8 @@ from overwinter.core.errors import NotFoundError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
 from overwinter.node.accounting import Accounting
-from overwinter.node.background import Background
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.overuse import OveruseCheck
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.recent_output import Line
@@ -61,7 +61,7 @@ class Telemetry:
             parts.hosts.health,
             parts.faults.counts,
         )
-        self._background = Background(self.statistics, parts.processes, parts.post, parts.log)
+        self._overuse = OveruseCheck(self.statistics, parts.processes, parts.post, parts.log)
         self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
@@ -72,7 +72,7 @@ class Telemetry:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
         accounting = self._accounting.run(self._parts.config.accounting_s, self._parts.faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
-        self._tasks.append(tasks.create_task(self._background.run(self._parts.faults)))
+        self._tasks.append(tasks.create_task(self._overuse.run(self._parts.faults)))
 
     async def _flush(self) -> None:
         while True:

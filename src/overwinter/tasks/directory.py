@@ -114,8 +114,8 @@ def _check_complete(path: Path, task: str) -> None:
         raise ProgramError(f"{path} contains a {kind}; {task} needs a model ...{head}")
     for file, writer in files.items():
         if not (path / file).is_file():
-            operator_remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
-            raise ProgramError(f"{path} has no {file}, which {task} needs: {operator_remedy}")
+            remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
+            raise ProgramError(f"{path} has no {file}, which {task} needs: {remedy}")
     if TASKS[task].labelled and "id2label" not in config:
         form = '"id2label": {"0": "negative", "1": "positive"}'
         raise ProgramError(
