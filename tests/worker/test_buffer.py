@@ -36,7 +36,7 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
 @pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])
 def test_what_is_put_is_there_to_be_taken(nbytes):
     buffer = SharedBuffer.make("test")
-    buffer.hold(nbytes + 100)
+    buffer.grow(nbytes + 100)
     data = bytes(range(251)) * (nbytes // 251 + 1)
     buffer.put(64, memoryview(data)[:nbytes])
     assert bytes(buffer.view[64 : 64 + nbytes]) == data[:nbytes]

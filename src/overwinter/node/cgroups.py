@@ -286,7 +286,7 @@ def _locked(place: Path, how: int) -> int | None:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove a group unless a living node has it: a lock ends with its holder."""
+    """Remove a group unless a running node has it: a lock ends with its holder."""
     lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is not None:
         # No other node can lock it meanwhile.

@@ -293,7 +293,7 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
 
 def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
     *places, nbytes = offsets(tensor.meta for tensor in tensors)
-    buffer.hold(nbytes)
+    buffer.grow(nbytes)
     for tensor, at in zip(tensors, places, strict=True):
         buffer.put(at, tensor.data)
     return buffer.nbytes

@@ -17,7 +17,7 @@ from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
 from overwinter.store.ledger import Amounts, Ledger
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics
-from overwinter.telemetry.underway import LivingWorker
+from overwinter.telemetry.underway import LiveWorker
 
 IDLE_PRICE = 0.1
 """The price of an idle core, as a share of the price of a core that runs something."""
@@ -138,7 +138,7 @@ class Meter:
 
 
 def _add_worker(
-    totals: dict[FunctionStatistics, Amounts], worker: LivingWorker[FunctionStatistics], now: Seconds
+    totals: dict[FunctionStatistics, Amounts], worker: LiveWorker[FunctionStatistics], now: Seconds
 ) -> None:
     """Add the cost of a worker since the last measurement: runs to their functions, the rest split among the bound
     functions.

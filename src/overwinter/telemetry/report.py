@@ -14,7 +14,7 @@ from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LivingWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 SAMPLES = 600
 """The number of points of each curve over time."""
@@ -147,7 +147,7 @@ class Outcomes(Tally):
         )
 
 
-Worker = LivingWorker[Outcomes]
+Worker = LiveWorker[Outcomes]
 
 
 class StepReader(Tracker[Outcomes]):

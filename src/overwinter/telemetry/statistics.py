@@ -18,7 +18,7 @@ from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LivingWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 SMOOTHING = 0.2
 """The weight of the latest value in smoothed values."""
@@ -88,7 +88,7 @@ class VersionStatistics:
         """The refused requests, by the error's name."""
 
 
-Worker = LivingWorker[FunctionStatistics]
+Worker = LiveWorker[FunctionStatistics]
 
 
 class ServiceObserver:

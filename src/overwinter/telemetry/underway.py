@@ -50,7 +50,7 @@ class WorkerCost(NamedTuple):
         )
 
 
-class LivingWorker(Generic[T]):
+class LiveWorker(Generic[T]):
     """A worker, from its start to its end."""
 
     __slots__ = (
@@ -197,6 +197,7 @@ class LivingWorker(Generic[T]):
         charged.private_byte_s += cost.private_byte_s
 
     def _charged(self, tally: T) -> T:
+        """The tally that is charged for a function of this tally."""
         return self.trial if self.trial is not None and tally is self.tally else tally
 
     def _cost_until(self, now: Seconds) -> WorkerCost:
