@@ -26,7 +26,7 @@ from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
 from overwinter.worker.weights import unlike
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
-Named = dict[str, Value]
+NamedValues = dict[str, Value]
 Outcome = dict[str, Value] | Failure
 Outputs = dict[str, torch.Tensor] | Failure
 P = ParamSpec("P")
@@ -99,7 +99,7 @@ class Runner:
             for spec in self.program.inputs
         ]
 
-    def answer(self, requests: list[Named]) -> list[Outcome]:
+    def answer(self, requests: list[NamedValues]) -> list[Outcome]:
         """Return one outcome per request, in order. Requests whose inputs fit together run as one batch."""
         return answer([(self, request) for request in requests])
 
@@ -110,7 +110,7 @@ class Runner:
             found = self._unlike[other] = unlike(self.weights, other.weights)
         return found
 
-    def before(self, request: Named) -> list[torch.Tensor]:
+    def before(self, request: NamedValues) -> list[torch.Tensor]:
         """Return the program's inputs for a request. Raises CallerError or HandlerError."""
         values: Mapping[str, object] = request
         if self._handler is not None:
@@ -143,7 +143,7 @@ class Runner:
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
-    def after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
+    def after(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
         """Return the answer to a request from the program's outputs. Raises HandlerError."""
         if self._handler is None:
             return dict(outputs)
@@ -188,7 +188,7 @@ class _Ready(NamedTuple):
     inputs: list[torch.Tensor]
 
 
-def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
+def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
     """Return one outcome per request, in order, for functions of one family.
 
     Requests whose inputs fit together run as one batch, also of different functions.
