@@ -199,7 +199,7 @@ class _Trial:
             others = {other: self._within(other, int(size * factor)) for other, size in base.items()}
             fault = self.fault_at({**others, name: low})
         if first is not None and first.checked and fault is None:
-            self._note(first.message)
+            self._add_note(first.message)
         return fault
 
     def _within(self, name: str, size: int) -> int:
@@ -210,7 +210,7 @@ class _Trial:
         """Return the fault, unless a check of the program refuses these sizes; such sizes get only a note."""
         if fault is None or not fault.checked:
             return fault
-        self._note(fault.message)
+        self._add_note(fault.message)
         return None
 
     def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
@@ -262,10 +262,10 @@ class _Trial:
             torch.backends.mha.set_fastpath_enabled(True)
         if isinstance(unfused, Exception) or self.meter.compare(unfused, given):
             return fault
-        self._note("compared without PyTorch's fused encoder, which returns zeros for padding")
+        self._add_note("compared without PyTorch's fused encoder, which returns zeros for padding")
         return ""
 
-    def _note(self, message: str) -> None:
+    def _add_note(self, message: str) -> None:
         self.notes += [] if message in self.notes else [message]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:

@@ -42,7 +42,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     workers, memory = cycle.state.workers, cycle.resources.memory
     for id_, taken in event.taken:
         if id_ in workers:
-            _weigh(cycle, workers[id_], taken)
+            _set_memory(cycle, workers[id_], taken)
             if is_far_beyond(workers[id_]):
                 unbind_half(cycle, workers[id_])
     if memory.capacity is None or memory.taken <= memory.capacity:
@@ -166,7 +166,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
         functions.fail(cycle, function, "NoSpaceError", why)
 
 
-def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
+def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
     """A stopped worker frees its memory only when its process has ended."""
     before, family, bound = worker.nbytes, worker.family, len(worker.bound) - len(worker.binds)
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
