@@ -39,7 +39,7 @@ from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_host_capacity
 from overwinter.node.verifying import Lost, Verifier
-from overwinter.node.zygote_process import ZygoteLimits
+from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
@@ -185,10 +185,10 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _bounds(config: NodeConfig) -> ZygoteLimits:
+def _bounds(config: NodeConfig) -> ZygoteSettings:
     """Return the limits of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
-    return ZygoteLimits(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
+    return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:

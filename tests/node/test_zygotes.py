@@ -16,7 +16,7 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.zygote_process import ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
@@ -49,7 +49,7 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 
 @pytest.fixture(scope="module")
 def one_rig():
-    bounds = ZygoteLimits(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
+    bounds = ZygoteSettings(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
     with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
         yield made
 
@@ -59,7 +59,7 @@ def calm():
     """Yield a rig without injected faults, with a well-behaved worker of another tenant. Its doubles answer no
     pings.
     """
-    with closing(Rig(ZygoteLimits(zygote_timeout_s=60.0))) as made:
+    with closing(Rig(ZygoteSettings(zygote_timeout_s=60.0))) as made:
         made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
 
@@ -455,7 +455,7 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
         assert rig.processes.zygotes.tenants.get("ada") is zygote
         await answers(rig, other)
 
-    with closing(Rig(ZygoteLimits(zygote_timeout_s=20.0))) as rig:
+    with closing(Rig(ZygoteSettings(zygote_timeout_s=20.0))) as rig:
         rig.run(scene(rig))
 
 

@@ -25,7 +25,7 @@ from overwinter.node.process_identity import wait_over
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
-from overwinter.node.zygote_process import ZygoteLimits, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import UNREADABLE, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
@@ -58,7 +58,7 @@ class Processes:
     """Forks workers from the zygotes, and receives their messages."""
 
     def __init__(
-        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits | None = None
+        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: ZygoteSettings | None = None
     ) -> None:
         self._registry = registry
         self._log = log
@@ -68,7 +68,7 @@ class Processes:
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """The workers that wait for the base zygote, in their order."""
-        self.zygotes = Zygotes(self, environment, log, bounds or ZygoteLimits())
+        self.zygotes = Zygotes(self, environment, log, bounds or ZygoteSettings())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, log)

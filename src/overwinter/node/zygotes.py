@@ -19,7 +19,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
 from overwinter.node.output import Output
 from overwinter.node.process_identity import child_of, is_smaps_of
-from overwinter.node.zygote_process import SLOW, Pending, ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.node.zygote_process import SLOW, Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Exited,
@@ -76,7 +76,7 @@ class Zygotes:
     """Starts, checks and ends the zygotes."""
 
     def __init__(
-        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits
+        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, bounds: ZygoteSettings
     ) -> None:
         """Create it. `environment` contains all variables that zygotes and workers get."""
         self._listener = listener

@@ -3,7 +3,8 @@
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
 lacks. Then each queue is served from its front, up to the first function that does not fit: free resources are reserved
-for that function, and only for it other functions must release resources.
+for that function, and other functions must release resources only for it; workers are drained for the first
+PLACES_AT_ONCE functions.
 
 1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because
    it has waited for one before.
