@@ -99,7 +99,7 @@ async def _assembled(
 
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(hosts, published, post, log)
-        processes = Processes(registry, environment, log, _bounds(config))
+        processes = Processes(registry, environment, log, _zygote_settings(config))
         calls = Calls(post, published, quarantine)
         effects = NodeEffects(registry, processes, calls, hosts, tasks, post, log)
         parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
@@ -185,8 +185,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _bounds(config: NodeConfig) -> ZygoteSettings:
-    """Return the limits of the zygotes."""
+def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
+    """Return the settings of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
     return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 

@@ -191,7 +191,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     if is_new and soonest > slo_s and len(hopeless) == len(function.queue):
         hopeless = hopeless[: -send.count]
     if hopeless:
-        cycle.decide(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
+        cycle.explain(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
     for id_ in hopeless:
         function.queue.remove(id_)
         message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
@@ -261,7 +261,7 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
     if function is not None:
         started = start_workers(cycle, function, points)
         if started:
-            cycle.decide(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
+            cycle.explain(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:
@@ -355,7 +355,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
         if behind or (short and not retention.evict(cycle, short, function)):
             if function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
-                cycle.decide(function, "wait", "the host store is full of blocks in use")
+                cycle.explain(function, "wait", "the host store is full of blocks in use")
             return False
     order.leave(cycle, function)
     begin_load(cycle, function)

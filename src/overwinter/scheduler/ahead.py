@@ -75,7 +75,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
     message = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
-    cycle.decide(function, "ahead", message)
+    cycle.explain(function, "ahead", message)
     return found.id
 
 

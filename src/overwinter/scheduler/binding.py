@@ -144,7 +144,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
         if cycle.state.requests[request].start == "host":
             cycle.state.requests[request].start = "bound"
     cycle.actions.append(Bind(worker.id, id_, operation))
-    cycle.decide(function, "bind", _why(function, worker))
+    cycle.explain(function, "bind", _why(function, worker))
     if replaced is not None:
         stop_using(cycle, worker, replaced.function, f"there is no private memory for {id_} beside it")
 
@@ -192,7 +192,7 @@ def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until
         return
     binding = worker.bound[id_]
     if not binding.leaving:
-        cycle.decide(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
+        cycle.explain(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
     binding.leaving, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)

@@ -139,7 +139,7 @@ def contain(cycle: Cycle) -> None:
         function = cycle.state.functions.get(id_)
         if function is None:
             continue
-        cycle.decide(function, "quarantine", fault)
+        cycle.explain(function, "quarantine", fault)
         if function.on_trial:
             fail(cycle, function, "QuarantineError", fault)
             continue

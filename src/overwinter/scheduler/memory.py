@@ -149,7 +149,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
     cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
     for function in had:
         if not function.removed:
-            cycle.decide(function, "stop", why)
+            cycle.explain(function, "stop", why)
     if worker.is_idle or not (starts_for is not None or is_far_beyond(worker)):
         stop(cycle, worker, kill=True)
         return
