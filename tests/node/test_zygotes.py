@@ -324,7 +324,7 @@ FORGED = {
     "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
     "a fork of another's": "channel.send(Forked(victim), [smaps()])",
     "an end of another's": "channel.send(Exited(victim, 0))",
-    "no fork of another's": "channel.send(Unforked(victim, ''))",
+    "no fork of another's": "channel.send(ForkFailed(victim, ''))",
     "many descriptors": "socket.send_fds(end, [b'\\x91\\xa4Pong'], [0] * 100)",
     "more to come": "[end.send(b'+') for _ in range(100_000)]",
     "a flood": "[channel.send(Pong()) for _ in range(1_000_000)]",

@@ -24,6 +24,7 @@ from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Exited,
     Forked,
+    ForkFailed,
     ForkZygote,
     FromZygote,
     KillZygote,
@@ -31,7 +32,6 @@ from overwinter.worker.messages import (
     Pong,
     Prepare,
     ProgramReady,
-    Unforked,
     Up,
 )
 from overwinter.worker.sandbox import zygote_uid_of
@@ -269,7 +269,7 @@ class Zygotes:
                 pid = zygote.channel.sender
                 pidfd = child_of(zygote.pid or 0, pid)
                 self._listener.worker_forked(zygote, message, pidfd, _taken(fds, pid))
-            case Unforked(worker, reason):
+            case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
                 zygote.full = zygote.tenant is not None
                 self._listener.worker_ended(zygote, worker, None, reason)
