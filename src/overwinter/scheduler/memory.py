@@ -56,7 +56,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
         over -= excessive.nbytes
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
 
 
 def _stop_idle(cycle: Cycle, over: int) -> int:
@@ -83,7 +83,7 @@ def release(cycle: Cycle, nbytes: int) -> None:
         if not is_far_beyond(excessive):
             return
         freed += excessive.nbytes
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
 
 
 def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
@@ -113,7 +113,7 @@ def stop_excessive(cycle: Cycle, function: Function) -> bool:
         return False
     found = idle_for_place(cycle, function, wanted)
     if found.worker is None:
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
     else:
         idle.evict(cycle, found.worker)
     return True
@@ -141,7 +141,7 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
     return max(beyond, key=lambda worker: (not far and worker.is_idle, _place(worker, together)), default=None)
 
 
-def outgrew(cycle: Cycle, worker: Worker) -> None:
+def kill_excessive(cycle: Cycle, worker: Worker) -> None:
     """Kill a worker that exceeds the available memory. Its requests are refused, because a retry would take as much. If
     its excess is small, they are retried as after any death.
     """
