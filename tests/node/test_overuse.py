@@ -15,7 +15,7 @@ from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
 from overwinter.node.cgroups import IDLE
 from overwinter.node.overuse import CHECK_INTERVAL_S, TURNS, OveruseCheck
-from overwinter.store.ledger import Ledger
+from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
 from tests.node.rig import Function, Rig, Same, until
@@ -71,9 +71,9 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
     assert not rig.exits(rests.worker)
     assert any("spins@1 is stopped" in line for line in said)
     assert [result.what for result in statistics.tallies["spins"].decisions] == ["stop"]
-    ledger = Ledger(tmp_path / "usage.sqlite")
-    rested, spun = Meter(statistics, ledger, said.append).usage(None, 2.0, 2.0)
-    ledger.close()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    rested, spun = Meter(statistics, usage_file, said.append).usage(None, 2.0, 2.0)
+    usage_file.close()
     assert (rested.function, spun.function) == ("rests", "spins")
     assert spun.core_ms >= 2 * BOUND_S * 1e3
     assert rested.core_ms == 0.0

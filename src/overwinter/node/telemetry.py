@@ -18,8 +18,8 @@ from overwinter.node.recent_output import Line
 from overwinter.node.single_flight import SingleFlight
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.snapshot import Snapshot
-from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
+from overwinter.store.usage import UsageFile
 from overwinter.telemetry.activity import NodeActivity, activity
 from overwinter.telemetry.explaining import Explanation, Times, explanation, tiers_of
 from overwinter.telemetry.metering import Meter, Usage
@@ -29,7 +29,7 @@ from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
 Find = Callable[[FunctionName, int | None], DeployedFunction]
 
-LEDGER_FILE = "usage.sqlite"
+USAGE_FILE = "usage.sqlite"
 FLUSH_S = 60.0
 """The time between two writes of usage: at most the usage of this time is lost in a crash."""
 
@@ -62,8 +62,8 @@ class Telemetry:
             parts.faults.counts,
         )
         self._overuse = OveruseCheck(self.statistics, parts.processes, parts.post, parts.log)
-        self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
-        self._meter = Meter(self.statistics, self._ledger, parts.log)
+        self._usage_file = UsageFile(Path(parts.config.data) / USAGE_FILE)
+        self._meter = Meter(self.statistics, self._usage_file, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = SingleFlight(self._render)
         self._activity = SingleFlight(self._compute_activity)
@@ -77,7 +77,7 @@ class Telemetry:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            with self._parts.faults.contained("ledger"):
+            with self._parts.faults.contained("usage"):
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Telemetry:
         """Write what is not written yet; call `stop` first."""
         # Work that a thread has begun is completed.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
-        self._ledger.close()
+        self._usage_file.close()
 
     async def metrics(self) -> bytes:
         """Return all metrics, in Prometheus's text format."""

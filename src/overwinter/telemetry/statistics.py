@@ -126,7 +126,7 @@ class Statistics(Tracker[FunctionStatistics]):
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
         self.removed_tallies: list[FunctionStatistics] = []
-        """Removed functions whose usage is not written to the ledger yet."""
+        """Removed functions whose usage is not written to its file yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> Shares[FunctionId]:
