@@ -103,7 +103,7 @@ def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
     return bool(function.queue), function.used, function.spec.id
 
 
-def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
+def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Stop an idle worker if there is no memory for a bind, unless memory is already being freed."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.leaving:
@@ -122,7 +122,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
     if replaced is not None:
-        _have_one_leave(cycle, function, worker)
+        _evict_idle_for_bind(cycle, function, worker)
     slots_changed(cycle, worker)
     hangs_at = now + cycle.config.start_timeout_s
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
