@@ -17,7 +17,9 @@ from overwinter.device.interface import Copy, Device, Event, Source
 from overwinter.device.link import Link
 
 ELBOW_SHARE = 0.93
-"""The share of the best throughput that a transfer of the elbow's size reaches. More is not worth a longer first group."""
+"""The share of the best throughput that a transfer of the elbow's size reaches. More is not worth a longer first
+group.
+"""
 
 
 class Route(NamedTuple):
