@@ -27,7 +27,7 @@ from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import OWN_S, idle_for_place, may_give
+from overwinter.scheduler.victims import OWN_S, idle_for_place, may_be_stopped_for
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -98,7 +98,9 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
     if staying + wanted[memory] <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
-    return next_to_stop(worker for worker in others if is_leaving(worker) or may_give(cycle, function, wanted, worker))
+    return next_to_stop(
+        worker for worker in others if is_leaving(worker) or may_be_stopped_for(cycle, function, wanted, worker)
+    )
 
 
 def stop_excessive(cycle: Cycle, function: Function) -> bool:

@@ -168,7 +168,7 @@ def drain_for_bytes(cycle: Cycle) -> None:
     state = cycle.state
     if state.releasing is not None:
         return
-    function, at = victims.in_use(cycle)
+    function, at = victims.next_in_use(cycle)
     if function is None:
         if at < inf:
             cycle.timers.arm("bytes", at)

@@ -131,7 +131,7 @@ def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     return Victim(None, next_at)
 
 
-def may_give(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
+def may_be_stopped_for(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
     """Whether a worker may be stopped for what a function wants."""
     return worker.is_ready and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
 
@@ -205,7 +205,7 @@ def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
     return _least_valuable(cycle, _unused(cycle, keep))
 
 
-def in_use(cycle: Cycle) -> tuple[Function | None, float]:
+def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     """The function in use whose blocks are evicted next, idle ones first; if none may be evicted yet, the time of the
     next check.
     """
