@@ -15,7 +15,7 @@ import msgspec
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
 from overwinter.node.ahead import REQUEST_ERRORS, AheadProcesses
-from overwinter.node.answers import failed
+from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
@@ -322,12 +322,12 @@ class Processes:
             case BindFailed(function):
                 report = process.bindings.answered(function)
                 self.unbind(process, FunctionId(function))
-                report(failed(message))
+                report(reportable(message))
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():
                 _require(not process.ready and process.failure is None, "it was already loaded")
-                process.failure = failed(message)
+                process.failure = reportable(message)
 
     def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
         """Stop listening to a worker and kill it; its end is reported with this reason."""
@@ -369,7 +369,7 @@ class Processes:
             while process.failure is None:
                 message, _ = process.channel.receive()
                 if isinstance(message, LoadFailed):
-                    process.failure = failed(message)
+                    process.failure = reportable(message)
                 elif isinstance(message, Trying):
                     process.tried = True
                 elif isinstance(message, Answer):

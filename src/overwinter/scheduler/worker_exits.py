@@ -61,8 +61,8 @@ def _lose(
     cycle.mark(function)
     if may_be_why and not spared:
         functions.fail(cycle, function, event.error, event.reason)
-        has_mates = len(function.family.members) > 1
-        if has_mates and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
+        has_siblings = len(function.family.members) > 1
+        if has_siblings and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
             quarantine(cycle, function)
 
 
