@@ -13,9 +13,9 @@ from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError, TooLargeError
 
 MEMORY_DIVISOR = 8
-"""The default memory for requests is that of the machine divided by this."""
+"""The default memory for requests is the free memory of the machine divided by this."""
 MEMORY_BYTES = 4 << 30
-"""The memory that is assumed if the system does not report it."""
+"""The free memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
 IPV6_NETWORK_BYTES = 8
@@ -153,8 +153,8 @@ def lack_of_memory(nbytes: int) -> OverloadedError:
 
 
 def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
-    """Return the budget of a node with this much memory; None: the amount is unknown."""
+    """Return the budget of a node with this much free memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
         nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_DIVISOR
-    return Budget(nbytes, limits.client_share, limits.room_wait_s)
+    return Budget(nbytes, limits.client_share, limits.memory_wait_s)

@@ -96,7 +96,7 @@ class Telemetry:
         return await self._metrics.get()
 
     async def _render(self) -> bytes:
-        known = await self._known()
+        known = await self._snapshot()
         return await asyncio.to_thread(render, self._sources, known, self._pipelines.seen(), clock.now())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
@@ -110,10 +110,10 @@ class Telemetry:
         return await self._activity.get()
 
     async def _compute_activity(self) -> NodeActivity:
-        known = await self._known()
+        known = await self._snapshot()
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
-    async def _known(self) -> Snapshot:
+    async def _snapshot(self) -> Snapshot:
         """Take a snapshot of the scheduler's data; the loop runs between its steps."""
         steps = self._parts.published.snapshot(clock.now())
         while True:

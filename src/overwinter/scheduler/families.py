@@ -24,7 +24,7 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
     except containment.FAILURES as error:
-        containment.remember(cycle.state, spec.id, error)
+        containment.remember_failure(cycle.state, spec.id, error)
         return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
 
 
