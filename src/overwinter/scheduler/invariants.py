@@ -282,7 +282,9 @@ def _check_places(cycle: Cycle) -> None:
     wanted = claim_of_queued(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
     if not victims.FutureClaims(cycle).has_place(function, wanted):
-        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the place of a process ahead"
+        assert ahead.victim(cycle, function, wanted) is None, (
+            f"{id_} could use the place of a process forked in advance"
+        )
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"

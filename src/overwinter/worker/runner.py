@@ -23,7 +23,7 @@ from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.trunk import Share, Trunks
 from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
-from overwinter.worker.weights import unlike
+from overwinter.worker.weights import differing_weights
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 NamedValues = dict[str, Value]
@@ -74,7 +74,7 @@ class Runner:
         self._handler = handler
         self._handling = threading.Lock()
         self._declared = prepared.declared
-        self._unlike: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
+        self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
     def warm_up(self) -> None:
         """Run the program once on zeros of its example sizes; HandlerError or the operator's own error if it fails."""
@@ -103,11 +103,11 @@ class Runner:
         """Return one outcome per request, in order. Requests whose inputs fit together run as one batch."""
         return answer([(self, request) for request in requests])
 
-    def unlike(self, other: "Runner") -> frozenset[int]:
+    def differing_weights(self, other: "Runner") -> frozenset[int]:
         """Return the numbers of the weights in which another function of the family differs."""
-        found = self._unlike.get(other)
+        found = self._differing.get(other)
         if found is None:
-            found = self._unlike[other] = unlike(self.weights, other.weights)
+            found = self._differing[other] = differing_weights(self.weights, other.weights)
         return found
 
     def before(self, request: NamedValues) -> list[torch.Tensor]:
@@ -227,7 +227,7 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     After CallerError or HandlerError, separate runs show which request is at fault.
     """
     runners = [section[0].runner for section in sections]
-    own = frozenset[int]().union(*(runners[0].unlike(other) for other in runners[1:]))
+    own = frozenset[int]().union(*(runners[0].differing_weights(other) for other in runners[1:]))
     trunk = runners[0].prepared.trunks.of(own)
     if trunk is None:
         return None
