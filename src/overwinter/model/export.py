@@ -56,7 +56,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     check_module(module)
     arguments = arguments_of(module, example_inputs, dynamic)
     named = {label for _, _, dims in arguments.inputs for label in dims.values()}
-    bounds = {label: _default(label) for label in sorted(named)} | arguments.bounds
+    bounds = {label: _default(label) for label in sorted(named)} | arguments.ranges
     exported, messages = trace(module, arguments, bounds)
     _check_free(exported, arguments.inputs)
     constraints = {
@@ -80,7 +80,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
             names=[dims for _, _, dims in arguments.inputs],
             bounds=bounds,
             constraints=constraints,
-            unbounded=named - arguments.bounds.keys(),
+            unbounded=named - arguments.ranges.keys(),
             messages=messages,
         )
     )

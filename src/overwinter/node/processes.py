@@ -26,7 +26,7 @@ from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
 from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
-from overwinter.node.zygotes import UNREADABLE, Zygotes
+from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
@@ -58,7 +58,7 @@ class Processes:
     """Forks workers from the zygotes, and receives their messages."""
 
     def __init__(
-        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: ZygoteSettings | None = None
+        self, registry: Registry, environment: Mapping[str, str], log: Log, settings: ZygoteSettings | None = None
     ) -> None:
         self._registry = registry
         self._log = log
@@ -68,7 +68,7 @@ class Processes:
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """The workers that wait for the base zygote, in their order."""
-        self.zygotes = Zygotes(self, environment, log, bounds or ZygoteSettings())
+        self.zygotes = Zygotes(self, environment, log, settings or ZygoteSettings())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, log)
@@ -249,7 +249,7 @@ class Processes:
         own = self.zygotes.tenants.get(tenant)
         if own is not None and own.can_fork and own.limits is not None:
             if own.limits.holds(order):
-                self.zygotes.used(own)
+                self.zygotes.mark_used(own)
                 return own
             own.small = True
         base = self.zygotes.base
@@ -297,7 +297,7 @@ class Processes:
             # No further message will come. The zygote reports the exit; kill a worker that only closed its channel.
             self._loop.remove_reader(process.channel.fileno())
             self._loop.call_later(LINGER_S, self.kill, process)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
 
     def _take(self, process: WorkerProcess, message: FromWorker) -> None:
@@ -374,7 +374,7 @@ class Processes:
                     process.tried = True
                 elif isinstance(message, Answer):
                     process.listener.worker_answered(process, message)
-        except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
+        except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
             return
 
     async def close(self) -> None:
