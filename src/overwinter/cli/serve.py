@@ -165,7 +165,7 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if is_loopback(config.host) or TokenFile(Path(config.data)).read().asked:
+    if is_loopback(config.host) or TokenFile(Path(config.data)).read().required:
         return config
     everyone = (
         "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
