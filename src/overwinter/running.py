@@ -112,7 +112,7 @@ async def _assembled(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.lose)]
+        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.kill_users)]
         try:
             deploys.restore()
             traffic.restore()

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overwinter.cli.fitting import Column, Fitted
+from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
 from overwinter.cli.tables import (
     Description,
@@ -54,7 +54,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
     ]
     more = len(activity["functions"]) - len(shown)
     rest = Text(f"and {more} more" if more else "")
-    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), Fitted(_ACTIVITY, rows), rest)
+    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), FittedTable(_ACTIVITY, rows), rest)
 
 
 def rows_for(activity: Description, console: Console) -> int:
@@ -220,7 +220,7 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
     return table
 
 
-def usage_table(used: Sequence[Description]) -> Fitted:
+def usage_table(used: Sequence[Description]) -> FittedTable:
     """Build a table with one row for each function of each tenant."""
     rows = [
         (
@@ -234,7 +234,7 @@ def usage_table(used: Sequence[Description]) -> Fitted:
         )
         for each in used
     ]
-    return Fitted(_USAGE, rows)
+    return FittedTable(_USAGE, rows)
 
 
 _USAGE = (
