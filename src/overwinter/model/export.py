@@ -16,7 +16,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import BATCH, Dynamic, Example, Input, SizeRanges, arguments_of
-from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
+from overwinter.model.checks import Condition, conditions_in, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.graph import guard_calls
 from overwinter.model.liveness import peak_activation_bytes
@@ -191,10 +191,10 @@ def _conditions(
     guards = getattr(graph.exported, "_guards_code", None)
     if guards is None:
         raise ProgramError(f"PyTorch {torch.__version__} does not report the assumptions of an export; 2.11 to 2.13 do")
-    found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
+    found = [each for tie in ties for each in conditions_in(tie)] + conditions_of(guards, graph.labels, shapes)
     for expression, message in graph.messages.items():
         if expression.free_symbols <= meanings.keys():
-            found += condition(expression.xreplace(dict(meanings)), message)
+            found += conditions_in(expression.xreplace(dict(meanings)), message)
     return sorted(distinct(found), key=lambda each: each.author_message is None)
 
 

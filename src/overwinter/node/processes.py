@@ -169,14 +169,14 @@ class Processes:
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
-            process = self._forked(function, order, load, bind, fds, listener)
+            process = self._fork_new(function, order, load, bind, fds, listener)
         process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family.id)
         if bind is not None:
             process.bindings.begin_first(function, bind)
         self._workers[order.worker] = process
         self.listen(process)
 
-    def _forked(
+    def _fork_new(
         self,
         function: DeployedFunction,
         order: ForkWorker,
@@ -290,7 +290,7 @@ class Processes:
     def _receive_from_worker(self, process: WorkerProcess) -> None:
         try:
             message, _ = process.channel.receive()
-            self._take(process, message)
+            self._handle(process, message)
         except BlockingIOError:
             return
         except ChannelClosedError:
@@ -300,7 +300,7 @@ class Processes:
         except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
 
-    def _take(self, process: WorkerProcess, message: FromWorker) -> None:
+    def _handle(self, process: WorkerProcess, message: FromWorker) -> None:
         """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
         match message:
             case Answer():
