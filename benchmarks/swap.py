@@ -29,7 +29,7 @@ from overwinter.device.host import HostBlocks
 from overwinter.device.interface import Copy
 from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
-from overwinter.device.swap import Swapping, Way, elbow, run, transfer_times
+from overwinter.device.swap import Route, Swapping, elbow, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 
 HOST_BYTES_PER_S, HOST_LATENCY_S = 1e9, 1e-4
@@ -96,24 +96,24 @@ def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) 
     return Link(bytes_per_s, time.perf_counter, time.sleep, latency_s, switch)
 
 
-def host_way(host: Mapping[Address, torch.Tensor], switch: Switch | None = None) -> Way:
-    return Way(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
+def host_route(host: Mapping[Address, torch.Tensor], switch: Switch | None = None) -> Route:
+    return Route(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
 
 
-def run_once(device: VirtualDevice, stored: Stored, ways: Sequence[Way], swapping: Swapping) -> tuple[float, int]:
+def run_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> tuple[float, int]:
     """Run once; return its time and the bytes moved. RuntimeError if the answer is not plain PyTorch's."""
     began = time.perf_counter()
-    outputs, moved = run(device, stored.function, stored.inputs, ways, swapping)
+    outputs, moved = run(device, stored.function, stored.inputs, routes, swapping)
     took = time.perf_counter() - began
     if len(outputs) != len(stored.answer) or not all(map(torch.equal, outputs, stored.answer)):
         raise RuntimeError(f"{stored.function.name} answers wrongly after a swap")
     return took, moved
 
 
-def swap_once(device: VirtualDevice, stored: Stored, ways: Sequence[Way], swapping: Swapping) -> float:
+def swap_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> float:
     """Run once with no block of the function on the device."""
     device.evict(stored.function.name)
-    return run_once(device, stored, ways, swapping)[0]
+    return run_once(device, stored, routes, swapping)[0]
 
 
 def alternating(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
@@ -132,7 +132,7 @@ def measure_elbow(rounds: int) -> tuple[int, dict[int, float]]:
     block = Address("0" * 64)
     device = device_for("a", SIZES[-1])
     device.hold("elbow", TENANT, {block: SIZES[-1]})
-    way = host_way({block: torch.zeros(SIZES[-1], dtype=torch.uint8)})
+    way = host_route({block: torch.zeros(SIZES[-1], dtype=torch.uint8)})
     times = transfer_times(device, way, block, SIZES, time.perf_counter, rounds)
     device.close()
     return elbow(times), times
@@ -142,9 +142,9 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     """Measure one row of the table, in seconds."""
     nbytes = stored.function.nbytes
     device, peer = device_for("a", 2 * nbytes), device_for("b", nbytes)
-    host = [host_way(stored.host)]
+    host = [host_route(stored.host)]
     run_once(peer, stored, host, WHOLE)
-    near = [Way(peer, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
+    near = [Route(peer, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
     grouped = Swapping(group_bytes)
 
     def resident() -> float:
@@ -194,7 +194,7 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
     pair = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def at_once(switches: Sequence[Switch]) -> float:
-        ways = [[host_way(stored.host, switch)] for switch in switches]
+        ways = [[host_route(stored.host, switch)] for switch in switches]
         return median(pair.map(lambda device, way: swap_once(device, stored, way, grouped), devices, ways))
 
     def switch() -> Switch:
@@ -202,7 +202,7 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
 
     row = alternating(
         {
-            "alone": lambda: swap_once(devices[0], stored, [host_way(stored.host, switch())], grouped),
+            "alone": lambda: swap_once(devices[0], stored, [host_route(stored.host, switch())], grouped),
             "two switches": lambda: at_once([switch(), switch()]),
             "one switch": lambda: at_once([switch()] * 2),
         },
@@ -219,7 +219,7 @@ def measure_sibling(model: Model, stranger: Stored, group_bytes: int, rounds: in
     base, variant = model.stored(), model.stored(1)
     device = device_for("a", sum(each.function.nbytes for each in (base, variant, stranger)))
     grouped = Swapping(group_bytes)
-    host = [host_way({**base.host, **variant.host, **stranger.host})]
+    host = [host_route({**base.host, **variant.host, **stranger.host})]
     moved: dict[str, int] = {}
 
     def beside(resident: Stored) -> float:

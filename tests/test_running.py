@@ -19,8 +19,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize("memory_bytes", [None, 100 * MIB, 10 * MIB])
 def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(tmp_path, monkeypatch, memory_bytes):
     looks = []
-    monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.001)
-    monkeypatch.setattr(HostStores, "room", lambda stores: looks.append(1) or 1 << 50)
+    monkeypatch.setattr(upkeep, "CAPACITY_EVERY_S", 0.001)
+    monkeypatch.setattr(HostStores, "capacity_bytes", lambda stores: looks.append(1) or 1 << 50)
     scheduler = SchedulerConfig(host_bytes=20 * MIB, memory_bytes=memory_bytes)
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=scheduler)
 

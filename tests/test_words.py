@@ -82,7 +82,7 @@ RIGHT = {
     "tests/model/test_layers.py": {"body"},
     # A name that an older version wrote.
     "src/overwinter/store/compatibility.py": {"bodies"},
-    "tests/system/test_kept.py": {"bodies"},
+    "tests/system/test_compatibility.py": {"bodies"},
     "tests/core/test_journal.py": {"body", "bodies", "rehearsal"},
     "CHANGELOG.md": {"body", "bodies", "mind", "promise", "tray", "rehearsal"},
 }

@@ -153,7 +153,7 @@ class Manifests:
         if reply is not None and reply.status == 201:
             name = json.loads(reply.body)["name"]
             judged(self._arena, exchange(port, infer_request(name), DEPLOY_S))
-            quietly(lambda: self._arena.node.client.speaking_for("pipes").remove(name))
+            quietly(lambda: self._arena.node.client.for_tenant("pipes").remove(name))
 
 
 def _reply_text(reply: Reply | None) -> str:

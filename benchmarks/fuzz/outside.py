@@ -75,7 +75,7 @@ class Outside:
             handler = source(name, "named")
             self._functions.deploy(self._arena.node.client, name, handler=handler, tenant="spies", **settings)
         for name in (self._victim.PLAIN, self._victim.HANDLED):
-            self._arena.node.client.speaking_for(self._victim.TENANT).load(name)
+            self._arena.node.client.for_tenant(self._victim.TENANT).load(name)
 
     def run(self, case: str, rng: Random) -> None:
         if case in TAKEN:
@@ -89,8 +89,8 @@ class Outside:
         tally = self._arena.tally
         if way.startswith("own_"):
             # The memory of its worker contains what earlier attempts found, so end it.
-            self._arena.node.client.speaking_for("spies").unload("spy")
-            self._arena.node.client.speaking_for("spies").load("spy")
+            self._arena.node.client.for_tenant("spies").unload("spy")
+            self._arena.node.client.for_tenant("spies").load("spy")
         name = "kernel" if way in KERNEL else "spy"
         reply = judged(self._arena, order(self._arena.port, name, json.dumps({"way": way, **self._outside()}), SPY_S))
         if reply is None or reply.status != 200:
@@ -155,7 +155,7 @@ class Outside:
             self._arena.examine()
             if not any(word.encode() in line for line in self._arena.said):
                 self._arena.tally.add("outside_writes", "log_pipe: another's handler is no longer heard in the log")
-            quietly(lambda: self._arena.node.client.speaking_for("talkers").remove("talker"))
+            quietly(lambda: self._arena.node.client.for_tenant("talkers").remove("talker"))
 
     # Data of another tenant
 
@@ -170,7 +170,7 @@ class Outside:
         if reply is not None and reply.status == 201:
             self._arena.tally.add("outside_writes", "another tenant's version answers for the victim's function")
             version = json.loads(reply.body)["version"]
-            quietly(lambda: self._arena.node.client.speaking_for("intruder").remove(self._victim.PLAIN, version))
+            quietly(lambda: self._arena.node.client.for_tenant("intruder").remove(self._victim.PLAIN, version))
 
     def _anothers_asset(self) -> None:
         """Use the victim's blobs as assets of a handler that returns their content."""
@@ -203,7 +203,7 @@ class Outside:
         given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         body = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
         self._sent("/v2/models/taker/infer", body)
-        quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("taker"))
+        quietly(lambda: self._arena.node.client.for_tenant("intruder").remove("taker"))
 
     def _anothers_pipeline(self) -> None:
         """Deploy a pipeline over the victim's function, which its owner could then no longer remove."""
@@ -216,7 +216,7 @@ class Outside:
         reply = self._sent("/overwinter/v1/pipelines", json.dumps(pipeline).encode())
         if reply is not None and reply.status == 201:
             self._arena.tally.note("a pipeline may be made over another tenant's function")
-            quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("intruder-pipe"))
+            quietly(lambda: self._arena.node.client.for_tenant("intruder").remove("intruder-pipe"))
 
     def _outliving_the_daemon(self) -> None:
         """Kill the daemon; nothing of the node may stay, whatever its workers did before."""
@@ -252,7 +252,7 @@ class Outside:
         )
         order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
         before = set(self._arena.node.worker_pids())
-        client.speaking_for("guests").remove("guest")
+        client.for_tenant("guests").remove("guest")
         until = time.monotonic() + 10.0
         while before <= set(self._arena.node.worker_pids()) and time.monotonic() < until:
             time.sleep(0.05)

@@ -79,7 +79,7 @@ class Programs:
         return program
 
     def _deploy(self, mutant: bytes, program: Program, manifest: Manifest) -> None:
-        client, port = self._arena.node.client.speaking_for(manifest.tenant), self._arena.port
+        client, port = self._arena.node.client.for_tenant(manifest.tenant), self._arena.port
         blob = Blob(address_of(mutant), len(mutant))
         client.put_block(blob.address, mutant)
         changed = msgspec.structs.replace(

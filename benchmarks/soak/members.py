@@ -110,7 +110,7 @@ class Member:
 
     def change(self, what: str, client: Client, variant: int) -> None:
         """Make one of CHANGES; raise OverwinterError if the node refuses."""
-        client = client.speaking_for(self.tenant)
+        client = client.for_tenant(self.tenant)
         if what == "deploy":
             self._deploy(client, variant)
         elif what == "remove":

@@ -39,7 +39,7 @@ from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_host_capacity
 from overwinter.node.verifying import Lost, Verifier
-from overwinter.node.zygote_process import ZygoteLimits
+from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
@@ -99,7 +99,7 @@ async def _assembled(
 
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(hosts, published, post, log)
-        processes = Processes(registry, environment, log, _bounds(config))
+        processes = Processes(registry, environment, log, _zygote_settings(config))
         calls = Calls(post, published, quarantine)
         effects = NodeEffects(registry, processes, calls, hosts, tasks, post, log)
         parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
@@ -112,7 +112,7 @@ async def _assembled(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.lose)]
+        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.kill_users)]
         try:
             deploys.restore()
             traffic.restore()
@@ -185,10 +185,10 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _bounds(config: NodeConfig) -> ZygoteLimits:
-    """Return the limits of the zygotes."""
+def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
+    """Return the settings of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
-    return ZygoteLimits(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
+    return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:

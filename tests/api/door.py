@@ -37,7 +37,7 @@ LIMITS = RequestLimits(
     json_bytes_max=REQUEST_BYTES_MAX,
     block_bytes_max=BLOCK_BYTES_MAX,
     requests_bytes_max=64 << 20,
-    room_wait_s=0.2,
+    memory_wait_s=0.2,
 )
 """Small, so that tests can reach the limits; a fast client does not come near the time limits."""
 

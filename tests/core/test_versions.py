@@ -25,15 +25,15 @@ def test_any_hundred_requests_in_a_row_are_divided_exactly(cuts, skipped):
     versions = Versions([share.version for share in shares])
     versions.split(shares)
     for _ in range(skipped):
-        versions.turn()
-    turns = Counter(versions.turn() for _ in range(WHOLE))
+        versions.choose()
+    turns = Counter(versions.choose() for _ in range(WHOLE))
     assert turns == {share.version: share.percent for share in shares}
 
 
 def test_the_turns_of_a_small_share_are_spread_over_those_of_a_large_one():
     versions = Versions([1, 2])
     versions.split((Share(1, 90), Share(2, 10)))
-    turns = [versions.turn() for _ in range(30)]
+    turns = [versions.choose() for _ in range(30)]
     places = [number for number, version in enumerate(turns) if version == 2]
     assert len(places) == 3
     assert {later - sooner for sooner, later in pairwise(places)} == {10}
@@ -43,12 +43,12 @@ def test_the_newest_answers_until_another_one_is_promoted():
     versions = Versions([1])
     versions.add(3)
     versions.add(2)
-    assert (versions.turn(), versions.default, versions.percent(3), versions.percent(2)) == (3, 3, 100, 0)
+    assert (versions.choose(), versions.default, versions.percent(3), versions.percent(2)) == (3, 3, 100, 0)
     versions.split((Share(2, 100),))
     versions.add(4)
-    assert (versions.turn(), versions.default, versions.percent(4), versions.percent(2)) == (2, 2, 0, 100)
+    assert (versions.choose(), versions.default, versions.percent(4), versions.percent(2)) == (2, 2, 0, 100)
     versions.split(())
-    assert (versions.turn(), versions.default) == (4, 4)
+    assert (versions.choose(), versions.default) == (4, 4)
 
 
 def test_a_removed_version_takes_its_settings_with_it():
@@ -57,9 +57,9 @@ def test_a_removed_version_takes_its_settings_with_it():
     versions.discard(3)
     assert versions.percent(1) == 50
     versions.discard(2)
-    assert (versions.turn(), versions.shares) == (1, ())
+    assert (versions.choose(), versions.shares) == (1, ())
     versions.split((Share(7, 100),))
-    assert (versions.turn(), versions.shares) == (1, ())
+    assert (versions.choose(), versions.shares) == (1, ())
 
 
 @pytest.mark.parametrize(

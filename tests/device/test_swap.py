@@ -19,7 +19,7 @@ from overwinter.device.interface import Copy
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.scrubbing import Tenancy
-from overwinter.device.swap import Swapping, Way, elbow, groups, run, transfer_times
+from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
 
@@ -64,11 +64,11 @@ class Stored:
         return DeviceFunction(name, "ada", self.program, packaged.manifest.blocks)
 
     @property
-    def way(self):
-        return Way(HostBlocks(self.host), fast())
+    def route(self):
+        return Route(HostBlocks(self.host), fast())
 
-    def check(self, device, variant, ways, swapping=SWAPPINGS[0]):
-        outputs, moved = run(device, self.functions[variant], self.inputs, ways, swapping)
+    def check(self, device, variant, routes, swapping=SWAPPINGS[0]):
+        outputs, moved = run(device, self.functions[variant], self.inputs, routes, swapping)
         assert all(map(torch.equal, outputs, self.answers[variant]))
         assert len(outputs) == len(self.answers[variant])
         return moved
@@ -91,29 +91,29 @@ def device():
 def test_a_swapped_run_answers_as_plain_pytorch_does(stored, device, name, swapping):
     model = stored[name]
     function = model.functions[0]
-    moved = model.check(device, 0, [model.way], swapping)
+    moved = model.check(device, 0, [model.route], swapping)
     assert 0.9 * function.nbytes < moved <= function.nbytes
-    assert model.check(device, 0, [model.way], swapping) == 0
+    assert model.check(device, 0, [model.route], swapping) == 0
     device.evict(function.name)
     assert device.missing(function.blocks) == function.blocks
 
 
 def test_a_sibling_brings_only_what_differs(stored, device):
     model = stored["minilm"]
-    model.check(device, 0, [model.way])
+    model.check(device, 0, [model.route])
     delta = set(model.functions[1].blocks) - set(model.functions[0].blocks)
     assert 0 < len(delta) < len(model.functions[1].blocks)
-    assert model.check(device, 1, [model.way]) == sum(model.functions[1].blocks[address] for address in delta)
+    assert model.check(device, 1, [model.route]) == sum(model.functions[1].blocks[address] for address in delta)
     device.evict(model.functions[0].name)
-    assert model.check(device, 1, [model.way]) == 0
+    assert model.check(device, 1, [model.route]) == 0
 
 
 def test_blocks_come_from_a_peer_where_it_has_them(stored, device):
     model = stored["resnet50"]
     peer = VirtualDevice("b", PartitionedAllocator(64 << 20, 1 << 20))
-    model.check(peer, 0, [model.way])
+    model.check(peer, 0, [model.route])
     alone = HostBlocks({at: model.host[at] for at in set(model.functions[1].blocks) - set(model.functions[0].blocks)})
-    assert model.check(device, 1, [Way(peer, fast()), Way(alone, fast())]) == model.functions[1].nbytes
+    assert model.check(device, 1, [Route(peer, fast()), Route(alone, fast())]) == model.functions[1].nbytes
     peer.evict(model.functions[0].name)
     assert peer.missing(model.functions[0].blocks) == model.functions[0].blocks
     peer.close()
@@ -122,26 +122,26 @@ def test_blocks_come_from_a_peer_where_it_has_them(stored, device):
 def test_a_failed_swap_leaves_nothing_behind(stored, device):
     model = stored["minilm"]
     with pytest.raises(StoreError, match="none of the places"):
-        run(device, model.functions[0], model.inputs, [Way(HostBlocks({}), fast())], SWAPPINGS[0])
+        run(device, model.functions[0], model.inputs, [Route(HostBlocks({}), fast())], SWAPPINGS[0])
     short = HostBlocks({address: data[:5] for address, data in model.host.items()})
     with pytest.raises(RuntimeError):
-        run(device, model.functions[0], model.inputs, [Way(short, fast())], SWAPPINGS[0])
+        run(device, model.functions[0], model.inputs, [Route(short, fast())], SWAPPINGS[0])
     assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
-    model.check(device, 0, [model.way])
+    model.check(device, 0, [model.route])
 
 
 def test_a_run_that_fails_leaves_its_blocks(stored, device):
     model = stored["minilm"]
     with pytest.raises(IndexError):
-        run(device, model.functions[0], [torch.zeros(1)] * len(model.inputs), [model.way], SWAPPINGS[0])
-    assert model.check(device, 0, [model.way]) == 0
+        run(device, model.functions[0], [torch.zeros(1)] * len(model.inputs), [model.route], SWAPPINGS[0])
+    assert model.check(device, 0, [model.route]) == 0
 
 
 def test_what_does_not_fit_is_refused(stored):
     device = VirtualDevice("small", PartitionedAllocator(64 * KIB, 64 * KIB))
     model = stored["resnet50"]
     with pytest.raises(NoSpaceError, match="do not fit on device small"):
-        run(device, model.functions[0], model.inputs, [model.way], SWAPPINGS[0])
+        run(device, model.functions[0], model.inputs, [model.route], SWAPPINGS[0])
     device.close()
 
 
@@ -163,7 +163,7 @@ def test_answers_stay_right_while_functions_come_and_go(stored, allocator, steps
 
 def fits(device, model, variant, swapping):
     try:
-        model.check(device, variant, [model.way], swapping)
+        model.check(device, variant, [model.route], swapping)
     except NoSpaceError:
         return False
     return True
@@ -211,12 +211,12 @@ def test_tenancy_knows_the_last_tenant_of_every_byte(given_):
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 1)), min_size=1), st.integers(0, 200))
 def test_groups_keep_the_order_and_are_as_large_as_asked(blocks, group_bytes):
     copies = [(Copy(str(at), 0, nbytes), at) for at, (nbytes, _) in enumerate(blocks)]
-    made = groups(copies, {str(at): way for at, (_, way) in enumerate(blocks)}, group_bytes)
+    made = groups(copies, {str(at): route for at, (_, route) in enumerate(blocks)}, group_bytes)
     assert [copy for group in made for copy in group.copies] == [copy for copy, _ in copies]
     for group, following in pairwise(made):
         sizes = [copy.nbytes for copy in group.copies]
         assert sum(sizes[:-1]) < max(group_bytes, 1)
-        assert sum(sizes) >= group_bytes or following.way != group.way
+        assert sum(sizes) >= group_bytes or following.route != group.route
     for group in made:
         assert group.first_use == int(group.copies[0].address)
 
@@ -229,4 +229,4 @@ def test_transfers_are_measured_with_the_given_clock(device):
     times = iter(range(100))
     device.hold("f", "ada", {"1": 100})
     source = HostBlocks({"1": torch.ones(100, dtype=torch.uint8)})
-    assert transfer_times(device, Way(source, fast()), "1", [10, 20], lambda: next(times), rounds=2) == {10: 1, 20: 1}
+    assert transfer_times(device, Route(source, fast()), "1", [10, 20], lambda: next(times), rounds=2) == {10: 1, 20: 1}

@@ -21,7 +21,7 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerProcess
-from overwinter.node.zygote_process import ZygoteLimits
+from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -74,7 +74,7 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self, bounds: ZygoteLimits | None = None) -> None:
+    def __init__(self, bounds: ZygoteSettings | None = None) -> None:
         self._bounds = bounds
         self._runner = asyncio.Runner()
         self.events: list[Event] = []

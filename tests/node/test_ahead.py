@@ -17,10 +17,10 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
-from overwinter.node import background as node_background
 from overwinter.node import footprints as node_footprints
-from overwinter.node.background import Background
+from overwinter.node import overuse as node_overuse
 from overwinter.node.footprints import Footprints
+from overwinter.node.overuse import OveruseCheck
 from overwinter.node.process_identity import wait_over
 from overwinter.node.shares import CoreShares
 from overwinter.node.zygote_process import ZygoteProcess
@@ -126,11 +126,11 @@ def test_a_killed_process_forked_ahead_is_reported_and_a_start_forks_another(rig
 def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypatch, beyond):
     asked = function("f", tenant=beyond)
     footprints = Footprints(dict, rig.processes, 1 << 40, [].append)
-    background = Background(Statistics(), rig.processes, [].append, [].append)
+    overuse = OveruseCheck(Statistics(), rig.processes, [].append, [].append)
 
     def check():
         footprints.check(0.0)
-        background.check(0.0)
+        overuse.check(0.0)
 
     async def scene():
         await zygote_of(rig, asked)
@@ -142,7 +142,7 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
             # It may not have written yet to any memory that it shares with its zygote.
             monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
         else:
-            monkeypatch.setattr(node_background, "AHEAD_S", 0.0)
+            monkeypatch.setattr(node_overuse, "AHEAD_S", 0.0)
         check()
         await until(lambda: rig.exits(worker))
         assert rig.processes.ahead.workers == {}

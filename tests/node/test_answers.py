@@ -46,7 +46,7 @@ def test_elements_of_type_bytes_are_counted_over_all_outputs(buffer: SharedBuffe
         two.outputs_of(answer(*metas, buffer_bytes=1 << 20), buffer)
 
 
-def test_accepted_outputs_do_not_change(buffer: SharedBuffer) -> None:
+def test_accepted_outputs_do_not_change_with_the_buffer(buffer: SharedBuffer) -> None:
     [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
     buffer.view[0] = 99
     assert bytes(y.data) == bytes(range(24))
@@ -76,7 +76,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_false_answer_is_refused(buffer: SharedBuffer, lie: str) -> None:
+def test_an_answer_unlike_the_declared_outputs_is_refused(buffer: SharedBuffer, lie: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), buffer)
 

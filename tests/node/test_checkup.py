@@ -36,7 +36,7 @@ def test_everything_is_checked_and_each_failed_check_has_a_remedy(tmp_path) -> N
         ("2.14.0", None, "lacking", "2.14.0"),
     ],
 )
-def test_builds_of_pytorch(version, accelerator, level, word) -> None:
+def test_untested_builds_of_pytorch_are_reported_with_a_remedy(version, accelerator, level, word) -> None:
     check = torch_check(version, accelerator)
     assert check.level == level
     assert word in check.found
@@ -52,7 +52,7 @@ def test_the_versions_that_are_tested_are_those_that_are_installed() -> None:
     assert (oldest, newest) == (f"torch>={low[0]}.{low[1]}", f"<{high[0]}.{high[1] + 1}")
 
 
-def test_unsuitable_directories(tmp_path) -> None:
+def test_unsuitable_directories_are_reported_with_the_option_that_changes_them(tmp_path) -> None:
     (tmp_path / "file").touch()
     seen = found(tmp_path, host_store=str(tmp_path / "none"), data=str(tmp_path / "file" / "data"))
     assert worst([*seen.values()]) == seen["tmpfs"].level == seen["disk"].level == "fatal"

@@ -38,7 +38,7 @@ def deploying(tmp_path):
     return run
 
 
-def test_a_deploy_that_fails_before_its_trial(deploying, monkeypatch):
+def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypatch):
     async def scene(node, manifest):
         def stored(function):
             raise StoreError("the catalog cannot be read")
@@ -51,7 +51,7 @@ def test_a_deploy_that_fails_before_its_trial(deploying, monkeypatch):
     deploying(scene)
 
 
-def test_the_owner_of_a_function_is_found_without_a_scan(deploying, monkeypatch):
+def test_the_owner_of_a_function_is_found_without_reading_all_functions(deploying, monkeypatch):
     class Unread(dict):
         """Of which only single entries are asked for."""
 
@@ -80,7 +80,7 @@ def test_the_owner_of_a_function_is_found_without_a_scan(deploying, monkeypatch)
     deploying(scene)
 
 
-def test_a_deploy_that_is_cancelled_while_it_is_registered(deploying, monkeypatch):
+def test_a_deploy_that_is_cancelled_while_it_is_registered_leaves_nothing(deploying, monkeypatch):
     registered, go = threading.Event(), threading.Event()
 
     async def scene(node, manifest):

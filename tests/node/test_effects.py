@@ -95,7 +95,7 @@ def test_repeated_stops_of_a_tenants_workers_are_logged_once():
     assert heard == ["worker 0 of f@1 took too much", "worker 0 of h@1 took too much"]
 
 
-def test_how_full_the_node_is_is_logged_once_and_not_told():
+def test_a_refusal_does_not_tell_how_full_the_node_is_and_the_log_tells_it_once():
     scheduler = Scheduler(SchedulerConfig(host_bytes=4001))
     scheduler.handle(Deployed(spec("f", blobs=(("x", 3002),), tenant="ada", pinned=True), resident=True), 0.0)
     scheduler.handle(Deployed(spec("g", blobs=(("y", 1000),), tenant="ada")), 0.0)

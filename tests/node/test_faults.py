@@ -9,9 +9,9 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import StoreError
 from overwinter.node import upkeep, verifying
 from overwinter.node.accounting import Accounting
-from overwinter.node.background import Background
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
+from overwinter.node.overuse import OveruseCheck
 from overwinter.node.shares import CoreShares
 from overwinter.running import running
 from overwinter.store.hosts import HostStores
@@ -23,10 +23,10 @@ from tests.node.rig import until
 LOOKS = [
     (Footprints, "check"),
     (CoreShares, "check"),
-    (Background, "check"),
+    (OveruseCheck, "check"),
     (Accounting, "compare"),
     (verifying.Verifier, "_pass"),
-    (HostStores, "room"),
+    (HostStores, "capacity_bytes"),
     (Repository, "collect"),
 ]
 """The periodic checks of the node."""
@@ -58,7 +58,7 @@ def node_in(tmp_path, said):
 
 
 def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
-    monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.05)
+    monkeypatch.setattr(upkeep, "CAPACITY_EVERY_S", 0.05)
     monkeypatch.setattr(verifying, "EVERY_S", 0.05)
     tried = dict.fromkeys(LOOKS, 0)
 

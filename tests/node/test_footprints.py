@@ -66,14 +66,14 @@ def scene(rig):
     return Scene(rig)
 
 
-def test_the_heap_counts_and_pages_shared_with_the_zygote_do_not(scene):
+def test_a_footprint_includes_the_heap_but_no_pages_shared_with_the_zygote(scene):
     greedy, plain = scene.start(GREEDY), scene.start()
     scene.check()
     assert HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
     assert scene.taken(plain) < 48 * MIB
 
 
-def test_only_changes_are_posted(scene):
+def test_a_footprint_is_posted_only_when_it_has_changed(scene):
     worker = scene.start(GREEDY)
     scene.check()
     first = scene.taken(worker)
@@ -92,7 +92,7 @@ def test_binds_that_took_less_memory_than_expected_are_posted(scene):
     assert scene.state.workers[worker.worker].expected < first + HEAP
 
 
-def test_buffers_count_until_they_are_released(scene):
+def test_a_footprint_includes_buffers_until_they_are_released(scene):
     worker = scene.start()
     scene.check()
     before = scene.taken(worker)

@@ -17,7 +17,7 @@ def test_a_subject_is_logged_once_per_period_with_the_number_of_skipped_lines(mo
     assert "999" in lines[2]
 
 
-def test_a_line_that_is_not_logged_is_not_made():
+def test_a_line_that_is_not_logged_is_not_formatted():
     lines: list[str] = []
     made = iter(["the first line"])
     throttle = LogThrottle(lines.append)

@@ -39,7 +39,7 @@ def test_private_memory_grows_by_private_pages_only():
     assert sharing.pss >= sharing.private + sharing.shared
 
 
-def test_the_sum_equals_the_kernels():
+def test_the_sum_of_all_mappings_equals_the_kernels_sum():
     fields = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     with open("/proc/self/smaps", "rb", buffering=0) as smaps:
         seen = process_memory(smaps)

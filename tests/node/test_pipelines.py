@@ -303,7 +303,7 @@ def test_a_stage_without_a_declared_output_is_reported(town, pipelines):
         run(pipelines)
 
 
-def test_errors_keep_their_class(town, pipelines):
+def test_an_error_of_a_stage_keeps_its_class(town, pipelines):
     async def fail(inputs):
         raise HandlerError("preprocess failed")
 
@@ -312,7 +312,7 @@ def test_errors_keep_their_class(town, pipelines):
         run(pipelines)
 
 
-def test_the_caller_holds_what_stages_return(town, pipelines):
+def test_used_outputs_of_stages_count_for_the_callers_memory(town, pipelines):
     async def two(inputs: list[Tensor]) -> list[Tensor]:
         return [floats("y", *values(inputs[0])), floats("unused", *[0.0] * 1000)]
 
@@ -334,7 +334,7 @@ def test_the_caller_holds_what_stages_return(town, pipelines):
     assert held == [8, 8, 8]
 
 
-def test_tensors_are_found_again_only_after_a_function_has_changed(town, pipelines, monkeypatch):
+def test_a_signature_is_computed_again_only_after_a_function_has_changed(town, pipelines, monkeypatch):
     asyncio.run(pipelines.deploy(FORK, "tests"))
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", ("first.n",)),)
     found: list[str] = []

@@ -49,7 +49,7 @@ def test_the_oldest_lines_are_dropped_first():
     assert len(long.lines()) == 4
 
 
-def test_a_record_is_removed_with_its_last_user():
+def test_recent_output_is_removed_with_its_last_user():
     records = Records()
     mine = records.of(FamilyId("f"))
     mine.add(Line(0.0, WorkerId(1), "hello"))
@@ -58,7 +58,7 @@ def test_a_record_is_removed_with_its_last_user():
     assert records.of(FamilyId("f")).lines() == []
 
 
-def test_all_records_together_are_bounded_and_each_keeps_its_last_lines(monkeypatch):
+def test_the_recent_output_of_all_families_is_bounded_and_each_keeps_its_last_lines(monkeypatch):
     monkeypatch.setattr(recent_output, "RECORDS_BYTES_MAX", 64 << 10)
     monkeypatch.setattr(recent_output, "CHECK_BYTES", 4 << 10)
     records = Records()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.node import clock
 from overwinter.node.cgroups import LOWERED
-from overwinter.node.shares import ALONE_S, CoreShares, above_their_share
+from overwinter.node.shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
 from .rig import Function, Rig, Same, until
 
@@ -37,16 +37,16 @@ USED = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.02, 8), min_size=1
 
 def test_tenants_that_used_much_are_lowered_below_those_that_used_little():
     used = {"often": 0.44, "long": 0.44, "now and then": 0.25, "also": 0.44}
-    assert above_their_share(used, {}, 2) == {"often", "long", "also"}
+    assert tenants_to_lower(used, {}, 2) == {"often", "long", "also"}
 
 
 def test_no_tenant_is_lowered_while_cores_are_left():
-    assert above_their_share({"one": 0.9, "other": 0.1}, {}, 2) == set()
+    assert tenants_to_lower({"one": 0.9, "other": 0.1}, {}, 2) == set()
 
 
 @given(USED, st.integers(1, 8))
-def test_a_tenant_that_used_more_is_never_before_one_that_used_less(used, cores):
-    lowered = above_their_share(used, {}, cores)
+def test_a_tenant_that_used_more_never_has_priority_over_one_that_used_less(used, cores):
+    lowered = tenants_to_lower(used, {}, cores)
     assert not lowered or min(used[tenant] for tenant in lowered) > max(
         (each for tenant, each in used.items() if tenant not in lowered), default=0.0
     )
@@ -54,18 +54,18 @@ def test_a_tenant_that_used_more_is_never_before_one_that_used_less(used, cores)
 
 def test_runs_that_can_meet_an_slo_come_before_others():
     used = {"served": 0.6, "hog": 0.5, "other hog": 0.5, "new hog": 0.1}
-    assert above_their_share(used, {"served": 0.5}, 2) == {"hog", "other hog"}
+    assert tenants_to_lower(used, {"served": 0.5}, 2) == {"hog", "other hog"}
 
 
 def test_a_tenant_with_an_slo_that_used_much_is_lowered_for_one_that_used_little():
     used = {"served": 0.6, "now and then": 0.1, "hog": 0.9}
-    assert above_their_share(used, {"served": 0.6, "now and then": 0.1}, 2) == {"served", "hog"}
+    assert tenants_to_lower(used, {"served": 0.6, "now and then": 0.1}, 2) == {"served", "hog"}
 
 
 @given(USED, st.integers(1, 8))
-def test_with_slos_everywhere_only_use_counts(used, cores):
-    lowered = above_their_share(used, {}, cores)
-    assert above_their_share(used, used, cores) == (lowered if lowered < used.keys() else set())
+def test_if_all_use_is_for_an_slo_only_its_amount_counts(used, cores):
+    lowered = tenants_to_lower(used, {}, cores)
+    assert tenants_to_lower(used, used, cores) == (lowered if lowered < used.keys() else set())
 
 
 def weights(groups, *tenants):
@@ -85,7 +85,7 @@ def rig():
         yield made
 
 
-def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seconds(rig):
+def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(rig):
     groups = rig.processes.zygotes.groups
     ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
     rig.deploy(ada)
@@ -97,12 +97,12 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
         [usual] = weights(groups, "ada")
         await rig.ended(rig.begin(works, **X))
         now = 0.0
-        while "ada" in shares._used or works.computed_alone_s() < 0.1:
+        while "ada" in shares._used or works.computed_outside_runs_s() < 0.1:
             now += 0.1
             await asyncio.sleep(0.1)
             shares.check(now)
         found = weights(groups, "ada")
-        shares.check(now + ALONE_S)
+        shares.check(now + OUTSIDE_RUNS_S)
         return usual, found, weights(groups, "ada")
 
     usual, found, later = rig.run(scene())
@@ -149,29 +149,29 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
     assert back == usual
 
 
-def test_a_run_is_in_time_until_it_has_computed_for_longer_than_the_slo(rig):
+def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
     ada, bob = Function(Same(), X, FOR_EVER, slo_ms=100.0, tenant="ada"), Function(Same(), X, name="g", tenant="bob")
     rig.deploy(ada, bob)
     shares = CoreShares(rig.processes, 0.2)
 
     async def scene():
         spins, rests = await rig.start_worker(ada), await rig.start_worker(bob)
-        before = [spins.is_in_time(computed_s(spins)), rests.is_in_time(computed_s(rests))]
+        before = [spins.can_meet_slo(computed_s(spins)), rests.can_meet_slo(computed_s(rests))]
         rig.begin(spins, **X)
         now = 0.01
         shares.check(now)
-        while spins.is_in_time(computed_s(spins)):
+        while spins.can_meet_slo(computed_s(spins)):
             now += 0.01
             await asyncio.sleep(0.01)
             shares.check(now)
-        in_time = dict(shares._in_time)
+        for_slo = dict(shares._used_for_slo)
         rig.processes.stop(spins.worker, kill=True)
-        return before, in_time, shares._used
+        return before, for_slo, shares._used
 
-    before, in_time, used = rig.run(scene())
+    before, for_slo, used = rig.run(scene())
     assert before == [True, False]
-    assert in_time.keys() == {"ada"}
-    assert in_time["ada"] <= used["ada"]
+    assert for_slo.keys() == {"ada"}
+    assert for_slo["ada"] <= used["ada"]
 
 
 def computed_s(process):

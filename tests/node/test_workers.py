@@ -554,10 +554,10 @@ def test_computation_for_a_run_does_not_count_as_outside_runs(rig):
         began = clock.computed_s(process.pid)
         for _ in range(2):
             await rig.ended(rig.begin(process, x=torch.zeros(2, 4)))
-        alone_s, computed_s = process.computed_alone_s(), clock.computed_s(process.pid) - began
+        outside_runs_s, computed_s = process.computed_outside_runs_s(), clock.computed_s(process.pid) - began
         await stopped(rig, process)
-        return alone_s, computed_s
+        return outside_runs_s, computed_s
 
-    alone_s, computed_s = rig.run(scene())
+    outside_runs_s, computed_s = rig.run(scene())
     assert computed_s >= 0.4
-    assert alone_s < 0.1
+    assert outside_runs_s < 0.1

@@ -16,7 +16,7 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.zygote_process import ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
@@ -49,7 +49,7 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 
 @pytest.fixture(scope="module")
 def one_rig():
-    bounds = ZygoteLimits(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
+    bounds = ZygoteSettings(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
     with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
         yield made
 
@@ -59,7 +59,7 @@ def calm():
     """Yield a rig without injected faults, with a well-behaved worker of another tenant. Its doubles answer no
     pings.
     """
-    with closing(Rig(ZygoteLimits(zygote_timeout_s=60.0))) as made:
+    with closing(Rig(ZygoteSettings(zygote_timeout_s=60.0))) as made:
         made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
 
@@ -324,7 +324,7 @@ FORGED = {
     "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
     "a fork of another's": "channel.send(Forked(victim), [smaps()])",
     "an end of another's": "channel.send(Exited(victim, 0))",
-    "no fork of another's": "channel.send(Unforked(victim, ''))",
+    "no fork of another's": "channel.send(ForkFailed(victim, ''))",
     "many descriptors": "socket.send_fds(end, [b'\\x91\\xa4Pong'], [0] * 100)",
     "more to come": "[end.send(b'+') for _ in range(100_000)]",
     "a flood": "[channel.send(Pong()) for _ in range(1_000_000)]",
@@ -455,7 +455,7 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
         assert rig.processes.zygotes.tenants.get("ada") is zygote
         await answers(rig, other)
 
-    with closing(Rig(ZygoteLimits(zygote_timeout_s=20.0))) as rig:
+    with closing(Rig(ZygoteSettings(zygote_timeout_s=20.0))) as rig:
         rig.run(scene(rig))
 
 
@@ -468,7 +468,7 @@ def test_a_worker_that_is_not_forked_yet_ends_if_a_block_changed(rig):
         os.kill(base.pid, signal.SIGSTOP)
         starting = asyncio.create_task(rig.start_worker(ada))
         await until(lambda: base.workers)
-        assert len(rig.effects.worker_actions.lose(ada.deployed.store, ada.deployed.files()[-1])) == 1
+        assert len(rig.effects.worker_actions.kill_users(ada.deployed.store, ada.deployed.files()[-1])) == 1
         os.kill(base.pid, signal.SIGCONT)
         with pytest.raises(AssertionError, match="lost_blocks=True"):
             await starting
@@ -484,7 +484,7 @@ def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
         other, draining = await rig.start_worker(ada), await rig.start_worker(handled)
         del rig.registry.functions[handled.deployed.id]
         source = handled.deployed.manifest.handler.source.address
-        assert len(rig.effects.worker_actions.lose(handled.deployed.store, source)) == 1
+        assert len(rig.effects.worker_actions.kill_users(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))
         assert rig.exits(draining.worker)[0].lost_blocks
         await answers(rig, other)

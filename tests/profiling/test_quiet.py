@@ -28,11 +28,11 @@ class Parts:
         if self.serves:
             self.arrive()
 
-    def moment(self) -> int:
+    def wait_until_quiet(self) -> int:
         module = SimpleNamespace(sleep=self._sleep)
         original, quiet.asyncio = quiet.asyncio, module
         try:
-            return asyncio.run(self.quiet.moment())
+            return asyncio.run(self.quiet.wait_until_quiet())
         finally:
             quiet.asyncio = original
 
@@ -40,7 +40,7 @@ class Parts:
 def test_an_idle_node_is_measured_without_a_pause():
     parts = Parts()
     for _ in range(5):
-        parts.moment()
+        parts.wait_until_quiet()
         parts.now += 2.0
         parts.quiet.spent(2.0)
     assert parts.now == 110.0
@@ -53,27 +53,27 @@ def test_a_node_that_serves_gives_no_more_than_the_share(spent, share):
     parts.arrive()
     begun = parts.now
     for seconds in spent:
-        parts.moment()
+        parts.wait_until_quiet()
         parts.now += seconds
         parts.quiet.spent(seconds)
         parts.arrive()
-    parts.moment()
+    parts.wait_until_quiet()
     assert sum(spent) <= share * (parts.now - begun) * 1.001
 
 
 def test_nothing_is_measured_while_something_is_under_way():
     parts = Parts()
     parts.busy_until = 107.0
-    parts.moment()
+    parts.wait_until_quiet()
     assert parts.now >= 107.0
 
 
 def test_a_measurement_is_disturbed_by_what_came_and_went():
     parts = Parts()
-    mark = parts.moment()
+    mark = parts.wait_until_quiet()
     assert not parts.quiet.disturbed(mark)
     parts.arrive()
     assert parts.quiet.disturbed(mark)
-    mark = parts.moment()
+    mark = parts.wait_until_quiet()
     parts.busy_until = parts.now + 1.0
     assert parts.quiet.disturbed(mark)

@@ -217,7 +217,7 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
         world.settle_processes()
     world.arrive("y")
     world.load_blocks()
-    assert world.state.functions["y@1"].line == "places"
+    assert world.state.functions["y@1"].waits_in == "places"
     assert world.resources.memory.free >= STATE
     request = world.arrive("h")
     while world.loads or world.binding:

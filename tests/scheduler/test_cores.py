@@ -246,5 +246,5 @@ def test_whoever_gave_up_waits_for_no_core():
     world.ring()
     assert not world.state.functions["b@1"].queue
     world.finish()
-    assert not world.state.functions["b@1"].line
+    assert not world.state.functions["b@1"].waits_in
     assert not world.running

@@ -12,7 +12,7 @@ from overwinter.core.events import Profiled, RateForecast
 from overwinter.core.function import BOUNDS
 from overwinter.core.policies import BOUNDS as POLICY_BOUNDS
 from overwinter.core.policies import POLICIES, Policy, policy_named
-from overwinter.core.profile import LATENCY, POINT, Point, Profile
+from overwinter.core.profile import LATENCY_BOUND, POINT_BOUNDS, Point, Profile
 from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import spec
 
@@ -26,13 +26,13 @@ def at_an_end(bound: Bound) -> st.SearchStrategy:
     return st.sampled_from(sorted({kind(max(bound.least, end)) for end in ends}))
 
 
-POINTS = st.builds(Point, *map(at_an_end, POINT.values()))
+POINTS = st.builds(Point, *map(at_an_end, POINT_BOUNDS.values()))
 PROFILES = st.builds(
     Profile,
     weight_bytes=st.sampled_from([0, 1, 1 << 53]),
     macs=st.sampled_from([0, 1, 1 << 62]),
     points=st.lists(POINTS, max_size=6, unique_by=lambda point: point.configuration).map(tuple),
-    wake_s=st.none() | at_an_end(LATENCY),
+    wake_s=st.none() | at_an_end(LATENCY_BOUND),
 )
 SETTINGS = st.fixed_dictionaries(
     {"late": st.sampled_from(["serve", "refuse"])},

@@ -125,7 +125,7 @@ def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_ti
     world.now += 1.0
     while world.alarm <= world.now:
         world.ring()
-    assert [function.line for function in world.state.functions.values()] == [None, "cores", "places", None]
+    assert [function.waits_in for function in world.state.functions.values()] == [None, "cores", "places", None]
     world.arrive("s")
     world.settle_processes()
     assert started(world) == ["f@1", "y@1", "s@1"]

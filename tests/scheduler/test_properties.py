@@ -265,7 +265,9 @@ class Seen(World):
         self.seen |= {type(action).__name__ for action in actions}
         self.seen |= {"shared Run" for action in actions if isinstance(action, Run) and action.functions}
         self.seen |= {action.what for action in actions if isinstance(action, Explanation)}
-        self.seen |= {f"waits for {function.line}" for function in self.state.functions.values() if function.line}
+        self.seen |= {
+            f"waits for {function.waits_in}" for function in self.state.functions.values() if function.waits_in
+        }
         if self.resources.memory.free < replayed.LEAST_MEMORY:
             self.seen.add("memory is full")
         return actions

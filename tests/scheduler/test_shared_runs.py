@@ -9,7 +9,7 @@ from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import admission, shared_runs
-from overwinter.scheduler.sharing_costs import LOOK_LAST
+from overwinter.scheduler.sharing_costs import TRY_OTHER_LAST
 from tests.scheduler.world import World, spec
 
 
@@ -242,9 +242,9 @@ def test_runs_are_shared_where_that_pays_and_else_only_to_see_whether_it_does_no
     world = family(*(member(name, **result) for name in names), workers_max=1)
     joined = asked_again(world, names, 400, cost)
     assert joined[-200:].count(cost < 1) >= 195
-    assert len(set(joined[-LOOK_LAST - 8 :])) == 2
+    assert len(set(joined[-TRY_OTHER_LAST - 8 :])) == 2
     # When the times change, so does the decision.
-    joined = asked_again(world, "", 2 * LOOK_LAST, 1.7 - cost)
+    joined = asked_again(world, "", 2 * TRY_OTHER_LAST, 1.7 - cost)
     assert joined[-100:].count(cost > 1) >= 95
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.sharing_costs import LOOK_FIRST, LOOK_LAST, RECENT, Sharing
+from overwinter.scheduler.sharing_costs import RECENT, TRY_OTHER_FIRST, TRY_OTHER_LAST, Sharing
 
 POINT = Point(1, 9, 8, 1, 0.0)
 ALONE_S = 0.1
@@ -44,7 +44,7 @@ def test_shared_runs_that_fail_are_looks_too():
 def test_runs_that_pay_are_shared_but_now_and_then(cost):
     joined = runs(Sharing(), 2000, lambda: cost)
     assert joined[0]
-    assert not all(joined[-LOOK_LAST - 1 :]), "what a run alone takes is not looked at any more"
+    assert not all(joined[-TRY_OTHER_LAST - 1 :]), "what a run alone takes is not looked at any more"
     assert joined.count(False) <= 20
 
 
@@ -52,11 +52,11 @@ def test_runs_that_pay_are_shared_but_now_and_then(cost):
 def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     sharing = Sharing()
     joined = runs(sharing, 2000, lambda: cost)
-    assert not sharing.pays
+    assert not sharing.is_faster
     assert sharing.cost == pytest.approx(cost)
-    assert any(joined[-LOOK_LAST - 1 :]), "it is not tried again"
+    assert any(joined[-TRY_OTHER_LAST - 1 :]), "it is not tried again"
     # Including those of the beginning, before a separate run was observed.
-    assert joined.count(True) <= LOOK_FIRST + 20
+    assert joined.count(True) <= TRY_OTHER_FIRST + 20
 
 
 @settings(max_examples=50)
@@ -74,9 +74,9 @@ def test_varying_times_are_estimated_by_most_of_them(cost, noise):
 def test_when_times_change_so_does_what_is_done(before, after):
     sharing = Sharing()
     runs(sharing, 2000, lambda: before)
-    assert sharing.pays == (before < 1)
-    runs(sharing, LOOK_LAST + RECENT * (LOOK_FIRST + 1), lambda: after)
-    assert sharing.pays == (after < 1)
+    assert sharing.is_faster == (before < 1)
+    runs(sharing, TRY_OTHER_LAST + RECENT * (TRY_OTHER_FIRST + 1), lambda: after)
+    assert sharing.is_faster == (after < 1)
 
 
 def test_one_slow_run_of_several_ends_nothing_for_long():
@@ -113,4 +113,4 @@ def test_workers_of_other_cores_tell_nothing():
     sharing.observe(Point(4, 9, 8, 1, 0.0), [1], 0.1)
     sharing.observe(POINT, [1, 1], 0.1)
     assert sharing.cost is None
-    assert sharing.pays
+    assert sharing.is_faster

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.scheduler.latency import own_part
-from overwinter.scheduler.trunks import COMMON, Trunks
+from overwinter.scheduler.trunks import COMMON_PART, Trunks
 
 
 def test_who_has_half_of_the_bytes_in_common_with_a_member_shares_its_trunk_and_others_found_one():
@@ -52,6 +52,6 @@ def test_every_function_with_enough_in_common_is_grouped(functions):
     trunks = Trunks()
     for number, addresses in enumerate(functions):
         sizes = {address: nbytes[address] for address in addresses}
-        alike = {id_ for id_, trunk in trunks.items() if own_part(sizes, trunk.sizes) <= 1 - COMMON}
+        alike = {id_ for id_, trunk in trunks.items() if own_part(sizes, trunk.sizes) <= 1 - COMMON_PART}
         found = trunks.join(str(number), sizes)
         assert found in (alike or {str(number)})

@@ -52,7 +52,7 @@ def test_what_is_revoked_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=first.id):
         file.revoke(first.id)
     file.revoke(second.id)
-    assert file.read().asked
+    assert file.read().required
 
 
 def test_a_quota_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_quota_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     file.limit("acme", Quota(functions=3, requests_per_s=1.5))
     file.limit("acme", Quota(nbytes=4096))
     assert file.read().quotas == {"acme": Quota(nbytes=4096)}
-    assert not file.read().asked
+    assert not file.read().required
 
 
 @pytest.mark.parametrize("tenant", ["", "Acme", "a..b", "a.", ".a", "a/b", "a" * 64, "a\n"])

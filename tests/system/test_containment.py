@@ -106,18 +106,18 @@ FILES = ["list store", "read block", "list data", "read catalog", "write file", 
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_no_files_except_pythons(found, lacking, what):
+def test_a_handler_reads_no_files_except_pythons(found, lacking, what):
     need(lacking, "Landlock")
     assert found[what].startswith("could not: ")
 
 
-def test_no_network(found, lacking):
+def test_a_handler_has_no_network(found, lacking):
     need(lacking, "network")
     assert found["network"].startswith("could not")
 
 
 @pytest.mark.parametrize("what", ["see data", "see passwd"])
-def test_nothing_outside_is_visible(found, lacking, what):
+def test_a_handler_sees_no_files_outside_its_sandbox(found, lacking, what):
     need(lacking, "files")
     assert found[what].startswith("could not: FileNotFoundError")
 
@@ -125,27 +125,27 @@ def test_nothing_outside_is_visible(found, lacking, what):
 @pytest.mark.parametrize(
     "what", ["limit daemon", "kill daemon", "kill zygote", "read daemon", "other worker", "become root"]
 )
-def test_no_other_process(found, lacking, what):
+def test_a_handler_affects_no_other_process(found, lacking, what):
     need(lacking, "signals")
     assert found[what].startswith("could not")
 
 
-def test_a_separate_user(found, lacking):
+def test_a_handler_runs_as_a_separate_user(found, lacking):
     need(lacking, "user")
     assert found["uid"] >= 0x70000000
 
 
-def test_no_more_memory_than_its_limit(found):
+def test_a_handler_gets_no_more_memory_than_its_limit(found):
     assert found["memory"].startswith("could not: MemoryError")
 
 
-def test_no_inherited_descriptors(found):
+def test_a_handler_has_no_inherited_descriptors(found):
     own = ("/memfd:overwinter-in-", "/memfd:overwinter-out-", "socket:", sys.base_prefix, sys.prefix)
     assert [link for link in found["descriptors"] if not link.startswith(own)] == []
     assert sum(link.startswith("socket:") for link in found["descriptors"]) == 1
 
 
-def test_pythons_modules_can_be_imported(found):
+def test_a_handler_can_import_pythons_modules(found):
     assert found["import"] == "did: 'wave'"
 
 

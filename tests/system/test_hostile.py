@@ -72,7 +72,7 @@ def test_descriptors_sent_to_the_node_are_not_kept(make_node):
     assert len(os.listdir(f"/proc/{node.process.pid}/fd")) <= before + 3
 
 
-def test_no_process_can_be_started_and_memory_is_limited(node: NodeProcess):
+def test_a_handler_can_start_no_process_and_its_memory_is_limited(node: NodeProcess):
     handler = (
         "import mmap, os, subprocess, torch\n"
         "OUTPUTS = [{'name': 'did', 'datatype': 'BYTES', 'shape': [4]}]\n"

@@ -94,7 +94,7 @@ def test_a_worker_that_takes_all_memory_is_stopped_without_effect_on_others(make
     assert isinstance(error, NoSpaceError), error
     assert all(word in str(error) for word in ("greedy@1", "memory_mib", "--memory-bytes"))
     assert any("a worker of function greedy@1 took" in line for line in node.said)
-    assert "stop" in [each["what"] for each in node.client.speaking_for("other").explain("greedy")["decisions"]]
+    assert "stop" in [each["what"] for each in node.client.for_tenant("other").explain("greedy")["decisions"]]
     while taken(node) > bound:
         assert [ask(node, name, 2.0) for name in honest] == list(honest.values())
     assert [node.client.explain(name)["workers"][0]["pid"] for name in honest] == workers

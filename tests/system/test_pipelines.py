@@ -116,7 +116,7 @@ def test_the_reference_client_uses_a_pipeline_as_a_function(triton):
         triton.infer("street", [wrong])
 
 
-def test_load_wakes_all_its_functions(street, triton):
+def test_loading_a_pipeline_wakes_all_its_functions(street, triton):
     triton.load_model("street")
     lives = {street.client.function(f"p-{name}")["life"] for name in ("detect", "cars", "people")}
     assert lives == {"awake"}
@@ -129,7 +129,7 @@ def test_explain_refers_to_the_functions_of_the_pipeline(street):
         street.client.explain("street")
 
 
-def test_a_pipeline_is_in_the_metrics(street):
+def test_the_metrics_include_pipelines(street):
     street.client.infer("street", {"picture": PICTURE})
     assert 'pipeline_requests_total{outcome="answered",pipeline="street"}' in street.client.metrics()
 
@@ -146,7 +146,7 @@ def test_both_classifiers_are_called_before_either_answers(street):
     assert kinds == ["p-detect", "RunEnded", "p-cars", "p-people", "RunEnded", "RunEnded"]
 
 
-def test_many_calls_get_their_own_answers(street):
+def test_concurrent_calls_get_their_own_answers(street):
     def call(number: int) -> list[bytes]:
         with Client(street.url) as client:
             return client.infer("street", {"picture": numpy.full((2, 4), number, numpy.float32)})["cars"].tolist()

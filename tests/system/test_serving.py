@@ -118,7 +118,7 @@ def test_a_version_that_cannot_run_is_refused_and_the_old_one_stays(node: NodePr
         ask(node, "proven", version=2)
 
 
-def test_a_handler_shapes_inputs_and_outputs_and_its_errors_name_the_line(node: NodeProcess):
+def test_a_handler_converts_inputs_and_outputs_and_its_errors_name_the_line(node: NodeProcess):
     handler = (
         'INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]\n'
         'OUTPUTS = [{"name": "answer", "datatype": "BYTES", "shape": ["batch"]}]\n'

@@ -36,10 +36,10 @@ def test_sleeping_handlers_delay_no_other_tenant_and_end_when_they_are_removed(m
         for _ in range(5):
             assert ask(node, "well") == [3.0] * 4
         workers = wait_until(lambda: len(pids := node.worker_pids()) == 16 and pids)
-        asleep = node.client.speaking_for("asleep")
+        asleep = node.client.for_tenant("asleep")
         for name in names:
             asleep.remove(name)
         for each in asked:
             each.result(60)
-    node.client.speaking_for("well").remove("well")
+    node.client.for_tenant("well").remove("well")
     wait_gone(workers)

@@ -214,7 +214,7 @@ def test_the_operator_sees_the_whole_node(tenants: Tenants) -> None:
         assert {each["tenant"] for each in operator.usage()} >= {"alice", "bob"}
         assert {each["name"] for each in operator.activity()["functions"]} >= {"alice..vault", "bob..bobs"}
         assert 'overwinter_workers{state="' in operator.metrics()
-        assert [each["name"] for each in operator.speaking_for("alice").functions()] == ["vault"]
+        assert [each["name"] for each in operator.for_tenant("alice").functions()] == ["vault"]
 
 
 def test_a_tenant_deploys_no_more_functions_than_its_quota(tenants: Tenants) -> None:

@@ -31,7 +31,7 @@ def triton(node: NodeProcess):
         yield client
 
 
-def test_health_and_metadata(triton):
+def test_the_reference_client_reads_health_and_metadata(triton):
     assert triton.is_server_live()
     assert triton.is_server_ready()
     assert triton.is_model_ready("triton-plain")
@@ -44,7 +44,7 @@ def test_health_and_metadata(triton):
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-def test_inference_in_json_and_binary(triton, binary_in, binary_out):
+def test_the_reference_client_infers_in_json_and_binary(triton, binary_in, binary_out):
     x = numpy.arange(8, dtype=numpy.float32).reshape(2, 4)
     tensor = http.InferInput("x", x.shape, "FP32")
     tensor.set_data_from_numpy(x, binary_data=binary_in)
@@ -54,14 +54,14 @@ def test_inference_in_json_and_binary(triton, binary_in, binary_out):
     assert answer.get_response()["id"] == "r1"
 
 
-def test_texts_go_through_the_handler(triton):
+def test_the_reference_client_sends_texts_to_a_handler(triton):
     texts = numpy.array([b"four", b"sieben"], dtype=object)
     tensor = http.InferInput("text", texts.shape, "BYTES")
     tensor.set_data_from_numpy(texts)
     assert triton.infer("triton-texts", [tensor]).as_numpy("length").tolist() == [b"5", b"7"]
 
 
-def test_index_unload_and_load(triton):
+def test_the_reference_client_lists_unloads_and_loads_functions(triton):
     def states():
         return {entry["name"]: entry["state"] for entry in triton.get_model_repository_index()}
 

@@ -5,7 +5,7 @@ import pytest
 from overwinter.core.actions import Bind, LoadFinished, Reply, Run, StartWorker, StopWorker
 from overwinter.core.events import Arrived, Bound, Deployed, Removed, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.profile import Point, Profile
-from overwinter.store.ledger import Ledger
+from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.world import spec
@@ -36,16 +36,16 @@ SHARED = (
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    ledger = Ledger(tmp_path / "usage.sqlite")
-    yield ledger
-    ledger.close()
+def usage_file(tmp_path):
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    yield usage_file
+    usage_file.close()
 
 
 @pytest.mark.parametrize("flushes", [(), (0.5,), (2.0, 2.5, 6.0), (9.5,), (10.0, 10.0)])
-def test_a_life_is_billed_once_however_often_it_is_written_down(ledger, flushes):
+def test_a_life_is_billed_once_however_often_it_is_written_down(usage_file, flushes):
     statistics, said = Statistics(), []
-    meter = Meter(statistics, ledger, said.append)
+    meter = Meter(statistics, usage_file, said.append)
     for now, event, *actions in sorted([*LIFE, *((at, None) for at in flushes)], key=lambda step: step[0]):
         if event is None:
             meter.flush(now, DAY + now)
@@ -69,19 +69,19 @@ def test_a_life_is_billed_once_however_often_it_is_written_down(ledger, flushes)
     assert said == []
 
 
-def test_what_is_under_way_is_billed_so_far(ledger):
+def test_what_is_under_way_is_billed_so_far(usage_file):
     statistics = Statistics()
     for now, event, *actions in LIFE[:4]:
         statistics.observe(now, event, actions)
-    f, _ = Meter(statistics, ledger, print).usage(None, 3.0, DAY)
+    f, _ = Meter(statistics, usage_file, print).usage(None, 3.0, DAY)
     assert (f.core_ms, f.idle_core_ms, f.private_byte_s, f.host_byte_s) == (4000, 2000, 1500, 90)
 
 
-def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
+def test_a_usage_file_that_cannot_be_written_loses_nothing(usage_file, tmp_path):
     statistics, said = Statistics(), []
     for now, event, *actions in LIFE:
         statistics.observe(now, event, actions)
-    broken = Ledger(tmp_path / "broken.sqlite")
+    broken = UsageFile(tmp_path / "broken.sqlite")
     broken.close()
     meter = Meter(statistics, broken, said.append)
     meter.flush(11.0, DAY)
@@ -89,16 +89,16 @@ def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
     assert len(said) == 1
     assert "broken.sqlite" in said[0]
     assert len(statistics.removed_tallies) == 1
-    meter = Meter(statistics, ledger, said.append)
+    meter = Meter(statistics, usage_file, said.append)
     meter.flush(13.0, DAY)
     assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000
 
 
-def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(ledger):
+def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(usage_file):
     statistics = Statistics()
     for now, event, *actions in SHARED:
         statistics.observe(now, event, actions)
-    results = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
+    results = Meter(statistics, usage_file, print).usage(None, 4.0, DAY)
     assert {each.function: each.core_ms for each in results} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}
 
 
@@ -118,12 +118,12 @@ SIBLING = (
 )
 
 
-def idle_ms(steps, ledger):
+def idle_ms(steps, usage_file):
     """Return the amount that each function is billed for idle cores in ten seconds, before and after its worker has
     ended.
     """
     statistics = Statistics()
-    meter = Meter(statistics, ledger, print)
+    meter = Meter(statistics, usage_file, print)
     for now, event, *actions in steps:
         statistics.observe(now, event, actions)
     before = {each.function: each for each in meter.usage(None, 10.0, DAY)}
@@ -136,10 +136,10 @@ def idle_ms(steps, ledger):
     return {name: pytest.approx(each.idle_core_ms) for name, each in before.items()}
 
 
-def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(ledger):
-    assert idle_ms(TRIED, ledger) == {"f": 0}
-    assert idle_ms((*TRIED, *CALLED), ledger) == {"f": 2 * 4000}
+def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(usage_file):
+    assert idle_ms(TRIED, usage_file) == {"f": 0}
+    assert idle_ms((*TRIED, *CALLED), usage_file) == {"f": 2 * 4000}
 
 
-def test_who_was_only_tried_does_not_pay_beside_a_sibling(ledger):
-    assert idle_ms((*TRIED, *SIBLING), ledger) == {"f": 0, "g": 7000}
+def test_who_was_only_tried_does_not_pay_beside_a_sibling(usage_file):
+    assert idle_ms((*TRIED, *SIBLING), usage_file) == {"f": 0, "g": 7000}

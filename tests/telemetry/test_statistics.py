@@ -193,7 +193,7 @@ def test_what_is_remembered_is_bounded():
     assert (seen.pressure_events, seen.zygotes_lost, seen.decision_counts) == (1, 1, {"wait": 2 * ANSWERS_KEPT})
 
 
-def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
+def test_a_worker_has_the_memory_of_its_profile_until_it_is_measured():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
     seen = read(
         (0.0, Deployed(spec("f", profile=profile))),

@@ -24,7 +24,7 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
     theirs = SharedBuffer.open(os.dup(ours.fd))
     ours.view[:5] = b"first"
     assert bytes(theirs.view[:5]) == b"first"
-    ours.hold(FIRST_BYTES * 3)
+    ours.grow(FIRST_BYTES * 3)
     ours.view[-4:] = b"last"
     theirs.follow(ours.nbytes)
     assert bytes(theirs.view[-4:]) == b"last"
@@ -36,7 +36,7 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
 @pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])
 def test_what_is_put_is_there_to_be_taken(nbytes):
     buffer = SharedBuffer.make("test")
-    buffer.hold(nbytes + 100)
+    buffer.grow(nbytes + 100)
     data = bytes(range(251)) * (nbytes // 251 + 1)
     buffer.put(64, memoryview(data)[:nbytes])
     assert bytes(buffer.view[64 : 64 + nbytes]) == data[:nbytes]
@@ -70,7 +70,7 @@ def test_no_process_can_keep_another_from_using_it(seal):
 
 def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
     ours = SharedBuffer.make("test")
-    ours.hold(16 * KEPT_BYTES)
+    ours.grow(16 * KEPT_BYTES)
     theirs = SharedBuffer.open(os.dup(ours.fd))
     ours.view[:] = b"x" * len(ours.view)
     assert os.fstat(ours.fd).st_blocks * 512 == 16 * KEPT_BYTES

@@ -100,5 +100,5 @@ def test_all_end_with_the_process_that_started_them_without_asking_for_it():
         if outer.stdout.read(2) != b"up":
             pytest.skip("this system gives no namespaces")
         outer.kill()
-        # Any living process has the other end of the pipe.
+        # Any running process has the other end of the pipe.
         assert outer.stdout.read() == b""

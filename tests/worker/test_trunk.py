@@ -12,7 +12,7 @@ from overwinter.model.program import encode_program
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner, answer
 from overwinter.worker.trunk import KEPT
-from overwinter.worker.weights import unlike
+from overwinter.worker.weights import differing_weights
 
 IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
 
@@ -225,5 +225,5 @@ def test_what_a_function_writes_in_place_no_other_sees():
 def test_small_weights_of_the_same_bits_are_the_same_wherever_they_lie():
     small, large = torch.tensor([1.0, float("nan"), -0.0]), torch.ones(16 << 10)
     weights = [small, large, torch.zeros(1)]
-    assert unlike(weights, [small.clone(), large, torch.tensor([-0.0])]) == {2}
-    assert unlike(weights, [small, large.clone(), torch.zeros(1)]) == {1}
+    assert differing_weights(weights, [small.clone(), large, torch.tensor([-0.0])]) == {2}
+    assert differing_weights(weights, [small, large.clone(), torch.zeros(1)]) == {1}

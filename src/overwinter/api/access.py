@@ -127,7 +127,7 @@ class Access:
             raise StoreError(UNREADABLE) from error
         self._version = version
         # Once tokens are required, removing the file does not make the node open.
-        self._required |= self._known.asked
+        self._required |= self._known.required
 
     def _admit(self, said: bytes) -> _Grant:
         """Return the rights of the token in this header; raise UnauthorizedError."""

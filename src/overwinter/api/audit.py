@@ -14,7 +14,7 @@ import msgspec
 
 from overwinter.api.rates import Rate
 from overwinter.core.ids import TenantId
-from overwinter.store.tokens import OWN, hand_over
+from overwinter.store.tokens import OPEN_FLAGS, hand_over
 
 FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
@@ -76,7 +76,7 @@ class Audit:
 def write_line(path: Path, line: Line) -> None:
     """Append a line; a full file is rotated first."""
     encoded = msgspec.json.encode(line) + b"\n"
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND | OWN, 0o600), "ab", buffering=0) as file:
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS, 0o600), "ab", buffering=0) as file:
         file.write(encoded)
         written = file.tell()
         if written == len(encoded):

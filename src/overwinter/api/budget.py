@@ -12,10 +12,10 @@ from typing import NamedTuple
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError, TooLargeError
 
-MEMORY_SHARE = 8
-"""The default share of the machine's memory for requests: one part in this many."""
+MEMORY_DIVISOR = 8
+"""The default memory for requests is the free memory of the machine divided by this."""
 MEMORY_BYTES = 4 << 30
-"""The memory that is assumed if the system does not report it."""
+"""The free memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
 IPV6_NETWORK_BYTES = 8
@@ -86,7 +86,7 @@ class Budget:
             async with asyncio.timeout(self.wait_s):
                 await granted
         except TimeoutError:
-            raise full(nbytes) from None
+            raise lack_of_memory(nbytes) from None
         finally:
             if self._waiting.pop(number, None) is not None:
                 # Reservations behind this one may have waited only for it.
@@ -135,7 +135,7 @@ class Hold:
         if self.nbytes + nbytes > SMALL_BYTES:
             self._budget.check(self.nbytes + nbytes)
             if not self._budget.fits(self.client, nbytes):
-                raise full(nbytes)
+                raise lack_of_memory(nbytes)
         self.take(nbytes)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Hold:
         self.nbytes = 0
 
 
-def full(nbytes: int) -> OverloadedError:
+def lack_of_memory(nbytes: int) -> OverloadedError:
     """Return the error for a lack of memory."""
     return OverloadedError(
         f"the memory for requests is in use, and {nbytes} more bytes are not available: try again later, send less at "
@@ -153,8 +153,8 @@ def full(nbytes: int) -> OverloadedError:
 
 
 def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
-    """Return the budget of a node with this much memory; None: the amount is unknown."""
+    """Return the budget of a node with this much free memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
-        nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_SHARE
-    return Budget(nbytes, limits.client_share, limits.room_wait_s)
+        nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_DIVISOR
+    return Budget(nbytes, limits.client_share, limits.memory_wait_s)

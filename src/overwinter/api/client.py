@@ -114,7 +114,7 @@ class Client:
         self.answered: Answered | None = None
         """How the last call of `infer` was answered."""
 
-    def speaking_for(self, tenant: str) -> Self:
+    def for_tenant(self, tenant: str) -> Self:
         """Return a client for another tenant that uses the same connections."""
         other = copy(self)
         other.tenant = tenant

@@ -1,4 +1,4 @@
-"""Checks the inputs of a request against the function's declaration."""
+"""Checks the outputs that a request wants, and its raw input, against the function's declaration."""
 
 from collections.abc import Mapping, Sequence
 from math import prod

@@ -59,7 +59,7 @@ class Package(msgspec.Struct):
 
     def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
         """Send what the node lacks and register, for the function's tenant; raise the node's error if it refuses."""
-        client = client.speaking_for(self.manifest.tenant)
+        client = client.for_tenant(self.manifest.tenant)
         blobs = self.manifest.blobs()
         lacking = set(client.missing([blob.address for blob in blobs]))
         total = sum(blob.nbytes for blob in blobs if blob.address in lacking)

@@ -26,7 +26,7 @@ HOLD = "overwinter.hold"
 """The key of the request's memory reservation in the ASGI scope."""
 FIELDS = "overwinter.fields"
 """The key of the request's headers, as a dictionary; Starlette's lookup is much slower."""
-LEFT = "the client closed the connection before its answer was ready"
+CLIENT_LEFT = "the client closed the connection before its answer was ready"
 REQUEST_ID = b"x-request-id"
 """The header with the caller's id of a request. The answer repeats it."""
 REQUEST_ID_MAX = 256
@@ -117,7 +117,7 @@ class Request(HTTPConnection):
         self.receive = receive
         self.fields: Fields = scope[FIELDS]
         self.turns = turns
-        """Takes turns among requests whose work has several steps."""
+        """Runs the steps of long work, one per iteration of the event loop."""
         self.hold: Hold = scope[HOLD]
         """The request's memory reservation. It is released when the answer is sent."""
         self.caller: Caller = scope[CALLER]
@@ -146,7 +146,7 @@ class Request(HTTPConnection):
             return await answer
         except asyncio.CancelledError:
             if connection.has_left and not task.uncancel():
-                raise CallerError(LEFT) from None
+                raise CallerError(CLIENT_LEFT) from None
             raise
         finally:
             connection.on_leave = None

@@ -102,9 +102,9 @@ class InferenceApi:
             ),
             Operation("GET", "/v2", "token", self.server, {200: json_body(ServerMetadata)}),
             Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_body(Live), 400: json_body(Live)}),
-            Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400:
-            json_body(Ready)}), Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)},
-            fails=(413,)), *(
+            Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
+            Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)}, fails=(413,)),
+            *(
                 Operation("GET", path + action, "token", handler, answers)
                 for path in (model, version)
                 for action, handler, answers in (

@@ -41,7 +41,7 @@ class TenantNames:
         escape = r"\\(?:u[0-9a-f]{4}|.)"
         self._escaped = re.compile(rf"({escape})(?:{prefix})?|{self._in_text.pattern}".encode())
 
-    def own(self, name: FunctionName) -> FunctionName:
+    def in_node(self, name: FunctionName) -> FunctionName:
         """Return the node's name of the tenant's function."""
         return FunctionName(self.prefix + name)
 
@@ -161,13 +161,13 @@ class TenantFront:
         if tenant not in (None, self._tenant):
             return iter(())
         # The node filters: otherwise each step of a listing would skip over thousands of functions of other tenants.
-        return (self._seen(view) for view in self._node.functions(self._tenant))
+        return (self._view_of(view) for view in self._node.functions(self._tenant))
 
     def pipelines(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
         """Every pipeline of the tenant."""
         if tenant not in (None, self._tenant):
             return iter(())
-        return (self._seen(view) for view in self._node.pipelines(self._tenant))
+        return (self._view_of(view) for view in self._node.pipelines(self._tenant))
 
     def versions(self, name: FunctionName) -> Sequence[int]:
         """Return the versions that answer requests."""
@@ -242,7 +242,7 @@ class TenantFront:
 
     def _find(self, name: FunctionName, version: int | None) -> FunctionView:
         """Return a function of the tenant. It is called for each request, and takes two look-ups."""
-        own = self.names.own(name)
+        own = self.names.in_node(name)
         if not self._node.versions(own) and (view := self._view_without_prefix(name, version)) is not None:
             return view
         view = self._node.view(own, version)
@@ -262,7 +262,7 @@ class TenantFront:
 
     def _inner(self, name: FunctionName) -> FunctionName:
         """Return the node's name of a function of the tenant, also during its trial; raise NotFoundError."""
-        own = self.names.own(name)
+        own = self.names.in_node(name)
         try:
             if self._node.owner(own) == self._tenant:
                 return own
@@ -286,7 +286,7 @@ class TenantFront:
         try:
             return self._inner(name)
         except NotFoundError:
-            return self.names.own(name)
+            return self.names.in_node(name)
 
     def _new(self, name: FunctionName) -> FunctionName:
         """Return the node's name for a new function; raise CallerError if it is too long."""
@@ -298,7 +298,7 @@ class TenantFront:
             )
         return inner
 
-    def _seen(self, view: FunctionView) -> FunctionView:
+    def _view_of(self, view: FunctionView) -> FunctionView:
         return _View(FunctionName(view.name.removeprefix(self.names.prefix)), view, self.names)
 
     def _raise_translated(self, error: OverwinterError) -> NoReturn:

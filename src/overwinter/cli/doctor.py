@@ -5,11 +5,11 @@ import click
 from overwinter.cli.options import as_json, print_json
 from overwinter.cli.serve import configured
 
-NEEDED = ("data", "host_store")
+OPTIONS = ("data", "host_store")
 
 
 @click.command(
-    params=[option for option in configured() if option.name in NEEDED],
+    params=[option for option in configured() if option.name in OPTIONS],
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
 )
 @as_json

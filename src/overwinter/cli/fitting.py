@@ -27,7 +27,7 @@ class Column(NamedTuple):
     """The order in which columns are dropped: 1 is dropped first; 0 is never dropped."""
 
 
-class Fitted:
+class FittedTable:
     """A table that shows as many of its columns as fit."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -60,14 +60,14 @@ class Fitted:
             for at, column in enumerate(self._columns)
         }
         for _, at in sorted((column.drop_order, at) for at, column in enumerate(self._columns) if column.drop_order):
-            if _sum(widths) <= width:
+            if _total_width(widths) <= width:
                 break
             del widths[at]
         # Distribute the width that is left among the name columns, the shortest first.
         for at in sorted(widths, key=whole.__getitem__):
-            widths[at] += max(0, min(whole[at] - widths[at], width - _sum(widths)))
+            widths[at] += max(0, min(whole[at] - widths[at], width - _total_width(widths)))
         return widths
 
 
-def _sum(widths: Mapping[int, int]) -> int:
+def _total_width(widths: Mapping[int, int]) -> int:
     return sum(each + GAP for each in widths.values()) - GAP

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from overwinter.cli.fitting import Column, Fitted
+from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
 from overwinter.cli.tables import Description, age_text, family_text, slo_text, stage_text, version_text, workers_text
 
 
-def functions_table(functions: Sequence[Description], now: float) -> Fitted:
+def functions_table(functions: Sequence[Description], now: float) -> FittedTable:
     """Build a table with one row for each version of each function."""
     rows = [
         (
@@ -25,7 +25,7 @@ def functions_table(functions: Sequence[Description], now: float) -> Fitted:
         )
         for each in functions
     ]
-    return Fitted(_FUNCTIONS, rows)
+    return FittedTable(_FUNCTIONS, rows)
 
 
 _FUNCTIONS = (
@@ -43,7 +43,7 @@ _FUNCTIONS = (
 )
 
 
-def pipelines_table(pipelines: Sequence[Description], now: float) -> Fitted:
+def pipelines_table(pipelines: Sequence[Description], now: float) -> FittedTable:
     """Build a table with one row for each pipeline."""
     rows = [
         (
@@ -57,7 +57,7 @@ def pipelines_table(pipelines: Sequence[Description], now: float) -> Fitted:
         )
         for each in pipelines
     ]
-    return Fitted(_PIPELINES, rows)
+    return FittedTable(_PIPELINES, rows)
 
 
 _PIPELINES = (

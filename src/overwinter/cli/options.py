@@ -51,7 +51,7 @@ def size_text(nbytes: float) -> str:
 
 def printable(text: str) -> str:
     """Replace control characters: a function's author wrote parts of the text, and they could control the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def function_version(value: str) -> tuple[str, int | None]:

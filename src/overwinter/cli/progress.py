@@ -15,9 +15,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from overwinter.core.profiling import Progress as Measuring
+from overwinter.core.profiling import Progress as MeasurementProgress
 
-Counted = Callable[[str, int, int], None]
+OnBytes = Callable[[str, int, int], None]
 """Receives the name of the current step, the bytes done and the bytes in total."""
 
 
@@ -32,7 +32,7 @@ def spinner(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def byte_bar(text: str) -> Iterator[Counted]:
+def byte_bar(text: str) -> Iterator[OnBytes]:
     """Show a progress bar of bytes until the block ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
@@ -43,7 +43,7 @@ def byte_bar(text: str) -> Iterator[Counted]:
 
 
 @contextmanager
-def configuration_bar(text: str) -> Iterator[Callable[[Measuring], None]]:
+def configuration_bar(text: str) -> Iterator[Callable[[MeasurementProgress], None]]:
     """Show a progress bar of measured configurations until the block ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -21,7 +21,7 @@ HELP = {
     "data": "Directory of the repository, which stores everything deployed.",
     "host_store": "Directory on a tmpfs for the blocks of warm functions.",
     "keep_warm": "Keep the blocks in memory after a clean stop, for the next start.",
-    "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the memory]",
+    "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the free memory]",
     "client_share": "Share of that memory, the connections and the uploads that one client address may use.",
     "request_bytes_max": "Largest request body, also after decompression.",
     "json_bytes_max": "Largest JSON of a request or a reply. Larger tensors must use the binary extension.",
@@ -29,7 +29,7 @@ HELP = {
     "manifest_bytes_max": "Largest manifest of a function or a pipeline.",
     "block_bytes_max": "Largest block of a deploy.",
     "uploads_max": "Concurrent uploads of blocks.",
-    "room_wait_s": "Seconds that a large request waits for memory before it is refused.",
+    "memory_wait_s": "Seconds that a large request waits for memory before it is refused.",
     "head_bytes_max": "Most bytes of a request's request line, headers and trailers.",
     "headers_max": "Most headers of a request.",
     "head_timeout_s": "Seconds within which the headers of a request must arrive.",
@@ -78,19 +78,19 @@ HELP = {
 }
 """The help text of each field of the configuration."""
 
-WITHIN: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
+STRUCTS: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
 """The fields of the configuration that are structs."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 SHARES = ("profile_share", "client_share", "verify_share")
-MAY_BE_NONE = ("verify_share", "workers_ahead")
+MAY_BE_ZERO = ("verify_share", "workers_ahead")
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
 
 def configured() -> list[click.Option]:
     """Create one option for each field of NodeConfig and of its structs."""
-    fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in WITHIN]
-    fields += [field for kind in WITHIN.values() for field in msgspec.structs.fields(kind)]
+    fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in STRUCTS]
+    fields += [field for kind in STRUCTS.values() for field in msgspec.structs.fields(kind)]
     return [_option(field) for field in fields]
 
 
@@ -98,7 +98,7 @@ def config_of(values: dict[str, Any]) -> NodeConfig:
     """Build the configuration from the options that `configured` made."""
     within: dict[str, Any] = {
         name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
-        for name, kind in WITHIN.items()
+        for name, kind in STRUCTS.items()
     }
     for name in PATHS:
         if values[name] is not None:
@@ -123,9 +123,9 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     elif field.name == "port":
         kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
     elif field.type in (int, int | None):
-        kind, metavar = click.IntRange(0 if field.name in MAY_BE_NONE else 1), "NUMBER"
+        kind, metavar = click.IntRange(0 if field.name in MAY_BE_ZERO else 1), "NUMBER"
     elif field.name in SHARES:
-        kind, metavar = click.FloatRange(0, 1, min_open=field.name not in MAY_BE_NONE), "SHARE"
+        kind, metavar = click.FloatRange(0, 1, min_open=field.name not in MAY_BE_ZERO), "SHARE"
     elif field.type in (float, float | None):
         kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"
     return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
@@ -165,7 +165,7 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if is_loopback(config.host) or TokenFile(Path(config.data)).read().asked:
+    if is_loopback(config.host) or TokenFile(Path(config.data)).read().required:
         return config
     everyone = (
         "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "

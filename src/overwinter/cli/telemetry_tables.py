@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overwinter.cli.fitting import Column, Fitted
+from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
 from overwinter.cli.tables import (
     Description,
@@ -54,7 +54,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
     ]
     more = len(activity["functions"]) - len(shown)
     rest = Text(f"and {more} more" if more else "")
-    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), Fitted(_ACTIVITY, rows), rest)
+    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), FittedTable(_ACTIVITY, rows), rest)
 
 
 def rows_for(activity: Description, console: Console) -> int:
@@ -156,11 +156,11 @@ def _shared_text(shared: Description) -> str:
     names = list(shared["shared_with"])
     others = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
-    paid = f"charged {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
+    charged = f"charged {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
     cost = shared["cost"]
     took = "" if cost is None else f"; they took {_share_text(cost)} of the time of separate runs"
     own = f"{_share_text(shared['own'])} of a run is separate for each function"
-    return f"{counts}; {paid}{took}; {own}; recently with {others}"
+    return f"{counts}; {charged}{took}; {own}; recently with {others}"
 
 
 def _workers_that_have(explained: Description) -> list[Description]:
@@ -189,14 +189,14 @@ def _profile_text(profile: Description) -> str:
 def _workers_table(workers: Sequence[Description]) -> Table:
     table = _titled("WORKER", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
     for worker in workers:
-        weighed = ("-" if worker[key] is None else size_text(worker[key]) for key in ("private_bytes", "pss_bytes"))
+        measured = ("-" if worker[key] is None else size_text(worker[key]) for key in ("private_bytes", "pss_bytes"))
         table.add_row(
             str(worker["worker"]),
             worker["state"],
             "-" if worker["pid"] is None else str(worker["pid"]),
             f"{worker['since_s']:.1f} s",
             *(str(worker[key]) for key in ("cores", "batch", "concurrency", "runs")),
-            *weighed,
+            *measured,
         )
     return table
 
@@ -220,7 +220,7 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
     return table
 
 
-def usage_table(used: Sequence[Description]) -> Fitted:
+def usage_table(used: Sequence[Description]) -> FittedTable:
     """Build a table with one row for each function of each tenant."""
     rows = [
         (
@@ -234,7 +234,7 @@ def usage_table(used: Sequence[Description]) -> Fitted:
         )
         for each in used
     ]
-    return Fitted(_USAGE, rows)
+    return FittedTable(_USAGE, rows)
 
 
 _USAGE = (

@@ -70,7 +70,7 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
             "Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
             err=True,
         )
-    _record(data, tenant, "create", made.id)
+    _audit(data, tenant, "create", made.id)
 
 
 @token.command("list")
@@ -104,7 +104,7 @@ def revoke(id_: str, data: Path, as_json: bool) -> None:
 
     data = data.expanduser()
     gone = TokenFile(data).revoke(id_)
-    _record(data, gone.tenant, "revoke", gone.id)
+    _audit(data, gone.tenant, "revoke", gone.id)
     if as_json:
         print_json({"revoked": gone.id, "tenant": gone.tenant})
     else:
@@ -130,14 +130,14 @@ def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> Non
     data = data.expanduser()
     quota = msgspec.convert(bounds, Quota)
     TokenFile(data).limit(tenant, quota)
-    _record(data, tenant, "limit", tenant)
+    _audit(data, tenant, "limit", tenant)
     if as_json:
         print_json({"tenant": tenant, "quota": quota})
     else:
         click.echo(f"tenant {tenant}: {_quota_text(quota) or 'no quota of its own'}")
 
 
-def _record(data: Path, tenant: str, what: str, id_: str) -> None:
+def _audit(data: Path, tenant: str, what: str, id_: str) -> None:
     from overwinter.api.audit import FILE, Line, time_text, write_line
     from overwinter.core.ids import TenantId
     from overwinter.store.sealing import disk_errors

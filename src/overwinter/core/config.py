@@ -64,7 +64,7 @@ REQUEST_BOUNDS = {
     "manifest_bytes_max": Bound(1 << 10, 1 << 32, "bytes", "no manifest is smaller, and it is kept in memory"),
     "block_bytes_max": Bound(1 << 10, BYTES_MOST, "bytes", "no block is smaller, and no machine has a PiB"),
     "uploads_max": Bound(1, 100_000, "uploads", "each one needs a descriptor"),
-    "room_wait_s": seconds(0, 3600, "clients do not wait longer"),
+    "memory_wait_s": seconds(0, 3600, "clients do not wait longer"),
     "head_bytes_max": Bound(1 << 8, 1 << 30, "bytes", "a request has a request line and headers, kept in memory"),
     "headers_max": Bound(1, 100_000, "headers", "a request has a Host header, and each one is checked"),
     "head_timeout_s": seconds(0.01, 3600, "networks are slow, and each connection takes memory"),
@@ -161,7 +161,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_bytes_max: int = 16 << 30
     uploads_max: int = 32
     """The most concurrent uploads of blocks."""
-    room_wait_s: float = 10.0
+    memory_wait_s: float = 10.0
     """The most seconds that a large request waits for memory before it is refused."""
     head_bytes_max: int = 64 << 10
     """The most bytes of a request's request line, headers and trailers, and of the framing of a chunked body."""

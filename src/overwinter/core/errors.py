@@ -35,8 +35,8 @@ class OverwinterError(Exception):
         self.retry_after_s = retry_after_s
         self.totals = totals
 
-    def whole(self) -> str:
-        """The message for the operator."""
+    def text_for_operator(self) -> str:
+        """The message with the totals."""
         return f"{self} ({self.totals})" if self.totals else str(self)
 
 

@@ -11,16 +11,16 @@ from overwinter.core.bounds import Bound, seconds
 
 POINTS_MAX = 16_384
 """The most points of a profile; no measurement of a function has more."""
-LATENCY = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
-LAYER = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
-BYTES = Bound(0, 1 << 53, "bytes", "no machine has so many")
-MACS = Bound(0, 1 << 62, "multiply-adds", "no program has so many")
-POINT = {
+LATENCY_BOUND = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
+LAYER_LATENCY_BOUND = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
+BYTES_BOUND = Bound(0, 1 << 53, "bytes", "no machine has so many")
+MACS_BOUND = Bound(0, 1 << 62, "multiply-adds", "no program has so many")
+POINT_BOUNDS = {
     "cores": Bound(1, 4096, "cores", "no machine has so many"),
-    "memory_bytes": BYTES,
+    "memory_bytes": BYTES_BOUND,
     "batch": Bound(1, 65_536, "requests", "no function's settings allow more"),
     "concurrency": Bound(1, 4096, "runs", "no function's settings allow more"),
-    "latency_s": LATENCY,
+    "latency_s": LATENCY_BOUND,
 }
 """The bounds of each number of a point, in order."""
 
@@ -93,14 +93,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return next((message for name, bound, value in self._numbers() if (message := bound.fault(name, value))), None)
 
     def _numbers(self) -> Iterator[tuple[str, Bound, float]]:
-        yield "weight_bytes", BYTES, self.weight_bytes
-        yield "macs", MACS, self.macs
+        yield "weight_bytes", BYTES_BOUND, self.weight_bytes
+        yield "macs", MACS_BOUND, self.macs
         if self.wake_s is not None:
-            yield "wake_s", LATENCY, self.wake_s
+            yield "wake_s", LATENCY_BOUND, self.wake_s
         for point in self.points:
-            yield from zip(POINT, POINT.values(), msgspec.structs.astuple(point), strict=True)
+            yield from zip(POINT_BOUNDS, POINT_BOUNDS.values(), msgspec.structs.astuple(point), strict=True)
         for layer in self.layers:
-            yield from ((f"a latency of layer {layer.path!r}", LAYER, value) for value in layer.latency_s.values())
+            yield from (
+                (f"a latency of layer {layer.path!r}", LAYER_LATENCY_BOUND, value) for value in layer.latency_s.values()
+            )
 
     def point(self, configuration: Configuration) -> Point | None:
         """Return the point of this configuration, or None."""

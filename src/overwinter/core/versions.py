@@ -67,8 +67,8 @@ class Versions(msgspec.Struct):
             return WHOLE if self.numbers[-1:] == [version] else 0
         return next((share.percent for share in self.shares if share.version == version), 0)
 
-    def turn(self) -> int:
-        """Return the version for the next request without a version."""
+    def choose(self) -> int:
+        """Choose the version for the next request without a version."""
         if not self.shares:
             return self.numbers[-1]
         for share in self.shares:

@@ -30,7 +30,7 @@ class Allocator(Protocol):
         ...
 
     def place(self, sizes: Sequence[int]) -> list[int] | None:
-        """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit."""
+        """Return the offsets of new blocks of one function; None, without placing any, if they do not all fit."""
         ...
 
     def free(self, offset: int) -> None:
@@ -39,6 +39,6 @@ class Allocator(Protocol):
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """Bring some free memory together, so that a block of `largest` bytes fits in the end; return the moves that
-        must follow, in order, or none if nothing is left to do. Called again, it goes on.
+        must follow, in order, or none if nothing is left to do. Another call continues.
         """
         ...

@@ -33,7 +33,7 @@ class CachedAllocator(Allocator):
         """Return the offsets of new blocks, or None, and nothing is placed, if they do not all fit."""
         placed: list[int] = []
         for size in map(rounded, sizes):
-            offset = self._one(size)
+            offset = self._place_block(size)
             if offset is None:
                 for each in placed:
                     self.free(each)
@@ -50,7 +50,7 @@ class CachedAllocator(Allocator):
         """A cache never moves blocks."""
         return []
 
-    def _one(self, size: int) -> int | None:
+    def _place_block(self, size: int) -> int | None:
         if self._cached.get(size):
             return self._cached[size].pop(0)
         offset = self._cut(size)

@@ -23,7 +23,7 @@ class Event(Protocol):
     """A point in a copy stream."""
 
     def wait(self) -> None:
-        """Return when all copies up to this point are done; raise what made one of them fail."""
+        """Return when all copies up to this point are done; raise the error if one of them failed."""
         ...
 
     def succeeded(self) -> bool:
@@ -35,7 +35,7 @@ class Source(Protocol):
     """A place that blocks are copied from: the host store, or another device."""
 
     def lend(self, blocks: Collection[Address]) -> AbstractContextManager[Mapping[Address, torch.Tensor]]:
-        """Give the bytes of those of these blocks that lie there. Until the end they stay, and stay where they are."""
+        """Return the bytes of those of these blocks that it has. In the context they are neither freed nor moved."""
         ...
 
 

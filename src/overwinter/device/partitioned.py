@@ -1,6 +1,6 @@
 """Places blocks in partitions: Torpor's arena (its appendix A.2).
 
-Sizes that a function has many blocks of get partitions with slots of that size, all others get partitions of buddies.
+Sizes that a function has many blocks of get partitions with slots of that size, all others get buddy partitions.
 The blocks of one function are placed together, in their order, so that its eviction frees whole partitions. A block
 larger than a partition takes several adjacent ones.
 """
@@ -46,7 +46,7 @@ class PartitionedAllocator(Allocator):
         placed: list[int] = []
         own: list[int] = []
         for size in sizes:
-            offset = self._one(size, size in common, own, left)
+            offset = self._place_block(size, size in common, own, left)
             if offset is None:
                 for each in placed:
                     self.free(each)
@@ -94,27 +94,27 @@ class PartitionedAllocator(Allocator):
             if count > 1 and size <= self.partition_bytes and 2 * size * count >= self.partition_bytes
         }
 
-    def _one(self, size: int, common: bool, own: Sequence[int], left: int) -> int | None:
+    def _place_block(self, size: int, common: bool, own: Sequence[int], left: int) -> int | None:
         """Place one block: beside the function's others, in a new partition if the rest of the function fills half of
         one, in the fullest partition that has room, or in a new partition after all.
         """
         if size > self.partition_bytes:
-            return self._several(size)
-        offset = self._into((index for index in own if not common or self._has_slots(index, size)), size)
+            return self._place_large(size)
+        offset = self._place_in((index for index in own if not common or self._has_slots(index, size)), size)
         fills = 2 * left >= self.partition_bytes
         if offset is None and fills:
-            offset = self._open(size, common)
+            offset = self._place_in_free(size, common)
         if offset is None:
-            offset = self._into(reversed(self._by_use(self._partial())), size)
+            offset = self._place_in(reversed(self._by_use(self._partial())), size)
         if offset is None and not fills:
-            offset = self._open(size, common)
+            offset = self._place_in_free(size, common)
         return offset
 
     def _has_slots(self, index: int, size: int) -> bool:
         partition = self._partitions[index]
         return isinstance(partition, Slots) and partition.slot_bytes == size
 
-    def _into(self, indices: Iterable[int], size: int) -> int | None:
+    def _place_in(self, indices: Iterable[int], size: int) -> int | None:
         """Place a block in the first of these partitions that has room."""
         for index in indices:
             partition = self._partitions[index]
@@ -126,7 +126,7 @@ class PartitionedAllocator(Allocator):
                 return offset
         return None
 
-    def _open(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
+    def _place_in_free(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
         """Place a block in a free partition."""
         free = (index for index, partition in enumerate(self._partitions) if partition is None)
         index = next((index for index in free if index not in without), None)
@@ -134,9 +134,9 @@ class PartitionedAllocator(Allocator):
             return None
         whole = self.partition_bytes
         self._partitions[index] = Slots(whole, size) if common else Buddies(whole)
-        return self._into((index,), size)
+        return self._place_in((index,), size)
 
-    def _several(self, size: int) -> int | None:
+    def _place_large(self, size: int) -> int | None:
         """Place a block in adjacent partitions; others may lie behind its end in the last one."""
         count = -(-size // self.partition_bytes)
         start = self._run_start(count)
@@ -173,9 +173,9 @@ class PartitionedAllocator(Allocator):
         moves: list[Move] = []
         for source in inside:
             size = self._blocks[source]
-            target = self._into(others, size)
+            target = self._place_in(others, size)
             if target is None and into_free:
-                target = self._open(size, without=indices)
+                target = self._place_in_free(size, without=indices)
                 others += [] if target is None else [target // self.partition_bytes]
             if target is None:
                 for move in moves:

@@ -17,10 +17,12 @@ from overwinter.device.interface import Copy, Device, Event, Source
 from overwinter.device.link import Link
 
 ELBOW_SHARE = 0.93
-"""Of the best throughput, what a transfer of the elbow's size reaches: the rest is not worth a longer first group."""
+"""The share of the best throughput that a transfer of the elbow's size reaches. More is not worth a longer first
+group.
+"""
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """A source of blocks, and the link from there to the device."""
 
     source: Source
@@ -49,13 +51,13 @@ class Outcome(NamedTuple):
 class Group(NamedTuple):
     """What one transfer brings over one link, and the first call that reads a part of it."""
 
-    way: int
+    route: int
     copies: tuple[Copy, ...]
     first_use: int
 
 
 def run(
-    device: Device, function: DeviceFunction, inputs: Sequence[Any], ways: Sequence[Way], swapping: Swapping
+    device: Device, function: DeviceFunction, inputs: Sequence[Any], routes: Sequence[Route], swapping: Swapping
 ) -> Outcome:
     """Run a function, bringing its missing blocks from the first source that has each.
 
@@ -71,20 +73,20 @@ def run(
         return Outcome(device.run(function.program.run, weights, inputs), 0)
     arrivals = _Arrivals()
     try:
-        return _swap(device, function, weights, inputs, ways, swapping, missing, arrivals)
+        return _swap(device, function, weights, inputs, routes, swapping, missing, arrivals)
     finally:
         if not arrivals.complete:
             device.evict(function.name)
 
 
-def groups(copies: Sequence[tuple[Copy, int]], ways: Mapping[Address, int], group_bytes: int) -> list[Group]:
-    """Divide copies, in first-use order, into groups of one way and, but for the last, at least `group_bytes`."""
+def groups(copies: Sequence[tuple[Copy, int]], routes: Mapping[Address, int], group_bytes: int) -> list[Group]:
+    """Divide copies, in first-use order, into groups of one route and, but for the last, at least `group_bytes`."""
     found: list[Group] = []
     size = group_bytes
     for copy, use in copies:
-        way = ways[copy.address]
-        if size >= group_bytes or found[-1].way != way:
-            found.append(Group(way, (copy,), use))
+        route = routes[copy.address]
+        if size >= group_bytes or found[-1].route != route:
+            found.append(Group(route, (copy,), use))
             size = copy.nbytes
         else:
             found[-1] = found[-1]._replace(copies=(*found[-1].copies, copy))
@@ -102,16 +104,16 @@ def elbow(seconds: Mapping[int, float]) -> int:
 
 
 def transfer_times(
-    device: Device, way: Way, block: Address, sizes: Sequence[int], clock: Callable[[], float], rounds: int = 3
+    device: Device, route: Route, block: Address, sizes: Sequence[int], clock: Callable[[], float], rounds: int = 3
 ) -> dict[int, float]:
     """Measure the time of one transfer of each size, the best of several, with a block that the device holds."""
     times: dict[int, float] = {}
-    with way.source.lend((block,)) as lent:
+    with route.source.lend((block,)) as lent:
         for nbytes in sizes:
             taken = []
             for _ in range(rounds):
                 began = clock()
-                device.copy((Copy(block, 0, nbytes),), lent, way.link).wait()
+                device.copy((Copy(block, 0, nbytes),), lent, route.link).wait()
                 taken.append(clock() - began)
             times[nbytes] = min(taken)
     return times
@@ -150,18 +152,18 @@ def _swap(
     function: DeviceFunction,
     weights: Sequence[torch.Tensor],
     inputs: Sequence[Any],
-    ways: Sequence[Way],
+    routes: Sequence[Route],
     swapping: Swapping,
     missing: Mapping[Address, int],
     arrivals: _Arrivals,
 ) -> Outcome:
     copies = function.weight_copies(missing) if swapping.by_weight else function.block_copies(missing)
     with ExitStack() as stack:
-        lent = [stack.enter_context(way.source.lend(missing)) for way in ways]
+        lent = [stack.enter_context(route.source.lend(missing)) for route in routes]
         stack.callback(arrivals.finish)
-        chosen = {address: _way_of(address, lent) for address in missing}
+        chosen = {address: _route_of(address, lent) for address in missing}
         for group in groups(copies, chosen, swapping.group_bytes):
-            arrivals.add(group.first_use, device.copy(group.copies, lent[group.way], ways[group.way].link))
+            arrivals.add(group.first_use, device.copy(group.copies, lent[group.route], routes[group.route].link))
         if swapping.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
         else:
@@ -170,8 +172,8 @@ def _swap(
     return Outcome(outputs, sum(copy.nbytes for copy, _ in copies))
 
 
-def _way_of(address: Address, lent: Sequence[Mapping[Address, torch.Tensor]]) -> int:
-    way = next((at for at, blocks in enumerate(lent) if address in blocks), None)
-    if way is None:
+def _route_of(address: Address, lent: Sequence[Mapping[Address, torch.Tensor]]) -> int:
+    route = next((at for at, blocks in enumerate(lent) if address in blocks), None)
+    if route is None:
         raise StoreError(f"block {address} lies in none of the places that it could be copied from")
-    return way
+    return route

@@ -20,7 +20,7 @@ from overwinter.device.scrubbing import Tenancy
 from overwinter.model.compile import Compiled, Waiting
 
 
-class Done(Event):
+class CopyEvent(Event):
     """The end of a transfer in the copy thread."""
 
     def __init__(self, future: Future[None]) -> None:
@@ -101,9 +101,9 @@ class VirtualDevice(Device):
         storage = torch._C._construct_storage_from_data_pointer(pointer, self.torch_device, nbytes)
         return cast(torch.UntypedStorage, storage)  # PyTorch declares another type than it returns.
 
-    def copy(self, copies: Sequence[Copy], lent: Mapping[Address, torch.Tensor], link: Link) -> Done:
+    def copy(self, copies: Sequence[Copy], lent: Mapping[Address, torch.Tensor], link: Link) -> CopyEvent:
         """Copy parts of blocks as one transfer, after all copies that were asked for before."""
-        return Done(self._stream.submit(self._transfer, copies, lent, link))
+        return CopyEvent(self._stream.submit(self._transfer, copies, lent, link))
 
     def run(
         self, program: Compiled | Waiting, weights: Sequence[torch.Tensor], *arguments: Any

@@ -21,7 +21,7 @@ from overwinter.model.joining import batching
 from overwinter.model.random_inputs import KINDS, Kind, RandomInputs
 from overwinter.model.structure import BATCH, Program
 
-FREE = 2
+LEAST_SIZE = 2
 """The least value of any dynamic size in an export: the program is valid from here, and possibly not at 1."""
 
 _FACTORS = (2, 0.5, 4, 0.25, 8)
@@ -74,13 +74,13 @@ def _try_least(trial: "_Trial", base: Sizes) -> None:
     """Try each size at its minimum, separately and all together; a minimum of 1 may have to become 2."""
     for name, low in trial.below(base).items():
         fault = trial.fault_with(name, low, base)
-        if fault and not trial.can_begin(name, {**base, name: FREE}, fault):
+        if fault and not trial.raise_minimum(name, {**base, name: LEAST_SIZE}, fault):
             raise ProgramError(fault.message)
     least = trial.below(base)
     fault = trial.unless_checked(trial.fault_at({**base, **least})) if len(least) > 1 else None
     # Most requests have a batch of 1, so the batch is excluded last.
     names = sorted(least, key=lambda name: name == BATCH)
-    if fault and not any(trial.can_begin(name, {**base, **least, name: FREE}, fault) for name in names):
+    if fault and not any(trial.raise_minimum(name, {**base, **least, name: LEAST_SIZE}, fault) for name in names):
         raise ProgramError(fault.message)
 
 
@@ -139,7 +139,7 @@ class _Trial:
         """Compare at the example's sizes, or at the least valid ones, and return them; raise ProgramError if they
         differ.
         """
-        base = {name: min(max(size, FREE), self.ranges[name][1]) for name, size in self._program.example.items()}
+        base = {name: min(max(size, LEAST_SIZE), self.ranges[name][1]) for name, size in self._program.example.items()}
         fault = self.fault_at(base)
         if fault is not None:
             raise ProgramError(fault.message)
@@ -199,7 +199,7 @@ class _Trial:
             others = {other: self._within(other, int(size * factor)) for other, size in base.items()}
             fault = self.fault_at({**others, name: low})
         if first is not None and first.checked and fault is None:
-            self._note(first.message)
+            self._add_note(first.message)
         return fault
 
     def _within(self, name: str, size: int) -> int:
@@ -207,19 +207,21 @@ class _Trial:
         return max(low, min(size, high))
 
     def unless_checked(self, fault: _Fault | None) -> _Fault | None:
-        """Return the fault, unless a check of the program refuses these sizes; such sizes are only noted."""
+        """Return the fault, unless a check of the program refuses these sizes; such sizes get only a note."""
         if fault is None or not fault.checked:
             return fault
-        self._note(fault.message)
+        self._add_note(fault.message)
         return None
 
-    def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Let a size that is wrong at 1 begin at 2, if program and model agree at `sizes`, where it is 2."""
+    def raise_minimum(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
+        """Let a size that is wrong at 1 begin at 2, if program and model agree at `sizes`, where it is 2; return
+        whether they do.
+        """
         low, high = self.ranges[name]
-        if low >= FREE or high < FREE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
+        if low >= LEAST_SIZE or high < LEAST_SIZE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
             return False
-        self.ranges[name] = (FREE, high)
-        self.notes.append(f"{name} begins at {FREE}: {fault.message}")
+        self.ranges[name] = (LEAST_SIZE, high)
+        self.notes.append(f"{name} begins at {LEAST_SIZE}: {fault.message}")
         return True
 
     def end(self, name: str, most: int, fault: _Fault) -> None:
@@ -262,10 +264,10 @@ class _Trial:
             torch.backends.mha.set_fastpath_enabled(True)
         if isinstance(unfused, Exception) or self.meter.compare(unfused, given):
             return fault
-        self._note("compared without PyTorch's fused encoder, which returns zeros for padding")
+        self._add_note("compared without PyTorch's fused encoder, which returns zeros for padding")
         return ""
 
-    def _note(self, message: str) -> None:
+    def _add_note(self, message: str) -> None:
         self.notes += [] if message in self.notes else [message]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:

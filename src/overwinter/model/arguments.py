@@ -27,11 +27,11 @@ class Input(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The inputs of a module's `forward`, and the bounds of dynamic sizes that the author gave."""
+    """The inputs of a module's `forward`, and the ranges of dynamic sizes that the author gave."""
 
     bound: BoundArguments
     inputs: list[Input]
-    bounds: SizeRanges
+    ranges: SizeRanges
 
     def arranged(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """Arrange one object per input as the arguments are nested."""
@@ -74,16 +74,16 @@ def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dyna
         bound = parameters.bind(*positional, **keywords)
     except TypeError as error:
         raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
-    bounds: SizeRanges = {}
+    ranges: SizeRanges = {}
     inputs = []
     leaves = _leaves(bound)
     _check_form(dynamic, [name for name, _ in leaves])
     for name, tensor in leaves:
-        dims = _dimensions_of(name, tensor, dynamic, bounds)
+        dims = _dimensions_of(name, tensor, dynamic, ranges)
         inputs.append(Input(name, _widened(name, tensor, dims), dims))
     _check_names(inputs)
-    _check_bounds(inputs, bounds)
-    return Arguments(bound, inputs, bounds)
+    _check_ranges(inputs, ranges)
+    return Arguments(bound, inputs, ranges)
 
 
 def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
@@ -132,8 +132,8 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
                 )
 
 
-def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: SizeRanges) -> dict[int, str]:
-    """Return the names of an input's dynamic sizes; bounds that are given with a name are added to `bounds`."""
+def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, ranges: SizeRanges) -> dict[int, str]:
+    """Return the names of an input's dynamic sizes; ranges that are given with a name are added to `ranges`."""
     if dynamic is None:
         return {0: BATCH} if tensor.dim() else {}
     dims: dict[int, str] = {}
@@ -143,14 +143,14 @@ def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bou
         label, given = _read(name, size)
         if not label.isidentifier():
             raise ProgramError(f"the dynamic size {label!r} of input {name!r} must be named like a variable")
-        if given is not None and bounds.setdefault(label, given) != given:
-            raise ProgramError(f"dynamic size {label!r} is given two ranges, {bounds[label]} and {given}")
+        if given is not None and ranges.setdefault(label, given) != given:
+            raise ProgramError(f"dynamic size {label!r} is given two ranges, {ranges[label]} and {given}")
         dims[dim % tensor.dim()] = label
     return dims
 
 
 def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
-    """Return the name and the bounds of a dynamic size."""
+    """Return the name and the range of a dynamic size."""
     match size:
         case str():
             return size, None
@@ -170,6 +170,7 @@ def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
 
 
 def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
+    """Return the example with dynamic sizes of 1 doubled, because an export treats a 1 as fixed."""
     for dim in dims:
         if tensor.shape[dim] == 0:
             raise ProgramError(f"example input {name!r} has no elements along dynamic dimension {dim}")
@@ -189,10 +190,10 @@ def _check_names(inputs: Sequence[Input]) -> None:
                 )
 
 
-def _check_bounds(inputs: Sequence[Input], bounds: SizeRanges) -> None:
+def _check_ranges(inputs: Sequence[Input], ranges: SizeRanges) -> None:
     for name, tensor, dims in inputs:
         for dim, label in dims.items():
-            low, high = bounds.get(label, (1, tensor.shape[dim]))
+            low, high = ranges.get(label, (1, tensor.shape[dim]))
             if not low <= tensor.shape[dim] <= high:
                 raise ProgramError(
                     f"example input {name!r} has {tensor.shape[dim]} for {label!r}, which goes from {low} to {high}"

@@ -67,7 +67,7 @@ def conditions_of(
     return distinct(found)
 
 
-def condition(expression: sympy.Expr, message: str | None = None) -> list[Condition]:
+def conditions_in(expression: sympy.Expr, message: str | None = None) -> list[Condition]:
     """Convert a symbolic boolean over the names of sizes to conditions that must all hold."""
     return [Condition(part, message) for part in _parts(_parsed(PythonPrinter().doprint(expression)))]
 
@@ -111,12 +111,12 @@ def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, l
 def is_satisfied(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
     """Whether all conditions hold at these sizes."""
     try:
-        return all(number(each.tree, sizes.__getitem__, _apply) for each in conditions)
+        return all(evaluate_condition(each.tree, sizes.__getitem__, _apply) for each in conditions)
     except ArithmeticError:
         return False
 
 
-def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any:
+def evaluate_condition(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any:
     """Evaluate an expression with `call`, and with `size_of` for sizes.
 
     Raises ProgramError for a function that the operator table does not have.
@@ -132,7 +132,7 @@ def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any
             return size_of(name)
         case _:
             function, parts = _called(tree)
-    values = [number(part, size_of, call) for part in parts]
+    values = [evaluate_condition(part, size_of, call) for part in parts]
     if function not in _FOLDED:
         return call(function, tuple(values))
     result = values[0]
@@ -226,7 +226,7 @@ def _holds(each: Condition, name: str, values: torch.Tensor) -> torch.Tensor | N
         return _FOR_MANY.get(function, SYMBOLIC[function])(*args)
 
     try:
-        truth = torch.as_tensor(number(each.tree, {name: values}.__getitem__, call))
+        truth = torch.as_tensor(evaluate_condition(each.tree, {name: values}.__getitem__, call))
     except (RuntimeError, TypeError, ValueError):
         return None
     return truth.expand(len(values)).bool() & ~undefined

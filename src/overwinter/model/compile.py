@@ -82,8 +82,8 @@ def compile_timed(program: Program, clock: Callable[[], float], device: torch.de
 
 
 def compile_waiting(program: Program, calls: Container[int], device: torch.device | str = "cpu") -> Waiting:
-    """As `compile_program` for the whole program, which waits before each of these calls until the weights that it
-    reads have arrived; the number of calls stands for the return of the outputs.
+    """Compile the whole program as `compile_program` does, but wait before each of these calls until the weights that
+    it reads have arrived. The number after that of the last call means the return of the outputs.
     """
     writer = _Writer(program, torch.device(device), frozenset())
     lines = ["def run(weights, inputs, wait):"]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from overwinter.core.datatypes import DATATYPES, DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
-from overwinter.model.checks import Condition, kind_of, number
+from overwinter.model.checks import Condition, evaluate_condition, kind_of
 from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simplify, source_line
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
@@ -170,7 +170,7 @@ class _Conversion:
             return known[function, args]
 
         for check in checks:
-            truth = number(check.tree, size_of, call)
+            truth = evaluate_condition(check.tree, size_of, call)
             self._append(Call("aten._assert_scalar.default", (truth, _message(check.message)), {}, ()))
 
     def _append(self, call: Call, path: str | None = None, macs: int = 0) -> None:

@@ -16,7 +16,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import BATCH, Dynamic, Example, Input, SizeRanges, arguments_of
-from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
+from overwinter.model.checks import Condition, conditions_in, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.graph import guard_calls
 from overwinter.model.liveness import peak_activation_bytes
@@ -56,7 +56,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     check_module(module)
     arguments = arguments_of(module, example_inputs, dynamic)
     named = {label for _, _, dims in arguments.inputs for label in dims.values()}
-    bounds = {label: _default(label) for label in sorted(named)} | arguments.bounds
+    bounds = {label: _default(label) for label in sorted(named)} | arguments.ranges
     exported, messages = trace(module, arguments, bounds)
     _check_free(exported, arguments.inputs)
     constraints = {
@@ -80,7 +80,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
             names=[dims for _, _, dims in arguments.inputs],
             bounds=bounds,
             constraints=constraints,
-            unbounded=named - arguments.bounds.keys(),
+            unbounded=named - arguments.ranges.keys(),
             messages=messages,
         )
     )
@@ -191,10 +191,10 @@ def _conditions(
     guards = getattr(graph.exported, "_guards_code", None)
     if guards is None:
         raise ProgramError(f"PyTorch {torch.__version__} does not report the assumptions of an export; 2.11 to 2.13 do")
-    found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
+    found = [each for tie in ties for each in conditions_in(tie)] + conditions_of(guards, graph.labels, shapes)
     for expression, message in graph.messages.items():
         if expression.free_symbols <= meanings.keys():
-            found += condition(expression.xreplace(dict(meanings)), message)
+            found += conditions_in(expression.xreplace(dict(meanings)), message)
     return sorted(distinct(found), key=lambda each: each.author_message is None)
 
 

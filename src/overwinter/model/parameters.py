@@ -34,7 +34,7 @@ class IntegerRange(NamedTuple):
     least: int
     most: int
 
-    def hold(self, number: Any) -> bool:
+    def holds(self, number: Any) -> bool:
         """Whether a number is within the bounds; NaN is not."""
         return bool(self.least <= number <= self.most)
 
@@ -73,7 +73,7 @@ class Parameter:
     def _takes_part(self, part: Scalar, program: Program, tensors_only: bool) -> bool:
         if self.kind == "Tensor" and tensors_only and is_number(part, program):
             return False
-        if self.bounds is not None and isinstance(part, int) and not self.bounds.hold(part):
+        if self.bounds is not None and isinstance(part, int) and not self.bounds.holds(part):
             return False
         return _takes(self.kind, part, program)
 
@@ -96,7 +96,7 @@ def bounded(bounds: IntegerRange) -> Callable[[Any], Any]:
     """
 
     def check(number: Any) -> Any:
-        if not bounds.hold(number):
+        if not bounds.holds(number):
             raise ValueError(f"a size or an index of {number} is not within {bounds.least} to {bounds.most}")
         return number
 

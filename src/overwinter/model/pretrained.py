@@ -52,7 +52,7 @@ class Pretrained(NamedTuple):
     dynamic: dict[str, dict[int, str]]
 
 
-class Plain(torch.nn.Module):
+class PlainModel(torch.nn.Module):
     """A model, or one method of it, that returns a dictionary of its output tensors, without caches or containers."""
 
     def __init__(self, model: Any, method: str = "forward", *, first_only: bool = False) -> None:
@@ -150,7 +150,7 @@ def import_transformers() -> Any:
     return transformers
 
 
-def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
+def with_examples(plain: PlainModel, sizes: Mapping[str, Any]) -> Pretrained:
     """Return the model with example inputs and the names of their dynamic sizes; `sizes` are the options."""
     axes = _axes(plain)
     config = plain.model.config
@@ -191,18 +191,18 @@ def _nested(transformers: Any, path: Path, name: str) -> Any:
     return getattr(module, name, None)
 
 
-def _part(model: Any, part: str | None) -> Plain:
+def _part(model: Any, part: str | None) -> PlainModel:
     if part is None:
-        return Plain(model)
+        return PlainModel(model)
     # Every model has a method that returns its encoder, sometimes the model itself.
     apart = getattr(model.config, "is_encoder_decoder", False)
     known = [name for name, method in PARTS.items() if hasattr(model, method) and (apart or name != "encoder")]
     if part not in known:
         raise ProgramError(f"{type(model).__name__} has no part {part!r}; it has {', '.join(known) or 'none'}")
-    return Plain(model.get_encoder()) if part == "encoder" else Plain(model, PARTS[part])
+    return PlainModel(model.get_encoder()) if part == "encoder" else PlainModel(model, PARTS[part])
 
 
-def _axes(plain: Plain) -> dict[str, Axes]:
+def _axes(plain: PlainModel) -> dict[str, Axes]:
     """Return the inputs to give, by name, with the meaning of each dimension."""
     model, takes = plain.model, plain.takes()
     kind = type(model).__name__
@@ -227,7 +227,7 @@ def _axes(plain: Plain) -> dict[str, Axes]:
     return axes
 
 
-def _main_input(plain: Plain, takes: set[str]) -> str:
+def _main_input(plain: PlainModel, takes: set[str]) -> str:
     name = str(plain.model.main_input_name)
     known = ["input_ids", "pixel_values", "input_values", "input_features"]
     if name not in takes:

@@ -23,7 +23,7 @@ _QUANTIZED = (
 )
 _LOOPS = "a program has no loops; use a Python loop with a fixed number of steps"
 
-_WAYS_OUT: tuple[tuple[str, str], ...] = (
+_OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|poisson|rrelu", _RANDOM),
     (r".*dropout|fractional_max_pool", f"it is random; call it with training=False, since {_RANDOM}"),
     (r"nonzero|unique|_unique|masked_select|bincount|argwhere|combinations", _SIZED_BY_VALUES),
@@ -41,7 +41,7 @@ _WAYS_OUT: tuple[tuple[str, str], ...] = (
 )
 """The remedy for each operator, by a pattern of its name without the namespace."""
 
-_FAILURES: tuple[tuple[str, str], ...] = (
+_FAILURE_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"pack_padded_sequence|pad_packed_sequence|PackedSequence", _PACKED),
     (r"nested_tensor", "give padded inputs and a mask in place of nested tensors"),
 )
@@ -56,12 +56,12 @@ def operator_remedy(operator: str) -> str:
     if name and namespace not in ("aten", "builtins", "math", "operator", "torch"):
         return f"; operators of {namespace!r} are not PyTorch's own, and a node has only these"
     bare = name or namespace
-    return next((f"; {way}" for pattern, way in _WAYS_OUT if re.match(pattern, bare)), "")
+    return next((f"; {remedy}" for pattern, remedy in _OPERATOR_REMEDIES if re.match(pattern, bare)), "")
 
 
 def failure_remedy(failure: str) -> str:
     """Return the remedy for a failed export with this text, as the end of a sentence; empty if none is known."""
-    return next((f"; {way}" for pattern, way in _FAILURES if re.search(pattern, failure)), "")
+    return next((f"; {remedy}" for pattern, remedy in _FAILURE_REMEDIES if re.search(pattern, failure)), "")
 
 
 def check_module(module: torch.nn.Module) -> None:

@@ -132,7 +132,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dimensions: dict[str, tuple[int, int]]
     """The range of each dynamic size."""
     example: dict[str, int]
-    """The value of each dynamic size at which the layers were measured; 1 for the batch."""
+    """The value of each dynamic size at which the layers were measured; the smallest allowed for the batch."""
 
     @property
     def first_input(self) -> int:

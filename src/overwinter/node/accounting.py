@@ -86,7 +86,7 @@ class Accounting:
             self._update_inherited(worker, memory)
             accounts.workers[worker] = MeasuredWorkerMemory(need.function, memory, need.profiled_bytes, now)
             if worker in self._statistics.workers:
-                self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
+                self._statistics.set_memory(self._statistics.workers[worker], float(memory.private), now)
         accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in needs}
         accounts.zygotes = sum(memory.pss for memory in measured[len(due) :] if memory is not None)
         accounts.stores = stores

@@ -49,7 +49,7 @@ class AnswerCheck:
             raise ValueError(f"its buffer cannot be mapped: {error}") from error
         at = iter(places)
         return [
-            failed(outcome)
+            reportable(outcome)
             if isinstance(outcome, Failure)
             else [_taken(buffer, meta, next(at)) for meta in outcome.metas]
             for outcome in answer.outcomes
@@ -89,7 +89,7 @@ def reported_bytes(answer: Answer) -> int:
     return sum(meta.nbytes for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas)
 
 
-def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:
+def reportable(failure: Failure | LoadFailed | BindFailed) -> Failure:
     """Return a failure that a worker may report."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:MESSAGE_MAX])
 

@@ -158,7 +158,7 @@ class Groups:
         for tenant, place in self._tenants.items():
             if (tenant in tenants) != (tenant in self._lowered):
                 self._lowered ^= {tenant}
-                _weigh(place, LOWERED if tenant in tenants else 1)
+                _set_weight(place, LOWERED if tenant in tenants else 1)
 
     # Demoted processes
 
@@ -250,7 +250,7 @@ def _bound(controller: str, place: Path) -> None:
         (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
 
 
-def _weigh(place: Path, part: int) -> None:
+def _set_weight(place: Path, part: int) -> None:
     """Give a tenant's group this part of the usual weight."""
     with suppress(OSError):
         if _is_version_2(place):
@@ -286,7 +286,7 @@ def _locked(place: Path, how: int) -> int | None:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove a group unless a living node has it: a lock ends with its holder."""
+    """Remove a group unless a running node has it: a lock ends with its holder."""
     lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is not None:
         # No other node can lock it meanwhile.

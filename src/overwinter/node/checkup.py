@@ -27,7 +27,8 @@ Level = Literal["ok", "lacking", "fatal"]
 PYTHONS = ((3, 11), (3, 12))
 TORCHES = ((2, 11), (2, 13))
 """The oldest and the newest tested PyTorch."""
-WORKERS_FEW = 256
+WORKERS_ENOUGH = 256
+"""A limit of the system that allows fewer workers is reported."""
 GIB = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
@@ -167,7 +168,7 @@ def _huge_pages() -> Check:
 
 
 def _limits() -> Iterator[Check]:
-    unbounded = WORKERS_FEW * 1024
+    unbounded = WORKERS_ENOUGH * 1024
     unclear: list[str] = []
     bounds = {
         "descriptors": (
@@ -180,7 +181,7 @@ def _limits() -> Iterator[Check]:
         ),
     }
     for what, (most, remedy) in bounds.items():
-        enough = most >= WORKERS_FEW
+        enough = most >= WORKERS_ENOUGH
         yield Check(what, "ok" if enough else "lacking", f"enough for {most} workers", "" if enough else remedy)
     for each in unclear:
         yield Check("processes", "lacking", each, "mount /proc and the control groups as Linux has them")
@@ -196,7 +197,7 @@ def _host_store(place: Path) -> Check:
         return Check("tmpfs", "lacking", f"{place} is a {_kind_of(place)}, not memory", "choose a tmpfs: --host-store")
     if free < GIB:
         return Check("tmpfs", "lacking", f"{place} has space for {free >> 20} MiB of models", remedy)
-    return Check("tmpfs", "ok", f"{place} has room for {free >> 20} MiB of models")
+    return Check("tmpfs", "ok", f"{place} has space for {free >> 20} MiB of models")
 
 
 def _kind_of(place: Path) -> str:

@@ -110,7 +110,7 @@ class NodeEffects:
                 # For the readers of the journal; Drop removes its blocks.
                 pass
             case Explanation():
-                self._decided(action)
+                self._log_stop(action)
             case StartExecutor() | RunOnDevice():
                 raise NotImplementedError
             case _:
@@ -150,8 +150,8 @@ class NodeEffects:
         if error == NoSpaceError.__name__ and id_ is not None:
             self._registry.log_totals(id_, refused)
 
-    def _decided(self, action: Explanation) -> None:
-        # Other explanations are only for readers of the journal.
+    def _log_stop(self, action: Explanation) -> None:
+        # Explanations of other decisions are only for readers of the journal.
         if action.what == "stop":
             function = self._functions.get(action.function)
             self._throttle.log(action.function if function is None else function.manifest.tenant, action.why)
@@ -160,9 +160,9 @@ class NodeEffects:
         if self._alarm is not None:
             self._alarm.cancel()
         delay = max(0.0, at - clock.now())
-        self._alarm = self._loop.call_later(delay, self._ring)
+        self._alarm = self._loop.call_later(delay, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._alarm = None
         self._post(Alarm())
 

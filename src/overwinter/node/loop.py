@@ -39,7 +39,7 @@ class Effects(Protocol):
 
 class Loop:
     """Passes events to the scheduler, one after another, and its actions to the effects. Its reader sees each step soon
-    afterwards, in order, so that answers do not wait for them.
+    afterwards, in order, so that answers do not wait for it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Loop:
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._unread: list[tuple[Seconds, Event, list[Action]]] = []
-        self._turning = False
+        self._in_step = False
         self.broken: asyncio.Future[None] = self._loop.create_future()
         """The error for which the node must end, once there is one."""
 
@@ -70,20 +70,20 @@ class Loop:
         if self.broken.done():
             raise OverwinterError("the node has failed and is stopping")
         self._events.append(event)
-        if self._turning:
+        if self._in_step:
             return
-        self._turning = True
+        self._in_step = True
         try:
             while self._events:
-                self._turn(self._events.popleft())
+                self._step(self._events.popleft())
         except Exception as error:  # noqa: BLE001 - the boundary to the scheduler: nothing may continue after it failed
             if self._scheduler.current is not None:
                 self._quarantine.add(self._scheduler.current, error)
             self._fail(error)
         finally:
-            self._turning = False
+            self._in_step = False
 
-    def _turn(self, event: Event) -> None:
+    def _step(self, event: Event) -> None:
         now = clock.now()
         actions = self._scheduler.handle(event, now)
         self._journal.record(now, event, actions)

@@ -34,18 +34,18 @@ def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
         return None
     private = pss = shared = 0
     for found in _MAPPINGS.finditer(text):
-        rights = found[1]
+        permissions = found[1]
         pss += int(found[2])
-        if rights[3:] == b"s":
+        if permissions[3:] == b"s":
             shared += int(found[2])
-        elif rights[:2] == b"rw":
+        elif permissions[:2] == b"rw":
             private += int(found[3]) + int(found[4])
     return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
 
 
 def anonymous_bytes(pid: int) -> int | None:
     """Return the bytes of the process that belong to no file, including those that it shares with the process that
-    forked it; None if it has ended or is ending. Needs no rights, and takes a few microseconds.
+    forked it; None if it has ended or is ending. Needs no privileges, and takes a few microseconds.
     """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)

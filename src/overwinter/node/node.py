@@ -86,7 +86,7 @@ class Node:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
         return profile
 
-    # What comes and goes
+    # Deploys, removals and loads
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raise the error of its trial. It then
@@ -132,7 +132,7 @@ class Node:
         """Set the versions that get the requests without a version; raise an error if that is impossible."""
         await self._traffic.set(name, shares)
 
-    # What is there
+    # Views
 
     def owner(self, name: FunctionName) -> TenantId:
         """Return the tenant of a function or a pipeline, also of one on trial; raise NotFoundError."""

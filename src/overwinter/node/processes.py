@@ -15,7 +15,7 @@ import msgspec
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
 from overwinter.node.ahead import REQUEST_ERRORS, AheadProcesses
-from overwinter.node.answers import failed
+from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
@@ -25,8 +25,8 @@ from overwinter.node.process_identity import wait_over
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerListener, WorkerProcess, ending
-from overwinter.node.zygote_process import ZygoteLimits, ZygoteProcess
-from overwinter.node.zygotes import UNREADABLE, Zygotes
+from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
+from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
@@ -58,7 +58,7 @@ class Processes:
     """Forks workers from the zygotes, and receives their messages."""
 
     def __init__(
-        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits | None = None
+        self, registry: Registry, environment: Mapping[str, str], log: Log, settings: ZygoteSettings | None = None
     ) -> None:
         self._registry = registry
         self._log = log
@@ -68,7 +68,7 @@ class Processes:
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """The workers that wait for the base zygote, in their order."""
-        self.zygotes = Zygotes(self, environment, log, bounds or ZygoteLimits())
+        self.zygotes = Zygotes(self, environment, log, settings or ZygoteSettings())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, log)
@@ -169,14 +169,14 @@ class Processes:
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
-            process = self._forked(function, order, load, bind, fds, listener)
+            process = self._fork_new(function, order, load, bind, fds, listener)
         process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family.id)
         if bind is not None:
             process.bindings.begin_first(function, bind)
         self._workers[order.worker] = process
         self.listen(process)
 
-    def _forked(
+    def _fork_new(
         self,
         function: DeployedFunction,
         order: ForkWorker,
@@ -249,7 +249,7 @@ class Processes:
         own = self.zygotes.tenants.get(tenant)
         if own is not None and own.can_fork and own.limits is not None:
             if own.limits.holds(order):
-                self.zygotes.used(own)
+                self.zygotes.mark_used(own)
                 return own
             own.small = True
         base = self.zygotes.base
@@ -290,17 +290,17 @@ class Processes:
     def _receive_from_worker(self, process: WorkerProcess) -> None:
         try:
             message, _ = process.channel.receive()
-            self._take(process, message)
+            self._handle(process, message)
         except BlockingIOError:
             return
         except ChannelClosedError:
             # No further message will come. The zygote reports the exit; kill a worker that only closed its channel.
             self._loop.remove_reader(process.channel.fileno())
             self._loop.call_later(LINGER_S, self.kill, process)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
 
-    def _take(self, process: WorkerProcess, message: FromWorker) -> None:
+    def _handle(self, process: WorkerProcess, message: FromWorker) -> None:
         """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
         match message:
             case Answer():
@@ -322,12 +322,12 @@ class Processes:
             case BindFailed(function):
                 report = process.bindings.answered(function)
                 self.unbind(process, FunctionId(function))
-                report(failed(message))
+                report(reportable(message))
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():
                 _require(not process.ready and process.failure is None, "it was already loaded")
-                process.failure = failed(message)
+                process.failure = reportable(message)
 
     def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
         """Stop listening to a worker and kill it; its end is reported with this reason."""
@@ -369,12 +369,12 @@ class Processes:
             while process.failure is None:
                 message, _ = process.channel.receive()
                 if isinstance(message, LoadFailed):
-                    process.failure = failed(message)
+                    process.failure = reportable(message)
                 elif isinstance(message, Trying):
                     process.tried = True
                 elif isinstance(message, Answer):
                     process.listener.worker_answered(process, message)
-        except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
+        except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
             return
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ class Quotas:
         self._reserved: list[_Share] = []
         """What deploys in progress will add."""
         self.on_trial: list[DeployedFunction] = []
-        """The functions of the other deploys in progress."""
+        """The functions of those deploys in progress that have registered theirs."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """The pipelines whose deploys are in progress."""
 
@@ -52,7 +52,7 @@ class Quotas:
         shares = [*deployed, *self._reserved]
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]
-        any_max, every, room = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
+        any_max, every, bytes_max = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
         own_max = any_max if functions_max is None else min(any_max, functions_max)
         if every >= self._config.functions_max:
             totals = f"{every} versions of functions, and at most {self._config.functions_max}"
@@ -61,11 +61,11 @@ class Quotas:
             counts = f"{len(own)} versions of functions, and may have {own_max}"
             raise NoSpaceError(f"tenant {tenant!r} has {counts}: remove some first")
         taken = manifest_bytes + sum(share.manifest_bytes for share in own)
-        if taken > room // 2:
-            counts = f"{taken} bytes, and may have {room // 2}"
+        if taken > bytes_max // 2:
+            counts = f"{taken} bytes, and may have {bytes_max // 2}"
             raise NoSpaceError(f"the manifests of tenant {tenant!r} would have {counts}: remove some first")
-        if (together := taken + sum(share.manifest_bytes for share in others)) > room:
-            totals = f"{together} bytes of manifests, and at most {room}"
+        if (together := taken + sum(share.manifest_bytes for share in others)) > bytes_max:
+            totals = f"{together} bytes of manifests, and at most {bytes_max}"
             raise NoSpaceError("this node has no room for more manifests: remove functions", totals=totals)
         self._deploys[tenant] += 1
         reserved = [_Share(tenant, manifest_bytes)]

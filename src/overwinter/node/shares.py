@@ -4,9 +4,9 @@ The kernel divides the cores among the tenants that need them at a moment, indep
 computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
 about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying usage
 (Kay and Lauder, A fair share scheduler, 1988). Use for runs that can still meet an SLO counts only if it slows down a
-tenant with such runs that used less: as in the queue for cores, requests in time come before others. A tenant whose
-workers computed outside runs has the lower weight for some seconds, independent of its use. Without control groups
-nothing is done.
+tenant with such runs that used less: as in the queue for cores, requests that can still meet their SLO come first. A
+tenant whose workers computed outside runs has the lower weight for some seconds, independent of its use. Without
+control groups nothing is done.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
 
 CHECK_INTERVAL_S = 0.1
-MEMORY_S = 0.3
-"""The time in which past usage decays to a third."""
+DECAY_S = 0.3
+"""The time constant of the decay: after this time, past usage counts 1/e."""
 SCARCE = 0.6
 """The share of all cores in use below which no tenant is slowed down."""
 NEARLY = 0.75
 """The part of its fair share above which a tenant's weight is lowered."""
 LEAST = 0.02
 """Usage below this part of a core counts as none."""
-ALONE = 0.1
-"""The usage of a core that a tenant's workers may have while they have nothing to run."""
-ALONE_S = 10.0
+OUTSIDE_RUNS = 0.1
+"""The usage of a core that a tenant's workers may have outside runs."""
+OUTSIDE_RUNS_S = 10.0
 """How long a tenant's weight stays lowered after its workers exceeded that."""
 HELD_S = 2.0
 """How long a tenant's weight stays lowered after it used about its share. It uses less while its weight is lowered."""
 
 
 class CoreShares:
-    """Adjusts the weights of tenants by their use of cores. Used on the event loop's thread only: a pass costs some
+    """Adjusts the weights of tenants by their use of cores. Used on the event loop's thread only: a check costs some
     microseconds per process.
     """
 
@@ -48,12 +48,12 @@ class CoreShares:
         self._last = Seconds(0.0)
         self._used: dict[TenantId, float] = {}
         """The cores that each tenant used recently."""
-        self._in_time: dict[TenantId, float] = {}
-        """The part of them that was used by workers whose runs can meet an SLO."""
-        self._alone: dict[WorkerId, float] = {}
-        """The CPU seconds that each worker used without a run, at the last check."""
-        self._used_alone: dict[TenantId, float] = {}
-        """The cores that each tenant's workers used recently without a run."""
+        self._used_for_slo: dict[TenantId, float] = {}
+        """The part of them that its workers used while all their runs could meet an SLO."""
+        self._computed_outside_runs_s: dict[WorkerId, float] = {}
+        """The CPU seconds that each worker used outside runs, until the last check."""
+        self._used_outside_runs: dict[TenantId, float] = {}
+        """The cores that each tenant's workers used recently outside runs."""
         self._until: dict[TenantId, Seconds] = {}
         """Until when each tenant's weight is lowered."""
 
@@ -70,23 +70,27 @@ class CoreShares:
         if not processes.zygotes.groups.shares_cores:
             return
         passed_s, self._last = now - self._last, now
-        spent, spent_in_time = self._spent(processes)
+        spent, spent_for_slo = self._spent(processes)
         self._used = _decayed(self._used, spent, passed_s)
-        self._in_time = _decayed(self._in_time, spent_in_time, passed_s)
-        self._used_alone = _decayed(self._used_alone, self._spent_alone(processes), passed_s)
-        for tenant in above_their_share(self._used, self._in_time, self._cores):
+        self._used_for_slo = _decayed(self._used_for_slo, spent_for_slo, passed_s)
+        self._used_outside_runs = _decayed(self._used_outside_runs, self._spent_outside_runs(processes), passed_s)
+        for tenant in tenants_to_lower(self._used, self._used_for_slo, self._cores):
             self._until[tenant] = max(self._until.get(tenant, now), Seconds(now + HELD_S))
-        self._until |= {tenant: Seconds(now + ALONE_S) for tenant, each in self._used_alone.items() if each > ALONE}
+        self._until |= {
+            tenant: Seconds(now + OUTSIDE_RUNS_S)
+            for tenant, each in self._used_outside_runs.items()
+            if each > OUTSIDE_RUNS
+        }
         self._until = {tenant: until for tenant, until in self._until.items() if until > now}
         processes.zygotes.groups.lower(self._until.keys())
 
     def _spent(self, processes: Processes) -> tuple[dict[TenantId, float], dict[TenantId, float]]:
-        """Return the processor seconds of each tenant's processes since the last pass: all, and those of workers whose
+        """Return the processor seconds of each tenant's processes since the last check: all, and those of workers whose
         runs can meet an SLO.
         """
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
-        in_time: dict[TenantId, float] = defaultdict(float)
+        for_slo: dict[TenantId, float] = defaultdict(float)
         workers = [*processes.workers(), *processes.ahead.workers.values()]
         pids = [(worker.family.tenant, worker.pid, worker) for worker in workers]
         zygotes = [(tenant, zygote.pid, None) for tenant, zygote in processes.zygotes.tenants.items()]
@@ -96,23 +100,23 @@ class CoreShares:
                 self._seen[pid] = computed_s
                 part_s = max(0.0, computed_s - last.get(pid, computed_s))
                 spent[tenant] += part_s
-                if worker is not None and worker.is_in_time(computed_s):
-                    in_time[tenant] += part_s
-        return spent, in_time
+                if worker is not None and worker.can_meet_slo(computed_s):
+                    for_slo[tenant] += part_s
+        return spent, for_slo
 
-    def _spent_alone(self, processes: Processes) -> dict[TenantId, float]:
-        """Return the processor seconds since the last pass that each tenant's workers used without a run."""
-        last, self._alone = self._alone, {}
+    def _spent_outside_runs(self, processes: Processes) -> dict[TenantId, float]:
+        """Return the processor seconds since the last check that each tenant's workers used outside runs."""
+        last, self._computed_outside_runs_s = self._computed_outside_runs_s, {}
         spent: dict[TenantId, float] = defaultdict(float)
         for worker in processes.workers():
-            self._alone[worker.worker] = worker.computed_alone_s()
-            spent[worker.family.tenant] += self._alone[worker.worker] - last.get(worker.worker, 0.0)
+            self._computed_outside_runs_s[worker.worker] = worker.computed_outside_runs_s()
+            spent[worker.family.tenant] += self._computed_outside_runs_s[worker.worker] - last.get(worker.worker, 0.0)
         return spent
 
 
 def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s: float) -> dict[TenantId, float]:
     """Return the recent use of cores, from the earlier value and the processor seconds since."""
-    fresh = 1 - exp(-passed_s / MEMORY_S)
+    fresh = 1 - exp(-passed_s / DECAY_S)
     both = {
         tenant: fresh * spent.get(tenant, 0.0) / passed_s + (1 - fresh) * used.get(tenant, 0.0)
         for tenant in spent.keys() | used.keys()
@@ -120,16 +124,16 @@ def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s
     return {tenant: each for tenant, each in both.items() if each > LEAST}
 
 
-def above_their_share(used: dict[TenantId, float], in_time: dict[TenantId, float], cores: float) -> set[TenantId]:
+def tenants_to_lower(used: dict[TenantId, float], for_slo: dict[TenantId, float], cores: float) -> set[TenantId]:
     """Return the tenants whose weight is lowered if the cores are scarce: those that used nearly their share or more.
 
-    `used`: the cores that each tenant used; `in_time`: the part of it for runs that can meet an SLO. This part counts
+    `used`: the cores that each tenant used; `for_slo`: the part of it for runs that can meet an SLO. This part counts
     only if another tenant with such a part used less than its share.
     """
     if sum(used.values()) < SCARCE * cores:
         return set()
     most = NEARLY * cores / len(used)
     above = {tenant for tenant, each in used.items() if each > most}
-    if in_time.keys() & used.keys() - above:
+    if for_slo.keys() & used.keys() - above:
         return above
-    return {tenant for tenant in above if used[tenant] - in_time.get(tenant, 0.0) > most}
+    return {tenant for tenant in above if used[tenant] - for_slo.get(tenant, 0.0) > most}

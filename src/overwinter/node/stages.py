@@ -77,13 +77,13 @@ class PipelineRun:
         if self._failed is not None:
             message = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
             raise error_named(self._failed.error)(message, self._failed.retry_after_s)
-        return [self._taken(name, source) for name, source in self._pipeline.outputs.items()]
+        return [self._tensor(name, source) for name, source in self._pipeline.outputs.items()]
 
     def _step(self, event: Event, group: asyncio.TaskGroup) -> None:
         for order in step(self._request, event, self._now()):
             match order:
                 case Ask(name):
-                    self._tasks[name] = group.create_task(self._pass(order, group))
+                    self._tasks[name] = group.create_task(self._run_stage(order, group))
                 case Cancel(name):
                     self._tasks[name].cancel()
                 case Succeed():
@@ -94,7 +94,7 @@ class PipelineRun:
                 case _:
                     assert_never(order)
 
-    async def _pass(self, ask: Ask, group: asyncio.TaskGroup) -> None:
+    async def _run_stage(self, ask: Ask, group: asyncio.TaskGroup) -> None:
         """Run one stage and report its result."""
         event: Event
         try:
@@ -109,7 +109,7 @@ class PipelineRun:
 
     async def _answer(self, ask: Ask) -> Result:
         stage = ask.stage
-        inputs = [self._taken(name, source) for name, source in stage.inputs.items()]
+        inputs = [self._tensor(name, source) for name, source in stage.inputs.items()]
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
@@ -125,7 +125,7 @@ class PipelineRun:
             self._hold(sum(len(tensor.data) for tensor in used.values()))
         self._tensors |= used
 
-    def _taken(self, name: str, source: str) -> Tensor:
+    def _tensor(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)
         if tensor is None:
             raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not return")

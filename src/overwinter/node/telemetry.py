@@ -10,16 +10,16 @@ from overwinter.core.errors import NotFoundError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
 from overwinter.node.accounting import Accounting
-from overwinter.node.background import Background
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.overuse import OveruseCheck
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.recent_output import Line
 from overwinter.node.single_flight import SingleFlight
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.snapshot import Snapshot
-from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
+from overwinter.store.usage import UsageFile
 from overwinter.telemetry.activity import NodeActivity, activity
 from overwinter.telemetry.explaining import Explanation, Times, explanation, tiers_of
 from overwinter.telemetry.metering import Meter, Usage
@@ -29,7 +29,7 @@ from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
 Find = Callable[[FunctionName, int | None], DeployedFunction]
 
-LEDGER_FILE = "usage.sqlite"
+USAGE_FILE = "usage.sqlite"
 FLUSH_S = 60.0
 """The time between two writes of usage: at most the usage of this time is lost in a crash."""
 
@@ -61,9 +61,9 @@ class Telemetry:
             parts.hosts.health,
             parts.faults.counts,
         )
-        self._background = Background(self.statistics, parts.processes, parts.post, parts.log)
-        self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
-        self._meter = Meter(self.statistics, self._ledger, parts.log)
+        self._overuse = OveruseCheck(self.statistics, parts.processes, parts.post, parts.log)
+        self._usage_file = UsageFile(Path(parts.config.data) / USAGE_FILE)
+        self._meter = Meter(self.statistics, self._usage_file, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = SingleFlight(self._render)
         self._activity = SingleFlight(self._compute_activity)
@@ -72,12 +72,12 @@ class Telemetry:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
         accounting = self._accounting.run(self._parts.config.accounting_s, self._parts.faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
-        self._tasks.append(tasks.create_task(self._background.run(self._parts.faults)))
+        self._tasks.append(tasks.create_task(self._overuse.run(self._parts.faults)))
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            with self._parts.faults.contained("ledger"):
+            with self._parts.faults.contained("usage"):
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     def stop(self) -> None:
@@ -89,14 +89,14 @@ class Telemetry:
         """Write what is not written yet; call `stop` first."""
         # Work that a thread has begun is completed.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
-        self._ledger.close()
+        self._usage_file.close()
 
     async def metrics(self) -> bytes:
         """Return all metrics, in Prometheus's text format."""
         return await self._metrics.get()
 
     async def _render(self) -> bytes:
-        known = await self._known()
+        known = await self._snapshot()
         return await asyncio.to_thread(render, self._sources, known, self._pipelines.seen(), clock.now())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
@@ -110,10 +110,10 @@ class Telemetry:
         return await self._activity.get()
 
     async def _compute_activity(self) -> NodeActivity:
-        known = await self._known()
+        known = await self._snapshot()
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
-    async def _known(self) -> Snapshot:
+    async def _snapshot(self) -> Snapshot:
         """Take a snapshot of the scheduler's data; the loop runs between its steps."""
         steps = self._parts.published.snapshot(clock.now())
         while True:

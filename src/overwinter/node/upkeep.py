@@ -11,10 +11,10 @@ from overwinter.store.repository import Repository
 
 TMPFS_SHARE = 0.95
 """The share of the free tmpfs that host stores may use; other programs need some space."""
-ROOM_EVERY_S = 1.0
+CAPACITY_EVERY_S = 1.0
 COLLECT_EVERY_S = 0.25
 """The least time between two collections; no uploads or deploys are possible during one."""
-ROOM_STEP = 0.02
+CAPACITY_STEP = 0.02
 """Smaller relative changes of the tmpfs's size are ignored."""
 
 
@@ -34,14 +34,14 @@ async def watch_host_capacity(
     """
     known = known_bytes or 0
     while True:
-        await asyncio.sleep(ROOM_EVERY_S)
-        room = None
+        await asyncio.sleep(CAPACITY_EVERY_S)
+        capacity = None
         with faults.contained("free space on the tmpfs"):
-            room = await asyncio.to_thread(hosts.room)
-        if room is None:
+            capacity = await asyncio.to_thread(hosts.capacity_bytes)
+        if capacity is None:
             continue
-        bound = int(room * TMPFS_SHARE)
+        bound = int(capacity * TMPFS_SHARE)
         bound = bound if most_bytes is None else min(bound, most_bytes)
-        if abs(bound - known) > ROOM_STEP * max(bound, known):
+        if abs(bound - known) > CAPACITY_STEP * max(bound, known):
             known = bound
             post(HostCapacityMeasured(bound))

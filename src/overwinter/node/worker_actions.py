@@ -50,7 +50,7 @@ class WorkerActions:
         self._post = post
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._verified_for: dict[WorkerId, StartWorker] = {}
+        self._unverified_starts: dict[WorkerId, StartWorker] = {}
         """Starts of workers that are forked as soon as their code is verified."""
         self._closing = False
 
@@ -63,7 +63,7 @@ class WorkerActions:
         function = self._registry.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
-            self._verified_for[action.worker] = action
+            self._unverified_starts[action.worker] = action
             self._tasks.create_task(self._verify_and_fork(action, function, host))
         else:
             self._fork(action, function, host)
@@ -105,15 +105,15 @@ class WorkerActions:
 
     async def _verify_and_fork(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
         """Fork a worker, which compiles while the function's blocks are hashed; then send it the blocks."""
-        if await self._verify(function, host, function.code()) and action.worker in self._verified_for:
-            del self._verified_for[action.worker]
+        if await self._verify(function, host, function.code()) and action.worker in self._unverified_starts:
+            del self._unverified_starts[action.worker]
             self._fork(action, function, host, whole=False)
             if await self._verify(function, host, function.files()):
-                self._hand(action, function, host)
+                self._send_blocks(action, function, host)
 
     def stop_worker(self, worker: WorkerId, kill: bool) -> None:
         """Stop a worker, whether it is forked or not."""
-        action = self._verified_for.pop(worker, None)
+        action = self._unverified_starts.pop(worker, None)
         if action is not None:
             self._give_up(action, "WorkerError", "it was stopped before it was forked")
         else:
@@ -125,7 +125,7 @@ class WorkerActions:
             self._processes.stop(action.ahead, kill=True)
         self._post(WorkerExited(action.worker, error, reason, lost_blocks))
 
-    def lose(self, store: StoreName, address: Address) -> list[str]:
+    def kill_users(self, store: StoreName, address: Address) -> list[str]:
         """Kill the workers that may have mapped a damaged block, which was dropped from a host store."""
         lost = []
         for process in self._processes.workers():
@@ -137,7 +137,7 @@ class WorkerActions:
         return lost
 
     def _fork(self, action: StartWorker, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
-        """Fork a worker with all of the function's files, or only with its code; `_hand` then sends the rest."""
+        """Fork a worker with all of the function's files, or only with its code; `_send_blocks` then sends the rest."""
         try:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
@@ -158,7 +158,7 @@ class WorkerActions:
         finally:
             close_all(fds)
 
-    def _hand(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
+    def _send_blocks(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
         """Send a worker the descriptors that it was forked without."""
         process = self._processes.process(action.worker)
         if process is None or process.over:

@@ -31,7 +31,7 @@ class Flight(NamedTuple):
 
     slot: int
     requests: tuple[RequestId, ...]
-    in_time_until_s: float
+    slo_spent_at_s: float
     """The worker's CPU seconds at which the run has used up its SLO."""
 
 
@@ -100,8 +100,8 @@ class WorkerProcess:
         self._copies = 0
         self.last_run: RunId | None = None
         self._flights: dict[RunId, Flight] = {}
-        self._alone_s = 0.0
-        self._alone_from: float | None = None
+        self._outside_runs_s = 0.0
+        self._outside_runs_from: float | None = None
         """Its CPU seconds when its last run ended; None: a run is in progress, or the value is unknown."""
         # The last used slot is taken first, because its pages are mapped.
         self._free = list(range(load.concurrency))
@@ -144,8 +144,8 @@ class WorkerProcess:
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
         if not self._flights:
-            self.computed_alone_s()
-            self._alone_from = None
+            self.computed_outside_runs_s()
+            self._outside_runs_from = None
         self.last_run = run
         slot = self._free.pop()
         # The CPU time of a worker is that of all its slots.
@@ -153,14 +153,14 @@ class WorkerProcess:
         self._flights[run] = Flight(slot, requests, (self._computed_s() or 0.0) + slo_s)
         return slot
 
-    def is_in_time(self, computed_s: float) -> bool:
+    def can_meet_slo(self, computed_s: float) -> bool:
         """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.
 
         `computed_s`: its CPU seconds now. The time for which others slowed a run down does not count.
         """
         if self._slo_ms is None:
             return False
-        return all(computed_s <= flight.in_time_until_s for flight in self._flights.values())
+        return all(computed_s <= flight.slo_spent_at_s for flight in self._flights.values())
 
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none."""
@@ -169,21 +169,21 @@ class WorkerProcess:
             raise ValueError(f"run {answer.run} was not requested")
         if not self._flights:
             computed_s = self._computed_s()
-            self._alone_from = None if computed_s is None else computed_s + AFTER_RUN_S
+            self._outside_runs_from = None if computed_s is None else computed_s + AFTER_RUN_S
         return flight
 
     def take_back(self, run: RunId) -> Flight:
         """Return a run that is not sent to the worker; it keeps its slot until `free`."""
         return self._flights.pop(run)
 
-    def computed_alone_s(self) -> float:
+    def computed_outside_runs_s(self) -> float:
         """The processor seconds that it has used while it was ready and nothing ran."""
         computed_s = self._computed_s() if self.ready and not self._flights else None
         if computed_s is not None:
-            if self._alone_from is not None:
-                self._alone_s += max(0.0, computed_s - self._alone_from)
-            self._alone_from = max(computed_s, self._alone_from or 0.0)
-        return self._alone_s
+            if self._outside_runs_from is not None:
+                self._outside_runs_s += max(0.0, computed_s - self._outside_runs_from)
+            self._outside_runs_from = max(computed_s, self._outside_runs_from or 0.0)
+        return self._outside_runs_s
 
     def _computed_s(self) -> float | None:
         return None if self.pid is None else clock.computed_s(self.pid)
@@ -293,7 +293,7 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
 
 def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
     *places, nbytes = offsets(tensor.meta for tensor in tensors)
-    buffer.hold(nbytes)
+    buffer.grow(nbytes)
     for tensor, at in zip(tensors, places, strict=True):
         buffer.put(at, tensor.data)
     return buffer.nbytes

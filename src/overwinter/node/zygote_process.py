@@ -16,8 +16,8 @@ SLOW: frozenset[Pending] = frozenset(("up", "program"))
 """The tasks that may take longer; the zygote does nothing else meanwhile."""
 
 
-class ZygoteLimits(NamedTuple):
-    """The limits of zygotes: their number, their timeouts, and the additional imports of the base zygote."""
+class ZygoteSettings(NamedTuple):
+    """The settings of zygotes: their maximum number, their timeouts, and the additional imports of the base zygote."""
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0

@@ -19,11 +19,12 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
 from overwinter.node.output import Output
 from overwinter.node.process_identity import child_of, is_smaps_of
-from overwinter.node.zygote_process import SLOW, Pending, ZygoteLimits, ZygoteMemory, ZygoteProcess
+from overwinter.node.zygote_process import SLOW, Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Exited,
     Forked,
+    ForkFailed,
     ForkZygote,
     FromZygote,
     KillZygote,
@@ -31,7 +32,6 @@ from overwinter.worker.messages import (
     Pong,
     Prepare,
     ProgramReady,
-    Unforked,
     Up,
 )
 from overwinter.worker.sandbox import zygote_uid_of
@@ -44,7 +44,7 @@ TICKS = 4
 """The number of checks within the time in which a zygote must answer."""
 UNUSED_CHECKS = 2 * TICKS
 """The checks after which an unused tenant's zygote may be stopped for another tenant."""
-UNREADABLE = (ValueError, TypeError)
+DECODE_ERRORS = (ValueError, TypeError)
 """What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 
 
@@ -76,7 +76,7 @@ class Zygotes:
     """Starts, checks and ends the zygotes."""
 
     def __init__(
-        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, bounds: ZygoteLimits
+        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, settings: ZygoteSettings
     ) -> None:
         """Create it. `environment` contains all variables that zygotes and workers get."""
         self._listener = listener
@@ -84,7 +84,7 @@ class Zygotes:
         self._log = log
         self._output = Output("zygote", log)
         self.groups = Groups()
-        self._bounds = bounds
+        self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._failures = 0
         self._closing = False
@@ -110,7 +110,7 @@ class Zygotes:
     def start(self) -> None:
         """Start the base zygote and the supervision; `is_up` reports when it can fork."""
         zygote = ZygoteProcess(None, None)
-        arguments = [str(zygote.far_end.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
+        arguments = [str(zygote.far_end.fileno()), str(os.getpid()), self._settings.imports, *self.groups.make()]
         self._report_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
@@ -133,9 +133,9 @@ class Zygotes:
         if self._next_check is None:
             self._check_later()
 
-    def has_room(self) -> bool:
+    def can_begin(self) -> bool:
         """Whether one more tenant can have a zygote."""
-        return self.is_up() and (len(self.tenants) < self._bounds.zygotes_max or self._unused() is not None)
+        return self.is_up() and (len(self.tenants) < self._settings.zygotes_max or self._unused() is not None)
 
     def _unused(self) -> ZygoteProcess | None:
         """Return a zygote that may be stopped for another, the least recently used."""
@@ -144,7 +144,7 @@ class Zygotes:
     def begin(self, tenant: TenantId, limits: ZygoteMemory) -> ZygoteProcess | None:
         """Start a tenant's zygote within the limit; None if the system or the base zygote cannot."""
         unused = self._unused()
-        if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
+        if len(self.tenants) >= self._settings.zygotes_max and unused is not None:
             self.end(unused)
         if self.base is None:
             return None
@@ -172,7 +172,7 @@ class Zygotes:
         zygote.far_end.close()
         self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
 
-    def used(self, zygote: ZygoteProcess) -> None:
+    def mark_used(self, zygote: ZygoteProcess) -> None:
         """Mark this zygote as recently used."""
         zygote.unused_checks = 0
         if zygote.tenant is not None:
@@ -181,7 +181,7 @@ class Zygotes:
     # Checks
 
     def _check_later(self) -> None:
-        self._next_check = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._check_all)
+        self._next_check = self._loop.call_later(self._settings.zygote_timeout_s / TICKS, self._check_all)
 
     def _check_all(self) -> None:
         """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
@@ -202,17 +202,17 @@ class Zygotes:
 
     def _checks_allowed(self, zygote: ZygoteProcess, answer: Pending) -> int:
         """Return the number of checks without an answer that are allowed."""
-        allowed = self._bounds.zygote_timeout_s
+        allowed = self._settings.zygote_timeout_s
         if answer == "program":
-            allowed = self._bounds.warm_up_timeout_s
+            allowed = self._settings.warm_up_timeout_s
         elif answer == "up" and zygote is self.base:
             # The base zygote still imports modules.
-            allowed = self._bounds.start_timeout_s
-        return ceil(TICKS * allowed / self._bounds.zygote_timeout_s)
+            allowed = self._settings.start_timeout_s
+        return ceil(TICKS * allowed / self._settings.zygote_timeout_s)
 
     def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
         """Let a tenant's zygote compile a program; it cannot fork meanwhile."""
-        self.used(zygote)
+        self.mark_used(zygote)
         self._ask(zygote, order, "program", fds)
 
     def _ask(
@@ -242,7 +242,7 @@ class Zygotes:
         except ChannelClosedError:
             self.lose(zygote, "it died")
             return
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             self.lose(zygote, f"it sent an invalid message: {error}")
             return
         try:
@@ -268,8 +268,8 @@ class Zygotes:
                 self._settle(zygote, worker)
                 pid = zygote.channel.sender
                 pidfd = child_of(zygote.pid or 0, pid)
-                self._listener.worker_forked(zygote, message, pidfd, _taken(fds, pid))
-            case Unforked(worker, reason):
+                self._listener.worker_forked(zygote, message, pidfd, _take_smaps(fds, pid))
+            case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
                 zygote.full = zygote.tenant is not None
                 self._listener.worker_ended(zygote, worker, None, reason)
@@ -294,7 +294,7 @@ class Zygotes:
             # In its own namespaces its parent is the process that waits for it.
             zygote.pidfd = os.pidfd_open(zygote.pid)
         # None if the node had no free descriptor; its memory is then not counted.
-        zygote.smaps = _taken(fds, zygote.pid)
+        zygote.smaps = _take_smaps(fds, zygote.pid)
         if zygote.tenant is None:
             self._report_lacks(message.uncontained)
             self._failures = 0
@@ -387,6 +387,6 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _taken(fds: list[int], pid: int) -> int | None:
+def _take_smaps(fds: list[int], pid: int) -> int | None:
     """Take the smaps descriptor of the process out of the list, if it was received."""
     return fds.pop() if fds and is_smaps_of(fds[0], pid) else None

@@ -79,7 +79,7 @@ class Bench:
             runs: list[float] = []
             spent = 0.0
             while not _enough(len(runs) / configuration.concurrency, spent):
-                mark = await self._quiet.moment()
+                mark = await self._quiet.wait_until_quiet()
                 begun = self._now()
                 took = await worker.waves(BURST_S, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
                 self._quiet.spent(self._now() - begun)
@@ -103,7 +103,7 @@ class Bench:
             warm = False
             spent = 0.0
             while not _enough(len(passes), spent):
-                mark = await self._quiet.moment()
+                mark = await self._quiet.wait_until_quiet()
                 begun = self._now()
                 took = await worker.layers(batch, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
                 self._quiet.spent(self._now() - begun)
@@ -121,7 +121,7 @@ class Bench:
         return MeasuredWorker(self._processes, WorkerId(self._last), function, program, configuration, self._now)
 
     async def _start(self, worker: MeasuredWorker, function: DeployedFunction) -> float | None:
-        mark = await self._quiet.moment()
+        mark = await self._quiet.wait_until_quiet()
         begun = self._now()
         wake_s = await worker.start(self._hosts.store(function.store).open(function.files(bare=True)))
         self._quiet.spent(self._now() - begun)

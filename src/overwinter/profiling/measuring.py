@@ -159,7 +159,7 @@ class MeasuredWorker:
         buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)
         try:
-            buffer.hold(nbytes)
+            buffer.grow(nbytes)
         except OSError as error:
             raise WorkerError(f"a buffer cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()

@@ -1,4 +1,4 @@
-"""Compares service with the profile, and reports lasting differences."""
+"""Compares the times of runs and wakes in service with the profile, and reports lasting differences."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ class _Seen(msgspec.Struct):
 
 
 class Observer(ServiceObserver):
-    """Keeps a few numbers for each function, and the time of the last arrival."""
+    """Observes runs, wakes and arrivals. It keeps a few numbers for each function, and the time of the last arrival."""
 
     def __init__(
         self, profile_of: Callable[[FunctionId], Profile | None], report: Callable[[FunctionId, Correction], None]
@@ -56,18 +56,18 @@ class Observer(ServiceObserver):
 
     def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
         """Record the time of a run in this configuration."""
-        self._note(function, configuration, seconds, now)
+        self._record(function, configuration, seconds, now)
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
         """Record the time from the start of a worker until it was ready."""
-        self._note(function, None, seconds, now)
+        self._record(function, None, seconds, now)
 
     def removed(self, function: FunctionId) -> None:
         """Forget a removed version."""
         self._seen.pop(function, None)
         self._reported_at.pop(function, None)
 
-    def _note(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
+    def _record(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
         if self._profile_of(id_) is None:
             # The function was removed or not measured: there is nothing to correct.
             return

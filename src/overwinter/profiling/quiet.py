@@ -41,7 +41,7 @@ class Quiet:
         self._now = now
         self._rests_until = Seconds(0.0)
 
-    async def moment(self) -> int:
+    async def wait_until_quiet(self) -> int:
         """Wait until a measurement may run; return a mark for `disturbed`."""
         while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
             await asyncio.sleep(min(rest_s, SERVING_S))

@@ -3,7 +3,8 @@
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
 lacks. Then each queue is served from its front, up to the first function that does not fit: free resources are reserved
-for that function, and only for it other functions must release resources.
+for that function, and other functions must release resources only for it; workers are drained for the first
+PLACES_AT_ONCE functions.
 
 1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because
    it has waited for one before.
@@ -19,14 +20,13 @@ from typing import assert_never
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, device_admission, memory, order, retention, shared_runs, victims
+from overwinter.scheduler import ahead, device_admission, idle, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
-from overwinter.scheduler.idle import make_room
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start, drain
@@ -179,15 +179,15 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 def _give_cores(cycle: Cycle) -> None:
     """Assign free cores to the functions in the queue."""
-    line, cores = cycle.state.cores, cycle.resources.cores
-    while line.waits:
+    queue, cores = cycle.state.cores, cycle.resources.cores
+    while queue.waits:
         late_first = False
         if cores.fits(1):
             function = order.first_for_cores(cycle)
             if function is None or not cores.fits(order.needs(function)):
                 break
-            late_first = function.spec.id not in line.hopeful or order.is_turn_of_late(line.given)
-            line.given += 1
+            late_first = function.spec.id not in queue.hopeful or order.is_turn_of_late(queue.given)
+            queue.given += 1
         else:
             function = order.urgent(cycle)
             if function is None:
@@ -213,7 +213,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     if is_new and soonest > slo_s and len(hopeless) == len(function.queue):
         hopeless = hopeless[: -send.count]
     if hopeless:
-        cycle.decide(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
+        cycle.explain(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
     for id_ in hopeless:
         function.queue.remove(id_)
         message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
@@ -225,7 +225,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
     """Start workers while there are places and no other function is before this one; the first worker needs a core."""
-    if function.line != "places" and not _has_cores(cycle, function, 1, has_core):
+    if function.waits_in != "places" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.starts
     if _may_start(cycle, function, has_core):
@@ -283,7 +283,7 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
     if function is not None:
         started = start_workers(cycle, function, points)
         if started:
-            cycle.decide(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
+            cycle.explain(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:
@@ -311,7 +311,7 @@ def _give_places(cycle: Cycle) -> None:
             return
         if not has_place(cycle, function):
             if may_stop:
-                _make_room(cycle)
+                _drain_for_queue(cycle)
             return
         if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
             return
@@ -320,13 +320,13 @@ def _give_places(cycle: Cycle) -> None:
             return
 
 
-def _make_room(cycle: Cycle) -> None:
-    """Choose victims for the first in the queue, until there will be a place for each."""
+def _drain_for_queue(cycle: Cycle) -> None:
+    """Drain workers for the first functions in the queue, until there will be a place for each."""
     first = order.first_for_places(cycle)
     if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
         return
     future = victims.FutureClaims(cycle)
-    for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
+    for function in list(islice(order.queue_for_places(cycle), PLACES_AT_ONCE)):
         if function.has_worker and not (could_fit(cycle, function) and wants_place(cycle, function)):
             _look_again(cycle, function)
             return
@@ -345,7 +345,7 @@ def _look_again(cycle: Cycle, function: Function) -> None:
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Drain a worker to make a place, or first stop a process forked in advance; False: nothing may be stopped now."""
-    if ahead.make_room(cycle, function, wanted):
+    if ahead.stop_for(cycle, function, wanted):
         return True
     victim = victims.for_place(cycle, function, wanted)
     if victim.worker is None:
@@ -353,7 +353,7 @@ def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
             cycle.timers.arm("places", victim.at)
         return False
     if victim.worker.is_idle:
-        make_room(cycle, victim.worker)
+        idle.evict(cycle, victim.worker)
         return True
     other = victim.worker.tenant != function.spec.tenant
     until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
@@ -375,9 +375,9 @@ def _load(cycle: Cycle, function: Function) -> bool:
             give_up(cycle, function, why)
             return False
         if behind or (short and not retention.evict(cycle, short, function)):
-            if function.line != "bytes":
+            if function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
-                cycle.decide(function, "wait", "the host store is full of blocks in use")
+                cycle.explain(function, "wait", "the host store is full of blocks in use")
             return False
     order.leave(cycle, function)
     begin_load(cycle, function)

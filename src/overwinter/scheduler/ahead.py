@@ -76,7 +76,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
     message = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
-    cycle.decide(function, "ahead", message)
+    cycle.explain(function, "ahead", message)
     return found.id
 
 
@@ -264,7 +264,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
     return next(iter(found), None)
 
 
-def make_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+def stop_for(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Stop a process for what a function wants; False: no process would help."""
     found = victim(cycle, function, wanted)
     if found is not None:

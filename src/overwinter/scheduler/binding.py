@@ -103,14 +103,14 @@ def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
     return bool(function.queue), function.used, function.spec.id
 
 
-def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
+def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Stop an idle worker if there is no memory for a bind, unless memory is already being freed."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.leaving:
         return
     victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
-        idle.make_room(cycle, victim)
+        idle.evict(cycle, victim)
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
@@ -122,7 +122,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
     if replaced is not None:
-        _have_one_leave(cycle, function, worker)
+        _evict_idle_for_bind(cycle, function, worker)
     slots_changed(cycle, worker)
     hangs_at = now + cycle.config.start_timeout_s
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
@@ -144,7 +144,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
         if cycle.state.requests[request].start == "host":
             cycle.state.requests[request].start = "bound"
     cycle.actions.append(Bind(worker.id, id_, operation))
-    cycle.decide(function, "bind", _why(function, worker))
+    cycle.explain(function, "bind", _why(function, worker))
     if replaced is not None:
         stop_using(cycle, worker, replaced.function, f"there is no private memory for {id_} beside it")
 
@@ -192,7 +192,7 @@ def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until
         return
     binding = worker.bound[id_]
     if not binding.leaving:
-        cycle.decide(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
+        cycle.explain(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
     binding.leaving, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)

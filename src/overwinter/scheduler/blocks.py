@@ -48,7 +48,7 @@ def release(cycle: Cycle, function: Function) -> None:
 
 
 def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
-    """Release the function's blocks for the reason given: from now on its owner does not pay for them."""
+    """Release the function's blocks for the reason given: from now on its owner is not billed for them."""
     cycle.actions.append(Evict(function.spec.id, why))
     release(cycle, function)
 

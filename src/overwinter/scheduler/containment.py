@@ -31,17 +31,17 @@ def call_policy(
     try:
         return policy(*args)
     except FAILURES as error:
-        remember(state, function.spec.id, error)
+        remember_failure(state, function.spec.id, error)
         return otherwise
 
 
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
     """Expected seconds of a run; None: unknown."""
     try:
-        # A copy of `asked` without its overhead, because this is called most often.
+        # Like `call_policy`, but without its overhead, because this is called most often.
         return function.family.latency.latency_s(point, batch)
     except FAILURES as error:
-        remember(state, function.spec.id, error)
+        remember_failure(state, function.spec.id, error)
         return None
 
 
@@ -52,7 +52,7 @@ def joint_s(state: State, function: Function, point: Point, counts: Sequence[int
     return call_policy(state, function, None, function.latency.joint_s, point, counts, function.own)
 
 
-def remember(state: State, function: FunctionId, error: Exception) -> None:
+def remember_failure(state: State, function: FunctionId, error: Exception) -> None:
     """A policy failed on the function: it is unloaded at the end of the step."""
     state.faults.setdefault(function, f"{type(error).__name__}: {error}")
 

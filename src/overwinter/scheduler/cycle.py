@@ -79,6 +79,6 @@ class Cycle:
         else:
             self.changed.setdefault(id_, False)
 
-    def decide(self, function: Function, what: Decision, why: str) -> None:
-        """Record the reason of a decision, for `explain`."""
+    def explain(self, function: Function, what: Decision, why: str) -> None:
+        """Record the reason of a decision, for the command `explain`."""
         self.actions.append(Explanation(function.spec.id, what, why))

@@ -26,7 +26,7 @@ def check(cycle: Cycle) -> None:
             assert function.pool.running >= 0
             assert function.removed or function.pool.running <= running[id_], f"the runs of {id_} are wrong"
             assert not function.workers, f"{id_} is a function of the pool, and has a worker"
-        if function.line == "devices":
+        if function.waits_in == "devices":
             assert function.pool is not None
             assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
     for device in pool.devices.values() if pool.waiting else ():

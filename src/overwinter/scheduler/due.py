@@ -14,20 +14,20 @@ from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
-from overwinter.scheduler.retention import end_window, idle_until, is_counted
+from overwinter.scheduler.retention import end_window, idle_until, outlasts_keep_alive
 from overwinter.scheduler.sizing import drain_surplus, end_period
-from overwinter.scheduler.state import Function, Line, Worker
+from overwinter.scheduler.state import Function, QueueName, Worker
 from overwinter.scheduler.timers import Key
 
-LINES: tuple[Line, ...] = get_args(Line)
+QUEUES: tuple[QueueName, ...] = get_args(QueueName)
 
 
 def check(cycle: Cycle) -> None:
     """Handle all timers that are due."""
     state = cycle.state
     for key in cycle.timers.pop_due(cycle.now):
-        if key in LINES:
-            _line(cycle, key)
+        if key in QUEUES:
+            _queue(cycle, key)
         elif key == ahead.KEY:
             cycle.ahead_due = True
         elif key == device_order.KEY:
@@ -44,22 +44,22 @@ def check(cycle: Cycle) -> None:
             executors.check(cycle, WorkerId(key))
 
 
-def check_lines(cycle: Cycle) -> None:
+def check_queues(cycle: Cycle) -> None:
     """Handle the queues whose time has come, even if the alarm has not fired yet."""
-    for line in LINES:
-        at = cycle.timers.at(line)
+    for queue in QUEUES:
+        at = cycle.timers.at(queue)
         if at is not None and at <= cycle.now:
-            cycle.timers.disarm(line)
-            _line(cycle, line)
+            cycle.timers.disarm(queue)
+            _queue(cycle, queue)
 
 
-def _line(cycle: Cycle, line: Key) -> None:
+def _queue(cycle: Cycle, queue: Key) -> None:
     """Handle an overdue operation, which gives up its cores, or the end of a time slice."""
-    if line == "cores":
+    if queue == "cores":
         end_overdue(cycle)
-    elif line == "places":
+    elif queue == "places":
         cycle.places_changed = True
-    elif line == "devices":
+    elif queue == "devices":
         cycle.devices_changed = True
     else:
         cycle.bytes_changed = True
@@ -126,7 +126,7 @@ def _expire_removed(cycle: Cycle, worker: Worker) -> None:
 def _idle(cycle: Cycle, worker: Worker) -> None:
     at = idle_until(cycle, worker)
     if cycle.now >= at:
-        if not is_counted(worker):
+        if not outlasts_keep_alive(worker):
             stop(cycle, worker)
             return
         at = cycle.now + cycle.policy.period_s

@@ -163,7 +163,7 @@ def _named(cycle: Cycle, event: Arrived) -> Function | None:
     """Return the named function; None after refusing the request."""
     versions, version = cycle.state.versions.get(event.name), event.version
     if version is None and versions is not None:
-        version = versions.turn()
+        version = versions.choose()
     function = None if version is None else cycle.state.functions.get(function_id(event.name, version))
     if function is None:
         known = f"; its versions: {versions.numbers}" if versions is not None else ""

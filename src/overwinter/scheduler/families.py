@@ -26,7 +26,7 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
     except containment.FAILURES as error:
-        containment.remember(cycle.state, spec.id, error)
+        containment.remember_failure(cycle.state, spec.id, error)
         return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
 
 
@@ -88,15 +88,15 @@ def isolate(cycle: Cycle, function: Function) -> None:
     function.trunk = function.family.trunks.join(spec.id, function.sizes)
     cycle.state.families[function.family.id] = function.family
     _settings_changed(cycle, function.family, None)
-    note(function)
+    record_waiting(function)
 
 
-def note(function: Function) -> None:
-    """Record whether the function waits for a worker of its family."""
+def record_waiting(function: Function) -> None:
+    """Record in the family whether the function has waiting requests or is to be woken."""
     id_, family = function.spec.id, function.family
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
-        if function.line in ("places", "bytes"):
+        if function.waits_in in ("places", "bytes"):
             family.wanting.pop(id_, None)
         else:
             family.wanting[id_] = None

@@ -76,7 +76,7 @@ def unload(cycle: Cycle, id_: FunctionId) -> None:
     """The function releases its memory and answers no requests until it is loaded."""
     function = cycle.state.functions.get(id_)
     if function is not None and not function.on_trial and not function.unloaded:
-        _put_away(cycle, function, "ConflictError", f"function {id_} was unloaded during its load")
+        _set_unloaded(cycle, function, "ConflictError", f"function {id_} was unloaded during its load")
 
 
 def remove(cycle: Cycle, id_: FunctionId) -> None:
@@ -93,7 +93,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     if function.wants_wake:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)
-    _leave_workers(cycle, function, REMOVED)
+    _release_all(cycle, function, REMOVED)
     cycle.changed.pop(id_, None)
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
@@ -147,28 +147,28 @@ def contain(cycle: Cycle) -> None:
         function = cycle.state.functions.get(id_)
         if function is None:
             continue
-        cycle.decide(function, "quarantine", fault)
+        cycle.explain(function, "quarantine", fault)
         if function.on_trial:
             fail(cycle, function, "QuarantineError", fault)
             continue
         function.fault = fault
         if not function.unloaded:
-            _put_away(cycle, function, "QuarantineError", fault)
+            _set_unloaded(cycle, function, "QuarantineError", fault)
 
 
-def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None:
-    """Release everything that the function holds; `reason` is for callers that wait for its load."""
+def _set_unloaded(cycle: Cycle, function: Function, error: str, reason: str) -> None:
+    """Unload the function; `reason` is for callers that wait for its load."""
     refuse_unloaded(cycle, function)
     if function.announce:
         function.announce = False
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
     function.unloaded = True
-    _leave_workers(cycle, function, UNLOADED)
+    _release_all(cycle, function, UNLOADED)
     watch(cycle, function)
     cycle.mark(function)
 
 
-def _leave_workers(cycle: Cycle, function: Function, why: str) -> None:
+def _release_all(cycle: Cycle, function: Function, why: str) -> None:
     """Release all that a function holds: its workers (busy ones within the drain timeout) and its blocks."""
     state = cycle.state
     cycle.timers.disarm(function.spec.id)

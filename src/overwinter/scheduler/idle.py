@@ -48,11 +48,11 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
     return sorted(idle, key=attrgetter("value", "since", "id"))
 
 
-def make_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
+def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
     cycle.clock = max(cycle.clock, worker.value)
     why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"
-    cycle.decide(_any_of(worker), "reclaim", why)
+    cycle.explain(_any_of(worker), "reclaim", why)
     stop(cycle, worker, kill)
 
 

@@ -26,7 +26,7 @@ def check(cycle: Cycle) -> None:
     _check_ahead(cycle)
     _check_ledger(cycle)
     _check_stores(cycle)
-    _check_lines(cycle)
+    _check_queues(cycle)
     _check_cores(cycle)
     _check_places(cycle)
     _check_bytes(cycle)
@@ -96,7 +96,7 @@ def _check_families(state: State) -> None:
         )
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
-        wanting = {id_ for id_ in waiting if family.members[id_].line not in ("places", "bytes")}
+        wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("places", "bytes")}
         assert set(family.wanting) == wanting, f"the members of {family.id} that want an idle worker are wrong"
         for id_, trunk in family.trunks.items():
             own_waiting = {each for each in waiting if family.members[each].trunk == id_}
@@ -219,10 +219,10 @@ def _check_stores(cycle: Cycle) -> None:
 # Queues
 
 
-def _check_lines(cycle: Cycle) -> None:
+def _check_queues(cycle: Cycle) -> None:
     """Each function waits in at most one queue, for its want, and for a reason."""
     state = cycle.state
-    lines: dict[FunctionId, list[str]] = {}
+    queues: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
         assert (tenant.waits is not None) == (tenant.id in state.waiting), f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
@@ -230,27 +230,29 @@ def _check_lines(cycle: Cycle) -> None:
         for id_ in tenant.more_workers:
             assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
-            lines.setdefault(id_, []).append("places")
+            queues.setdefault(id_, []).append("places")
     for id_ in state.cores.hopeful.keys() | state.cores.late.keys():
-        lines.setdefault(id_, []).append("cores")
+        queues.setdefault(id_, []).append("cores")
     for id_ in state.bytes:
-        lines.setdefault(id_, []).append("bytes")
-    lines |= device_invariants.waiting(cycle)
-    assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a queue is wrong"
-    assert all(each.line == "places" for each in state.functions.values() if each.lacks_memory), (
+        queues.setdefault(id_, []).append("bytes")
+    queues |= device_invariants.waiting(cycle)
+    assert queues == {id_: [each.waits_in] for id_, each in state.functions.items() if each.waits_in}, (
+        "a queue is wrong"
+    )
+    assert all(each.waits_in == "places" for each in state.functions.values() if each.lacks_memory), (
         "memory for a bind is awaited in another queue"
     )
-    for id_ in lines:
+    for id_ in queues:
         function = state.functions[id_]
         assert function.queue or function.wants_wake, f"{id_} waits in a queue without a want"
         assert not function.unloaded, f"{id_} waits in a queue but is unloaded"
         # A function whose blocks were lost loads them again, and may run meanwhile in a worker that has it. If another
         # function took its slot there, it leaves the queue at its turn.
-        runs_on = function.line == "cores" and any(each.is_serving for each in function.workers.values())
+        runs_on = function.waits_in == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
         assert id_ != state.releasing, f"{id_} waits in a queue while it is drained for its bytes"
-        assert function.line == "cores" or function.loaded == (function.line in ("places", "devices")), (
-            f"{id_} waits in the wrong queue, {function.line}"
+        assert function.waits_in == "cores" or function.loaded == (function.waits_in in ("places", "devices")), (
+            f"{id_} waits in the wrong queue, {function.waits_in}"
         )
 
 
@@ -285,7 +287,9 @@ def _check_places(cycle: Cycle) -> None:
     wanted = claim_of_queued(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
     if not victims.FutureClaims(cycle).has_place(function, wanted):
-        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the place of a process ahead"
+        assert ahead.victim(cycle, function, wanted) is None, (
+            f"{id_} could use the place of a process forked in advance"
+        )
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"
@@ -304,7 +308,7 @@ def _check_bytes(cycle: Cycle) -> None:
 def _check_progress(cycle: Cycle, function: Function) -> None:
     """Each function with work is in a queue, or an operation or timer will lead back to it."""
     id_ = function.spec.id
-    if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
+    if not (function.queue or function.wants_wake) or function.waits_in is not None or function.batch_at is not None:
         return
     if function.pool is not None:
         waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing

@@ -27,7 +27,7 @@ from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import OWN_S, idle_for_place, may_give
+from overwinter.scheduler.victims import OWN_S, idle_for_place, may_be_stopped_for
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -42,7 +42,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     workers, memory = cycle.state.workers, cycle.resources.memory
     for id_, taken in event.taken:
         if id_ in workers:
-            _weigh(cycle, workers[id_], taken)
+            _set_memory(cycle, workers[id_], taken)
             if is_far_beyond(workers[id_]):
                 unbind_half(cycle, workers[id_])
     if memory.capacity is None or memory.taken <= memory.capacity:
@@ -56,7 +56,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
         over -= excessive.nbytes
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
 
 
 def _stop_idle(cycle: Cycle, over: int) -> int:
@@ -68,7 +68,7 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
         if freed < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
             freed += worker.nbytes
-            idle.make_room(cycle, worker, kill=True)
+            idle.evict(cycle, worker, kill=True)
     return freed
 
 
@@ -83,7 +83,7 @@ def release(cycle: Cycle, nbytes: int) -> None:
         if not is_far_beyond(excessive):
             return
         freed += excessive.nbytes
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
 
 
 def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
@@ -98,7 +98,9 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
     if staying + wanted[memory] <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
-    return next_to_stop(worker for worker in others if is_leaving(worker) or may_give(cycle, function, wanted, worker))
+    return next_to_stop(
+        worker for worker in others if is_leaving(worker) or may_be_stopped_for(cycle, function, wanted, worker)
+    )
 
 
 def stop_excessive(cycle: Cycle, function: Function) -> bool:
@@ -113,9 +115,9 @@ def stop_excessive(cycle: Cycle, function: Function) -> bool:
         return False
     found = idle_for_place(cycle, function, wanted)
     if found.worker is None:
-        outgrew(cycle, excessive)
+        kill_excessive(cycle, excessive)
     else:
-        idle.make_room(cycle, found.worker)
+        idle.evict(cycle, found.worker)
     return True
 
 
@@ -141,7 +143,7 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
     return max(beyond, key=lambda worker: (not far and worker.is_idle, _place(worker, together)), default=None)
 
 
-def outgrew(cycle: Cycle, worker: Worker) -> None:
+def kill_excessive(cycle: Cycle, worker: Worker) -> None:
     """Kill a worker that exceeds the available memory. Its requests are refused, because a retry would take as much. If
     its excess is small, they are retried as after any death.
     """
@@ -149,7 +151,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
     cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
     for function in had:
         if not function.removed:
-            cycle.decide(function, "stop", why)
+            cycle.explain(function, "stop", why)
     if worker.is_idle or not (starts_for is not None or is_far_beyond(worker)):
         stop(cycle, worker, kill=True)
         return
@@ -166,7 +168,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
         functions.fail(cycle, function, "NoSpaceError", why)
 
 
-def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
+def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
     """A stopped worker frees its memory only when its process has ended."""
     before, family, bound = worker.nbytes, worker.family, len(worker.bound) - len(worker.binds)
     worker.taken = max(taken, worker.taken) if worker.stopping else taken

@@ -23,7 +23,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, late_last
 from overwinter.scheduler.request import Request
-from overwinter.scheduler.state import Function, Line
+from overwinter.scheduler.state import Function, QueueName
 from overwinter.scheduler.tenant import Tenant
 
 LATE_EVERY = 10
@@ -37,16 +37,16 @@ TENANT_PART = 16
 """One in this many workers is kept free for other tenants."""
 
 
-def join(cycle: Cycle, function: Function, line: Line) -> None:
+def join(cycle: Cycle, function: Function, queue: QueueName) -> None:
     """Join this queue, and leave any other; a function that is already in it keeps its position."""
-    if function.line is not None and function.line != line:
+    if function.waits_in is not None and function.waits_in != queue:
         leave(cycle, function)
-    function.line = line
-    if line == "cores":
+    function.waits_in = queue
+    if queue == "cores":
         _join_cores(cycle, function)
-    elif line == "places":
+    elif queue == "places":
         _join_places(cycle, function)
-    elif line == "devices":
+    elif queue == "devices":
         cycle.state.pool.waiting.setdefault(function.spec.id)
         cycle.devices_changed = True
     elif function.spec.id not in cycle.state.bytes:
@@ -56,15 +56,15 @@ def join(cycle: Cycle, function: Function, line: Line) -> None:
 
 def leave(cycle: Cycle, function: Function) -> None:
     """Leave the queue."""
-    if function.line is None:
+    if function.waits_in is None:
         return
     id_, state = function.spec.id, cycle.state
-    if function.line == "cores":
+    if function.waits_in == "cores":
         state.cores.hopeful.pop(id_, None)
         state.cores.late.pop(id_, None)
         # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
-    elif function.line == "places":
+    elif function.waits_in == "places":
         tenant = state.tenants[function.spec.tenant]
         tenant.first_workers.pop(id_, None)
         tenant.more_workers.pop(id_, None)
@@ -72,13 +72,13 @@ def leave(cycle: Cycle, function: Function) -> None:
             del state.waiting[tenant.id]
         function.starts, function.lacks_memory = None, False
         cycle.places_changed = True
-    elif function.line == "bytes":
+    elif function.waits_in == "bytes":
         del state.bytes[id_]
         cycle.bytes_changed = True
     else:
         del state.pool.waiting[id_]
         cycle.devices_changed = True
-    function.line = None
+    function.waits_in = None
 
 
 # Cores
@@ -122,10 +122,10 @@ def is_turn_of_late(count: int) -> bool:
 
 def first_for_cores(cycle: Cycle) -> Function | None:
     """The function that gets the next free core; None: none waits."""
-    line, functions = cycle.state.cores, cycle.state.functions
+    queue, functions = cycle.state.cores, cycle.state.functions
     hopeful = _first_hopeful(cycle)
-    if line.late and (hopeful is None or is_turn_of_late(line.given)):
-        return functions[next(iter(line.late))]
+    if queue.late and (hopeful is None or is_turn_of_late(queue.given)):
+        return functions[next(iter(queue.late))]
     return hopeful
 
 
@@ -150,45 +150,45 @@ def urgent(cycle: Cycle) -> Function | None:
 
 
 def _join_cores(cycle: Cycle, function: Function) -> None:
-    line, id_ = cycle.state.cores, function.spec.id
+    queue, id_ = cycle.state.cores, function.spec.id
     arrange(cycle, function)
     first = _first(cycle, function)
     level, due = first.level, first.due
     cycle.cores_changed = True
-    if not line.waits:
+    if not queue.waits:
         watch_overdue(cycle)
     needed_s = _needed_s(cycle, function)
     is_late = level >= ORDINARY and cycle.now + needed_s > due
     if is_late or _has_late(cycle, function, needed_s):
-        line.late.setdefault(id_)
+        queue.late.setdefault(id_)
     else:
-        line.late.pop(id_, None)
+        queue.late.pop(id_, None)
     if is_late:
-        line.hopeful.pop(id_, None)
+        queue.hopeful.pop(id_, None)
         return
-    before = line.hopeful.get(id_)
+    before = queue.hopeful.get(id_)
     if before is not None and before[:2] == (level, due):
         return
-    line.number += before is None
-    entry = (level, due, line.number if before is None else before[2], id_)
-    line.hopeful[id_] = entry
-    heappush(line.due, entry)
+    queue.number += before is None
+    entry = (level, due, queue.number if before is None else before[2], id_)
+    queue.hopeful[id_] = entry
+    heappush(queue.due, entry)
 
 
 def _first_hopeful(cycle: Cycle) -> Function | None:
     """Return the function whose first request is due first and can meet its SLO; mark others as late."""
-    line = cycle.state.cores
-    while line.due:
-        entry = line.due[0]
+    queue = cycle.state.cores
+    while queue.due:
+        entry = queue.due[0]
         level, due, _, id_ = entry
-        if line.hopeful.get(id_) is not entry:
-            heappop(line.due)
+        if queue.hopeful.get(id_) is not entry:
+            heappop(queue.due)
             continue
         function = cycle.state.functions[id_]
         if level < ORDINARY or cycle.now + _needed_s(cycle, function) <= due:
             return function
-        heappop(line.due)
-        del line.hopeful[id_]
+        heappop(queue.due)
+        del queue.hopeful[id_]
         _join_cores(cycle, function)
     return None
 
@@ -259,7 +259,7 @@ def first_for_places(cycle: Cycle) -> Function | None:
     return cycle.state.functions[tenant.waits]
 
 
-def in_line_for_places(cycle: Cycle) -> Iterator[Function]:
+def queue_for_places(cycle: Cycle) -> Iterator[Function]:
     """All functions that wait for a place, in order."""
     for tenant in sorted(cycle.state.waiting.values(), key=lambda each: _rank(cycle, each)):
         for id_ in chain(tenant.first_workers, tenant.more_workers):
@@ -273,19 +273,21 @@ def is_behind(cycle: Cycle, function: Function) -> bool:
         return False
     tenant = cycle.state.tenants[function.spec.tenant]
     if first.spec.tenant != tenant.id:
-        return function.line == "places" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(cycle, tenant)
+        return function.waits_in == "places" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(
+            cycle, tenant
+        )
     before = tenant.first_workers or (tenant.more_workers if function.has_worker else {})
     return bool(before) and next(iter(before)) != function.spec.id
 
 
 def _join_places(cycle: Cycle, function: Function) -> None:
     id_, tenant = function.spec.id, cycle.state.tenants[function.spec.tenant]
-    line, other = tenant.first_workers, tenant.more_workers
+    queue, other = tenant.first_workers, tenant.more_workers
     if function.has_worker:
-        line, other = other, line
+        queue, other = other, queue
     other.pop(id_, None)
-    if id_ not in line:
-        line[id_] = None
+    if id_ not in queue:
+        queue[id_] = None
         cycle.places_changed = True
     cycle.state.waiting[tenant.id] = tenant
 

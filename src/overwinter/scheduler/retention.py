@@ -1,8 +1,8 @@
 """Decides how long unused idle workers and blocks stay.
 
 Both are caches: nothing is evicted for idleness alone, unless a keep-alive or a window is set, and evictions for other
-functions go by value (idle.py, victims.py). A keep-alive ends only a function's last worker: as long as requests are
-counted, the number of several workers follows the rate.
+functions go by value (idle.py, victims.py). A keep-alive ends only a function's last worker: the number of several
+workers follows the rate, once the function has a profile.
 """
 
 from math import inf
@@ -21,7 +21,7 @@ from overwinter.scheduler.state import Binding, Family, Function, Worker
 def settle(cycle: Cycle, function: Function) -> None:
     """Update spare workers and evictable blocks after the function's wants are handled."""
     family = function.family
-    families.note(function)
+    families.record_waiting(function)
     if family.workers:
         _settle_workers(cycle, family)
     if not function.is_used and function.spec.id == cycle.state.releasing:
@@ -78,7 +78,7 @@ def release_idle(cycle: Cycle, nbytes: int) -> int:
     for worker in idle.in_order(cycle.state.tenants.values()) if freed < nbytes else ():
         if freed < nbytes:
             freed += worker.nbytes
-            idle.make_room(cycle, worker)
+            idle.evict(cycle, worker)
     return freed
 
 
@@ -93,8 +93,10 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     return True
 
 
-def is_counted(worker: Worker) -> bool:
-    """Whether the worker is one of several whose number follows the rate. A worker with waiting requests stays too."""
+def outlasts_keep_alive(worker: Worker) -> bool:
+    """Whether the worker stays after its keep-alive: requests wait, or it is one of several whose number follows the
+    rate.
+    """
     family = worker.family
     if family.wanting:
         return True
@@ -166,7 +168,7 @@ def drain_for_bytes(cycle: Cycle) -> None:
     state = cycle.state
     if state.releasing is not None:
         return
-    function, at = victims.in_use(cycle)
+    function, at = victims.next_in_use(cycle)
     if function is None:
         if at < inf:
             cycle.timers.arm("bytes", at)

@@ -47,7 +47,7 @@ class Scheduler:
         if isinstance(event, Alarm):
             due.check(cycle)
         elif cycle.timers.alarm <= now:
-            due.check_lines(cycle)
+            due.check_queues(cycle)
         admit(cycle)
         while cycle.state.faults:
             contain(cycle)

@@ -15,9 +15,8 @@ from overwinter.core.profile import Point
 
 RECENT = 5
 """The number of recent times whose median counts; the first run in a worker is slower than later ones."""
-LOOK_FIRST = 4
-LOOK_LAST = 256
-"""The most runs of the better kind between two of the other kind."""
+TRY_OTHER_FIRST, TRY_OTHER_LAST = 4, 256
+"""The runs of the better kind before one of the other kind is tried: at first, and at most."""
 
 
 Recent = deque[float]
@@ -30,7 +29,7 @@ def _recent() -> Recent:
 class Sharing(msgspec.Struct, eq=False):
     """Observed times of shared and separate runs of functions."""
 
-    pays: bool = True
+    is_faster: bool = True
     """Whether shared runs are faster, assumed while unknown."""
     _costs: Recent = msgspec.field(default_factory=_recent)
     """For recent shared runs, their time divided by that of separate runs."""
@@ -39,12 +38,12 @@ class Sharing(msgspec.Struct, eq=False):
     """
     _runs: int = 0
     """The runs of the better kind since the last of the other kind."""
-    _look_after: int = LOOK_FIRST
+    _try_other_after: int = TRY_OTHER_FIRST
 
     @property
     def joins(self) -> bool:
         """Whether the next run may be shared."""
-        return self.pays != (self._runs >= self._look_after)
+        return self.is_faster != (self._runs >= self._try_other_after)
 
     @property
     def cost(self) -> float | None:
@@ -69,25 +68,25 @@ class Sharing(msgspec.Struct, eq=False):
 
     def count(self, several: bool) -> None:
         """Count a run that ended, shared or not."""
-        if several == self.pays:
+        if several == self.is_faster:
             self._runs += 1
         else:
             # A separate run that had no function to share with does not change how often to try the other kind.
-            times = 2 if self._runs >= self._look_after else 1
-            self._runs, self._look_after = 0, min(times * self._look_after, LOOK_LAST)
+            times = 2 if self._runs >= self._try_other_after else 1
+            self._runs, self._try_other_after = 0, min(times * self._try_other_after, TRY_OTHER_LAST)
 
     def _compare(self, apart: float, seconds: float) -> None:
         if apart <= 0:
             # Such a run gives no information.
             return
         self._costs.append(seconds / apart)
-        pays = median_low(self._costs) < 1
-        if pays != self.pays:
+        is_faster = median_low(self._costs) < 1
+        if is_faster != self.is_faster:
             self._runs = 0
-        if pays != self.pays or pays != (seconds < apart):
+        if is_faster != self.is_faster or is_faster != (seconds < apart):
             # The better kind has changed, or may change soon.
-            self._look_after = LOOK_FIRST
-        self.pays = pays
+            self._try_other_after = TRY_OTHER_FIRST
+        self.is_faster = is_faster
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
         """Return the seconds of separate runs of these numbers of requests, by runs of similar size; 0: unknown."""

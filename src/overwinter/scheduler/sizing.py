@@ -73,7 +73,7 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
         if worker is not None:
             drain(cycle, worker, "fewer workers serve the rate")
     if scaled.stop:
-        cycle.decide(family.lead, "scale-in", scaling_text(cycle, family, f"{len(scaled.stop)} fewer"))
+        cycle.explain(family.lead, "scale-in", scaling_text(cycle, family, f"{len(scaled.stop)} fewer"))
 
 
 def scaling_text(cycle: Cycle, family: Family, change: str) -> str:
@@ -100,7 +100,7 @@ def report_best_effort(cycle: Cycle, function: Function, best_effort: bool) -> N
     if best_effort and not family.best_effort:
         fastest = min(point.latency_s for point in family.latency.points)
         why = f"no configuration meets {slo_ms:g} ms on this machine: the fastest takes {fastest * 1000:.1f} ms"
-        cycle.decide(function, "best-effort", f"{why}; it is served as fast as possible")
+        cycle.explain(function, "best-effort", f"{why}; it is served as fast as possible")
     family.best_effort = best_effort
 
 

@@ -35,7 +35,7 @@ from overwinter.scheduler.trunks import Trunks
 BIND_S = 0.002
 """The assumed time of a bind before one was measured."""
 
-Line = Literal["cores", "places", "bytes", "devices"]
+QueueName = Literal["cores", "places", "bytes", "devices"]
 """The queues: for cores, for places for workers (including private memory), for bytes of a host store, and for devices.
 """
 
@@ -204,7 +204,7 @@ class Function(msgspec.Struct, eq=False):
     """The number of runs begun."""
     batch_at: Seconds | None = None
     """When waiting requests are sent even if the batch is not full."""
-    line: Line | None = None
+    waits_in: QueueName | None = None
     """The queue in which it waits; at most one, because it has one want at a time."""
     starts: Point | None = None
     """The configuration that it would start, if it waits for a place for a worker."""

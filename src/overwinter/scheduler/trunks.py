@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.latency import Trunk, own_part
 
-COMMON = 0.5
+COMMON_PART = 0.5
 """The part of their bytes that functions must have in common for their requests to share a run."""
 
 
@@ -21,7 +21,7 @@ class Trunks(dict[FunctionId, Trunk]):
 
     def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
         """Add a function with these blocks; return the member of its trunk, or itself."""
-        found = self._alike(sizes)
+        found = self._matching_trunk(sizes)
         if found is None:
             if function in self:
                 # An earlier function of this name started a trunk that other functions still have.
@@ -45,17 +45,17 @@ class Trunks(dict[FunctionId, Trunk]):
             if not self._holders[address]:
                 del self._holders[address]
 
-    def _alike(self, sizes: Mapping[Address, int]) -> FunctionId | None:
+    def _matching_trunk(self, sizes: Mapping[Address, int]) -> FunctionId | None:
         common: Counter[FunctionId] = Counter()
         for address, nbytes in sizes.items():
             for id_ in self._holders.get(address, ()):
                 common[id_] += nbytes
-        least = COMMON * sum(sizes.values())
+        least = COMMON_PART * sum(sizes.values())
         # Functions without weights are all alike.
         candidates = [id_ for id_, nbytes in common.items() if nbytes >= least] if sizes else list(self)
         for id_ in candidates:
             own = own_part(sizes, self[id_].sizes)
-            if own <= 1 - COMMON:
+            if own <= 1 - COMMON_PART:
                 self[id_].guess(own)
                 return id_
         return None

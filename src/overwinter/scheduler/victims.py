@@ -36,12 +36,12 @@ from overwinter.scheduler.tenant import Tenant
 BYTES_SLICE_WAKES = 100
 """How long a function may keep its blocks when others wait for a host store, in wakes of the function."""
 OFTEN = 4.0
-"""How long an idle function keeps its blocks, as a multiple of its usual time between uses, if that is longer than its
-slice.
+"""How long after its last use an idle function keeps its blocks, as a multiple of its usual time between uses. If this
+is longer than its time slice, the function is used too rarely to keep them.
 """
 CANDIDATES = 32
 """The number of unused functions that are compared, the longest unused first."""
-FIRST = 8
+SLICES_CHECKED = 8
 """The number of a tenant's workers that are checked for the earliest end of a time slice."""
 OWN_S = 60.0
 """How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
@@ -132,7 +132,7 @@ def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     return Victim(None, next_at)
 
 
-def may_give(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
+def may_be_stopped_for(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
     """Whether a worker may be stopped for what a function wants."""
     return worker.is_ready and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
 
@@ -165,7 +165,7 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     slices, workers = tenant.slices, cycle.state.workers
     while slices and ((worker := workers.get(slices[0][1])) is None or not worker.is_serving):
         heappop(slices)
-    first = [(at, worker) for at, id_ in slices[:FIRST] if (worker := workers.get(id_)) is not None]
+    first = [(at, worker) for at, id_ in slices[:SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
     # A worker of another tenant that waits for a batch or a core is not taken.
     may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
     at, found = min(may, key=lambda each: each[0], default=(inf, None))
@@ -206,7 +206,7 @@ def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
     return _least_valuable(cycle, _unused(cycle, keep))
 
 
-def in_use(cycle: Cycle) -> tuple[Function | None, float]:
+def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     """The function in use whose blocks are evicted next, idle ones first; if none may be evicted yet, the time of the
     next check.
     """

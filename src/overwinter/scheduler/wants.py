@@ -46,7 +46,7 @@ class UseDevice(msgspec.Struct, frozen=True):
 
 
 Want = Send | Wait | LoadBlocks | BindIn | FreeMemory | Fork | GiveUp | UseDevice
-"""Send: send a run of the first requests to a worker with a free slot. Wait: do nothing until then."""
+"""Send: send a run of the first requests to a worker with a free slot. Wait: do nothing for this many seconds."""
 
 LOAD_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = LoadBlocks(), FreeMemory(), Fork(), UseDevice()
 
@@ -133,7 +133,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
         return False
     for worker in workers:
         if worker.start is not None:
-            if _comes(worker):
+            if _will_serve_family(worker):
                 return False
         elif not worker.stopping and not _is_lost(cycle, worker):
             ready.append(worker)
@@ -169,7 +169,7 @@ def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
     return False
 
 
-def _comes(worker: Worker) -> bool:
+def _will_serve_family(worker: Worker) -> bool:
     """Whether a worker that starts will serve all its family. One that is started for a function on trial may never."""
     function = worker.starts_for
     return function is not None and not worker.stopping and not function.on_trial

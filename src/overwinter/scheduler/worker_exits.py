@@ -61,8 +61,8 @@ def _lose(
     cycle.mark(function)
     if may_be_why and not spared:
         functions.fail(cycle, function, event.error, event.reason)
-        has_mates = len(function.family.members) > 1
-        if has_mates and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
+        has_siblings = len(function.family.members) > 1
+        if has_siblings and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
             quarantine(cycle, function)
 
 
@@ -73,7 +73,7 @@ def quarantine(cycle: Cycle, function: Function) -> None:
     again, function.killed_at = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return
-    cycle.decide(function, "quarantine", "it killed or hung workers twice: it no longer shares them")
+    cycle.explain(function, "quarantine", "it killed or hung workers twice: it no longer shares them")
     for other in list(function.workers.values()):
         stop_using(cycle, other, function, "its function has separate workers")
     families.isolate(cycle, function)

@@ -37,7 +37,7 @@ class Poisson(_Workload, frozen=True, tag="poisson"):
     rate: float
 
 
-class Map(_Workload, frozen=True, tag="map"):
+class MarkovianArrivals(_Workload, frozen=True, tag="map"):
     """A Markovian arrival process with two states: Poisson arrivals at one rate or the other, for exponential
     durations.
     """
@@ -115,7 +115,7 @@ class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
             raise ValueError(f"mean must be above 0 and begin_s not below, got {self.mean} and {self.begin_s}")
 
 
-Workload = Poisson | Map | Stable | Periodic | Bursty | MinuteCounts | Timestamps | TwitterLike
+Workload = Poisson | MarkovianArrivals | Stable | Periodic | Bursty | MinuteCounts | Timestamps | TwitterLike
 
 
 def arrivals(workload: Workload, rng: Random, copy: int, base: Path) -> Iterator[float]:
@@ -126,7 +126,7 @@ def arrivals(workload: Workload, rng: Random, copy: int, base: Path) -> Iterator
     match workload:
         case Poisson(rate):
             return _scattered(repeat((1.0, rate)), rng)
-        case Map(rates, stays_s):
+        case MarkovianArrivals(rates, stays_s):
             return _scattered(_stays(rates, stays_s, rng), rng)
         case Stable():
             return _even(workload, rng)

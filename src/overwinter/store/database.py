@@ -15,8 +15,6 @@ INDEX_BYTES = 32 << 10
 """The size of one part of the index of a write-ahead log. A disk with less space causes an I/O error, not a disk-full
 error.
 """
-
-
 LOG_BYTES = 8 * INDEX_BYTES
 """The free disk space at which a database returns to its write-ahead log after it worked without one."""
 LOGGED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
@@ -41,8 +39,8 @@ class Database:
         self.path = path
         self._lock = threading.Lock()
         with suppress(OSError):
-            # Create the file before SQLite does, with access for this user only; SQLite copies the rights to its other
-            # files.
+            # Create the file before SQLite does, with access for this user only; SQLite gives its other files the
+            # same permissions.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._is_logged = True
         try:

@@ -35,7 +35,7 @@ class HostStores:
         """Return the existing stores, by name."""
         return dict(self._stores)
 
-    def room(self) -> int | None:
+    def capacity_bytes(self) -> int | None:
         """Return the bytes that the tmpfs has for the stores, including those that they hold; None while a block is
         being copied.
         """

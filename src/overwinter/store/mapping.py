@@ -30,7 +30,7 @@ def map_read_only(fd: int, nbytes: int) -> int:
 
     Python's `mmap` is not used: it keeps a descriptor per block open, and cannot align mappings for huge pages.
     """
-    address = _libc.mmap(_aligned_room(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    address = _libc.mmap(_aligned_address(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
         refused = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         raise StoreError(f"a block could not be mapped: {refused.strerror}") from refused
@@ -53,7 +53,7 @@ def join_pages(fd: int, nbytes: int) -> bool:
     return joined == 0
 
 
-def _aligned_room(nbytes: int) -> int | None:
+def _aligned_address(nbytes: int) -> int | None:
     """Return an address at which a file can be mapped with huge pages. It is a hint, which the kernel may ignore."""
     if nbytes < HUGE_BYTES:
         return None

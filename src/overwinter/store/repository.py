@@ -278,12 +278,12 @@ class Repository:
                 needed.setdefault(tenant, set()).update(addresses)
             kept = self._holdings.since(old).union(*needed.values())
             # Iterate instead of listing: a list of all entries would enlarge the heap for good.
-            for entry in (entry for room in self._blocks.iterdir() for entry in os.scandir(room)):
+            for entry in (entry for folder in self._blocks.iterdir() for entry in os.scandir(folder)):
                 if entry.name not in kept:
-                    files, nbytes = files + 1, nbytes + _unlinked(entry)
-            for entry in (entry for room in (self._incoming, self._damaged) for entry in os.scandir(room)):
+                    files, nbytes = files + 1, nbytes + _unlink(entry)
+            for entry in (entry for folder in (self._incoming, self._damaged) for entry in os.scandir(folder)):
                 if entry.stat(follow_symlinks=False).st_mtime <= old:
-                    files, nbytes = files + 1, nbytes + _unlinked(entry)
+                    files, nbytes = files + 1, nbytes + _unlink(entry)
             # Delete the files first: the table may need the disk space that they free.
             self._holdings.forget(old, needed)
         return Collected(files, nbytes)
@@ -335,7 +335,7 @@ class Repository:
             return None
         return None if profile is None or profile.fault() is not None else profile
 
-    # Within
+    # Internals
 
     def _place(self, address: Address) -> str:
         return f"{self._blocks}/{address[:2]}/{address}"
@@ -377,7 +377,7 @@ def damaged(address: Address) -> StoreError:
     )
 
 
-def _unlinked(entry: os.DirEntry[str]) -> int:
+def _unlink(entry: os.DirEntry[str]) -> int:
     """Remove a file, and return its bytes."""
     nbytes = entry.stat(follow_symlinks=False).st_size
     os.unlink(entry.path)

@@ -13,8 +13,8 @@ from overwinter.store.sealing import free_bytes
 
 RESERVE_BYTES = 4 << 20
 """The space for the write-ahead logs of two catalogs and their indexes."""
-SHARE = 16
-"""The reserve is at most one part in this many of the disk."""
+DISK_DIVISOR = 16
+"""The reserve is at most the size of the disk divided by this."""
 
 
 class Reserve:
@@ -23,7 +23,7 @@ class Reserve:
     def __init__(self, path: Path, nbytes: int = RESERVE_BYTES) -> None:
         self._path = path
         state = os.statvfs(path.parent)
-        self._nbytes = min(nbytes, state.f_blocks * state.f_frsize // SHARE)
+        self._nbytes = min(nbytes, state.f_blocks * state.f_frsize // DISK_DIVISOR)
 
     @contextmanager
     def spent(self) -> Iterator[None]:

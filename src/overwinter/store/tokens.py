@@ -31,7 +31,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 FILE = "tokens.json"
 LOCK = "tokens.lock"
-OWN = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """The flags for opening files of the data directory. Commands run by root may write them; following a link there would
 let the node's user redirect the write.
 """
@@ -84,7 +84,7 @@ class KnownTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     tokens: dict[str, Token] = {}
     """The tokens by id."""
-    asked: bool = False
+    required: bool = msgspec.field(default=False, name="asked")
     """Whether the node requires a token: always after the first one was created, even if all are revoked."""
     quotas: dict[TenantId, Quota] = {}
 
@@ -96,7 +96,7 @@ class KnownTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return token if hmac.compare_digest(digest_of(text), expected) else None
 
 
-class Version(NamedTuple):
+class FileVersion(NamedTuple):
     """Distinguishes versions of the file without reading it."""
 
     inode: int
@@ -114,7 +114,7 @@ class TokenFile:
         self._data = data
         self._path = str(data / FILE)
 
-    def version(self) -> Version | None:
+    def version(self) -> FileVersion | None:
         """Return the version of the file, or None if it does not exist. It takes one system call, because each request
         calls it.
         """
@@ -124,7 +124,7 @@ class TokenFile:
             return None
         except OSError as error:
             raise StoreError(f"cannot check {self._path}: {error.strerror}") from error
-        return Version(found.st_ino, found.st_mtime_ns, found.st_size)
+        return FileVersion(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def read(self) -> KnownTokens:
         """Read the file; empty if it does not exist. Raises StoreError when it cannot be read."""
@@ -159,7 +159,7 @@ class TokenFile:
         with self._changing() as known:
             if len(known.tokens) >= TOKENS_MAX:
                 raise CallerError(f"{self._path} has {TOKENS_MAX} tokens: revoke some first")
-            self._write(msgspec.structs.replace(known, tokens={**known.tokens, id_: token}, asked=True))
+            self._write(msgspec.structs.replace(known, tokens={**known.tokens, id_: token}, required=True))
         return token, text
 
     def revoke(self, id_: str) -> Token:
@@ -183,7 +183,7 @@ class TokenFile:
         """Lock the file against other changes, and yield its content."""
         private_directory(self._data)
         with disk_errors("lock the tokens", self._data):
-            descriptor = os.open(self._data / LOCK, os.O_RDWR | OWN, 0o600)
+            descriptor = os.open(self._data / LOCK, os.O_RDWR | OPEN_FLAGS, 0o600)
         try:
             hand_over(descriptor, self._data)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -194,7 +194,7 @@ class TokenFile:
     def _write(self, known: KnownTokens) -> None:
         draft = f"{self._path}.draft"
         with disk_errors("write the tokens", self._data):
-            with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OWN, 0o600), "wb") as file:
+            with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OPEN_FLAGS, 0o600), "wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(known)))
                 hand_over(file.fileno(), self._data)
                 file.flush()

@@ -13,7 +13,7 @@ import torch
 
 from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.export import Exported, export
-from overwinter.model.pretrained import Plain, dynamic_of, load_model, load_transformers, read_json
+from overwinter.model.pretrained import PlainModel, dynamic_of, load_model, load_transformers, read_json
 from overwinter.tasks import image, speech, text
 from overwinter.tasks.bundle import Bundle, TaskRequest
 from overwinter.worker.handler import Code, Handler
@@ -92,7 +92,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
     model = load_model(path, headless=not TASKS[task].head)
     bundle = TASKS[task].bundle(TaskRequest(task, path, given), model)
     try:
-        return _tried(bundle, Plain(model, first_only=True), fixed=set(given))
+        return _tried(bundle, PlainModel(model, first_only=True), fixed=set(given))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise ProgramError(f"{type(model).__name__} cannot answer a sample of {task}: {error}") from error
 
@@ -114,8 +114,8 @@ def _check_complete(path: Path, task: str) -> None:
         raise ProgramError(f"{path} contains a {kind}; {task} needs a model ...{head}")
     for file, writer in files.items():
         if not (path / file).is_file():
-            operator_remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
-            raise ProgramError(f"{path} has no {file}, which {task} needs: {operator_remedy}")
+            remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
+            raise ProgramError(f"{path} has no {file}, which {task} needs: {remedy}")
     if TASKS[task].labelled and "id2label" not in config:
         form = '"id2label": {"0": "negative", "1": "positive"}'
         raise ProgramError(
@@ -123,7 +123,7 @@ def _check_complete(path: Path, task: str) -> None:
         )
 
 
-def _tried(bundle: Bundle, plain: Plain, fixed: set[str]) -> Directory:
+def _tried(bundle: Bundle, plain: PlainModel, fixed: set[str]) -> Directory:
     handler = Handler(Code(bundle.source), bundle.assets)
     takes = plain.takes() & bundle.axes.keys()
     items = [_item(bundle.sample, index) for index in range(len(bundle.expected))]
@@ -168,7 +168,7 @@ def _check_reading(read: Mapping[str, torch.Tensor], expected: Mapping[str, torc
 
 
 def _check_padding(
-    plain: Plain, index: int, together: Mapping[str, torch.Tensor], alone: Mapping[str, torch.Tensor]
+    plain: PlainModel, index: int, together: Mapping[str, torch.Tensor], alone: Mapping[str, torch.Tensor]
 ) -> None:
     for name, wanted in alone.items():
         row = together[name][index][tuple(slice(size) for size in wanted.shape[1:])]

@@ -26,13 +26,15 @@ def classification(request: TaskRequest, model: Any) -> Bundle:
 
 
 def entities(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the label of each token of each text; `aggregation` simple joins neighbours."""
+    """Create a function that returns the label of each token of each text; `aggregation=simple` joins neighbours of one
+    kind.
+    """
     state = {"labels": labels(model), "aggregation": request.choice("aggregation", ("none", "simple"))}
     return _bundle(request, state, "entities", truncates=request.choice("truncation", (True, False)))
 
 
 def features(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns a vector for each token, or with `pooling` mean their mean."""
+    """Create a function that returns a vector for each token, or with `pooling=mean` their mean."""
     part = "embedding" if request.choice("pooling", ("none", "mean")) == "mean" else "features"
     return _bundle(request, {}, part, truncates=request.choice("truncation", (False, True)))
 

@@ -16,7 +16,7 @@ from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics
-from overwinter.telemetry.underway import LivingWorker
+from overwinter.telemetry.underway import LiveWorker
 
 
 class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,17 +256,17 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
 
 
 def _worker(sources: Sources, worker: WorkerDetail, pid: int | None) -> WorkerFacts:
-    weighed = sources.accounts.workers.get(worker.worker)
-    living = sources.statistics.workers.get(worker.worker)
-    known = msgspec.structs.asdict(worker) | {"bound": [_bound(binding, living) for binding in worker.bound]}
+    measured = sources.accounts.workers.get(worker.worker)
+    live = sources.statistics.workers.get(worker.worker)
+    known = msgspec.structs.asdict(worker) | {"bound": [_bound(binding, live) for binding in worker.bound]}
     return WorkerFacts(
         **known,
         pid=pid,
-        private_bytes=None if weighed is None else weighed.memory.private,
-        pss_bytes=None if weighed is None else weighed.memory.pss,
+        private_bytes=None if measured is None else measured.memory.private,
+        pss_bytes=None if measured is None else measured.memory.pss,
     )
 
 
-def _bound(binding: BindingDetail, living: LivingWorker[FunctionStatistics] | None) -> BoundFacts:
-    private_bytes = living.part_bytes if living is not None and binding.function in living.bound else None
+def _bound(binding: BindingDetail, live: LiveWorker[FunctionStatistics] | None) -> BoundFacts:
+    private_bytes = live.part_bytes if live is not None and binding.function in live.bound else None
     return BoundFacts(**msgspec.structs.asdict(binding), private_bytes=private_bytes)

@@ -9,7 +9,7 @@ from overwinter.core.events import Event, Profiled, RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
 from overwinter.telemetry.tally import Tally
-from overwinter.telemetry.underway import LivingWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
@@ -23,19 +23,19 @@ class Hooks(Generic[T]):
     def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
         """A request was refused."""
 
-    def _run_started(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
+    def _run_started(self, worker: LiveWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
         """A worker began a run."""
 
-    def _run_completed(self, worker: LivingWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
+    def _run_completed(self, worker: LiveWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
         """A run ended; None: the worker died."""
 
-    def _worker_started(self, worker: LivingWorker[T], now: Seconds) -> None:
+    def _worker_started(self, worker: LiveWorker[T], now: Seconds) -> None:
         """A worker was started."""
 
-    def _worker_ready(self, worker: LivingWorker[T], seconds: float, now: Seconds) -> None:
+    def _worker_ready(self, worker: LiveWorker[T], seconds: float, now: Seconds) -> None:
         """A worker is ready, this long after its wake began."""
 
-    def _worker_ended(self, worker: LivingWorker[T], now: Seconds) -> None:
+    def _worker_ended(self, worker: LiveWorker[T], now: Seconds) -> None:
         """A worker ended."""
 
     def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:

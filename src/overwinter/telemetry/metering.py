@@ -3,7 +3,7 @@
 A core has two prices: the full price for the time of runs, and a tenth of it for the time in which a worker was alive
 and idle, as in Torpor. What a worker computes outside runs has the full price. A worker that was started to try a
 version is not billed until it serves a request. Memory is counted in byte-seconds for each tier; the sharers of a block
-pay equal parts of it. Usage is written to the ledger once a minute and at a clean stop: a crash loses at most a minute.
+pay equal parts of it. Usage is written to its file once a minute and at a clean stop: a crash loses at most a minute.
 """
 
 import threading
@@ -15,9 +15,9 @@ import msgspec
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
-from overwinter.store.ledger import Amounts, Ledger
+from overwinter.store.usage import Amounts, UsageFile
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics
-from overwinter.telemetry.underway import LivingWorker
+from overwinter.telemetry.underway import LiveWorker
 
 IDLE_PRICE = 0.1
 """The price of an idle core, as a share of the price of a core that runs something."""
@@ -55,11 +55,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Converts statistics to entries of the ledger. `flush` and `usage` are slow: call them in a thread."""
+    """Converts statistics to entries of the usage file. `flush` and `usage` are slow: call them in a thread."""
 
-    def __init__(self, statistics: Statistics, ledger: Ledger, log: Callable[[str], None]) -> None:
+    def __init__(self, statistics: Statistics, file: UsageFile, log: Callable[[str], None]) -> None:
         self._statistics = statistics
-        self._ledger = ledger
+        self._file = file
         self._log = log
         self._lock = threading.Lock()
         self._written: dict[FunctionStatistics, Amounts] = {}
@@ -73,7 +73,7 @@ class Meter:
             gone = [tally for tally in self._statistics.removed_tallies if tally.workers == 0]
             totals = self._totals(now)
             try:
-                self._ledger.add(day, self._unwritten(totals))
+                self._file.add(day, self._unwritten(totals))
             except MachineError as error:
                 if not self._failing:
                     self._log(f"usage is kept in memory until it can be written: {error}")
@@ -85,10 +85,10 @@ class Meter:
             self._written = {tally: total for tally, total in totals.items() if tally not in gone}
 
     def usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
-        """Return the usage of each function, of all tenants or of one, since the ledger began."""
+        """Return the usage of each function, of all tenants or of one, since the file was created."""
         today = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
-            entries, unwritten = self._ledger.entries(tenant), self._unwritten(self._totals(now))
+            entries, unwritten = self._file.entries(tenant), self._unwritten(self._totals(now))
         used: defaultdict[Key, Amounts] = defaultdict(Amounts)
         since: dict[Key, str] = {}
         for day, owner, name, amounts in entries:
@@ -138,7 +138,7 @@ class Meter:
 
 
 def _add_worker(
-    totals: dict[FunctionStatistics, Amounts], worker: LivingWorker[FunctionStatistics], now: Seconds
+    totals: dict[FunctionStatistics, Amounts], worker: LiveWorker[FunctionStatistics], now: Seconds
 ) -> None:
     """Add the cost of a worker since the last measurement: runs to their functions, the rest split among the bound
     functions.
@@ -148,7 +148,7 @@ def _add_worker(
         for tally, count in run.requests.items():
             if tally in totals:
                 totals[tally] = totals[tally].plus(Amounts(core_s=core_s * count / run.batch))
-    for tally, cost in worker.owed(now):
+    for tally, cost in worker.uncharged(now):
         if tally in totals:
             each = Amounts(idle_core_s=cost.idle_core_s, private_byte_s=cost.private_byte_s)
             totals[tally] = totals[tally].plus(each)

@@ -207,8 +207,8 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
     yield gauge("workers", "Worker processes, by state.", ["state"], counts)
     alive = (((each.name,), float(each.workers)) for each in seen if each.workers)
     yield gauge("function_workers", "Worker processes that were forked for a function.", ["function"], alive)
-    living = list(statistics.workers.values())
-    bound = Counter[str](name for process in living for name in {tally.name for tally in list(process.bound.values())})
+    live = list(statistics.workers.values())
+    bound = Counter[str](name for process in live for name in {tally.name for tally in list(process.bound.values())})
     yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
     help_text = "Binds of a function in a worker of its family, including failed ones."
     yield counter("binds", help_text, ["function"], _named(seen, "binds"))

@@ -14,7 +14,7 @@ from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LivingWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 SAMPLES = 600
 """The number of points of each curve over time."""
@@ -147,7 +147,7 @@ class Outcomes(Tally):
         )
 
 
-Worker = LivingWorker[Outcomes]
+Worker = LiveWorker[Outcomes]
 
 
 class StepReader(Tracker[Outcomes]):
@@ -179,20 +179,20 @@ class StepReader(Tracker[Outcomes]):
         self._memory.advance(now)
         self._memory.workers += 1
         self._memory.worker_cores += worker.cores
-        self.weigh(worker, sizes[0][1], now)
+        self.set_memory(worker, sizes[0][1], now)
 
     def _run_started(self, worker: Worker, run: OpenRun[Outcomes], action: Run, now: Seconds) -> None:
         sizes = self._sizes[worker]
         if len(sizes) > 1 and run.batch > sizes[0][0]:
             while run.batch > sizes[0][0] and len(sizes) > 1:
                 sizes.popleft()
-            self.weigh(worker, sizes[0][1], now)
+            self.set_memory(worker, sizes[0][1], now)
 
-    def weigh(self, worker: Worker, nbytes: float, now: Seconds) -> None:
+    def set_memory(self, worker: Worker, nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
         self._memory.advance(now)
         self._memory.workers_bytes += nbytes - worker.nbytes
-        super().weigh(worker, nbytes, now)
+        super().set_memory(worker, nbytes, now)
 
     def _worker_ended(self, worker: Worker, now: Seconds) -> None:
         del self._sizes[worker]
@@ -216,7 +216,7 @@ class StepReader(Tracker[Outcomes]):
         """Return the figures at `now`, the end of the simulation."""
         self._memory.advance(now)
         for worker in self.workers.values():
-            worker.pay(now)
+            worker.charge_all(now)
         total = Outcomes(FunctionName(""))
         for tally in self._reports.values():
             total.add(tally)

@@ -18,7 +18,7 @@ from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LivingWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 SMOOTHING = 0.2
 """The weight of the latest value in smoothed values."""
@@ -88,7 +88,7 @@ class VersionStatistics:
         """The refused requests, by the error's name."""
 
 
-Worker = LivingWorker[FunctionStatistics]
+Worker = LiveWorker[FunctionStatistics]
 
 
 class ServiceObserver:
@@ -126,7 +126,7 @@ class Statistics(Tracker[FunctionStatistics]):
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
         self.removed_tallies: list[FunctionStatistics] = []
-        """Removed functions whose usage is not written to the ledger yet."""
+        """Removed functions whose usage is not written to its file yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> Shares[FunctionId]:
@@ -263,7 +263,7 @@ class Statistics(Tracker[FunctionStatistics]):
                 process = self.workers.get(worker)
                 # The full measurement, which is more exact, handles a lower value.
                 if process is not None and taken > process.nbytes:
-                    self.weigh(process, float(taken), now)
+                    self.set_memory(process, float(taken), now)
         elif isinstance(event, MemoryPressure):
             self.pressure_events += 1
         elif isinstance(event, ZygoteLost):

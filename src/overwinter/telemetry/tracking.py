@@ -45,7 +45,7 @@ from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId
 from overwinter.core.versions import Versions
 from overwinter.telemetry.hooks import Hooks
 from overwinter.telemetry.tally import Tally
-from overwinter.telemetry.underway import LivingWorker, OpenRequest, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
@@ -61,7 +61,7 @@ class Tracker(Hooks[T]):
         self.own = tally(FunctionName(""))
         """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
-        self.workers: dict[WorkerId, LivingWorker[T]] = {}
+        self.workers: dict[WorkerId, LiveWorker[T]] = {}
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
         self._proven: dict[FunctionName, Versions] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
@@ -163,7 +163,7 @@ class Tracker(Hooks[T]):
         if worker is not None and event.run in worker.runs:
             self._end_run(worker, event.run, event, now)
 
-    def _end_run(self, worker: LivingWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
+    def _end_run(self, worker: LiveWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
         run = worker.runs.pop(id_)
         core_s = (now - run.begun) * worker.run_cores
         # Of concurrent runs, the last one to end is also charged for the time in which the others ran.
@@ -183,7 +183,7 @@ class Tracker(Hooks[T]):
         asked = self._from_disk.pop(action.function, None)
         start: Start = "host" if asked is None else "disk"
         trial = self.own if action.function in self._trials else None
-        worker = LivingWorker(tally, action, start, now if asked is None else asked, now, trial)
+        worker = LiveWorker(tally, action, start, now if asked is None else asked, now, trial)
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1
@@ -217,14 +217,14 @@ class Tracker(Hooks[T]):
             for function in worker.bound:
                 self._release(function, now)
         del self.workers[event.worker]
-        self.weigh(worker, 0.0, now)
-        worker.pay(now)
+        self.set_memory(worker, 0.0, now)
+        worker.charge_all(now)
         worker.tally.workers -= 1
         self._worker_ended(worker, now)
 
-    def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
+    def set_memory(self, worker: LiveWorker[T], nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
-        worker.weigh(nbytes, now)
+        worker.set_memory(nbytes, now)
 
     def _bind(self, action: Bind, now: Seconds) -> None:
         tally = self.tallies[self.specs[action.function].name]

@@ -50,18 +50,18 @@ class WorkerCost(NamedTuple):
         )
 
 
-class LivingWorker(Generic[T]):
+class LiveWorker(Generic[T]):
     """A worker, from its start to its end."""
 
     __slots__ = (
-        "_paid",
-        "_paid_before",
+        "_cost",
+        "_cost_before",
         "asked",
         "binds",
         "bound",
+        "busy_at_update",
         "busy_s",
         "busy_since",
-        "busy_weighed",
         "concurrency",
         "cores",
         "function",
@@ -74,8 +74,8 @@ class LivingWorker(Generic[T]):
         "tally",
         "trial",
         "tried",
+        "updated",
         "warm",
-        "weighed",
     )
 
     def __init__(
@@ -83,8 +83,8 @@ class LivingWorker(Generic[T]):
     ) -> None:
         self.tally = tally
         self.trial = trial
-        """The tally that pays instead of that of its first function, until the worker serves a request: it was started
-        to try a version.
+        """The tally that is charged instead of that of its first function, until the worker serves a request: it was
+        started to try a version.
         """
         self.function = action.function
         self.tried = action.on_trial
@@ -95,7 +95,7 @@ class LivingWorker(Generic[T]):
         self.asked = asked
         """When the wake began: with the load of the blocks, if there was one."""
         self.since = self.busy_since = now
-        self.weighed = now
+        self.updated = now
         """When `nbytes` was last set, or the set of its functions changed."""
         self.bound: dict[FunctionId, T] = {action.function: tally}
         """The functions that it has bound. They share its cost while it runs nothing."""
@@ -103,13 +103,13 @@ class LivingWorker(Generic[T]):
         """The runs in progress."""
         self.binds: dict[FunctionId, Seconds] = {}
         """When each bind in progress began."""
-        self.busy_s = self.busy_weighed = 0.0
-        """The seconds in which it ran or bound something; `busy_weighed`: those up to `weighed`."""
+        self.busy_s = self.busy_at_update = 0.0
+        """The seconds in which it ran or bound something; `busy_at_update`: those up to `updated`."""
         self.nbytes = 0.0
         """The private memory."""
-        self._paid = WorkerCost(0.0, 0.0, 0.0)
-        """The cost up to `weighed` for one function that was bound all the time."""
-        self._paid_before = {action.function: self._paid}
+        self._cost = WorkerCost(0.0, 0.0, 0.0)
+        """The cost up to `updated` for one function that was bound all the time."""
+        self._cost_before = {action.function: self._cost}
         """The part of that from before each function was bound. So handling a bind takes the same time for any number
         of bound functions.
         """
@@ -129,22 +129,22 @@ class LivingWorker(Generic[T]):
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """The worker serves these functions: from now on the function that it was started for pays."""
+        """The worker serves these functions: from now on the function that it was started for is charged."""
         if self.trial is not None and self.tally in tallies:
-            self.pay(now)
+            self.charge_all(now)
             self.trial = None
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """Begin to bind a further function."""
-        self.weigh(self.nbytes, now)
+        self.set_memory(self.nbytes, now)
         self.bound[function] = tally
-        self._paid_before[function] = self._paid
+        self._cost_before[function] = self._cost
         if not self.is_busy:
             self.busy_since = now
         self.binds[function] = now
 
     def end_bind(self, function: FunctionId, now: Seconds) -> None:
-        """End a bind, successful or not; the function pays for its time."""
+        """End a bind, successful or not; the function is charged for its time."""
         began = self.binds.pop(function, None)
         if began is None:
             return
@@ -156,53 +156,55 @@ class LivingWorker(Generic[T]):
             self.busy_s += now - self.busy_since
 
     def unbind(self, function: FunctionId, now: Seconds) -> None:
-        """Unbind a function from the worker. The last one continues to pay."""
-        self.weigh(self.nbytes, now)
+        """Unbind a function from the worker. The last one is still charged."""
+        self.set_memory(self.nbytes, now)
         if len(self.bound) > 1 and function in self.bound:
             tally = self.bound.pop(function)
-            self._charge(tally, self._paid.since(self._paid_before.pop(function)))
+            self._charge(tally, self._cost.since(self._cost_before.pop(function)))
 
     def busy_until(self, now: Seconds) -> float:
         """Return the seconds in which it ran or bound something, including operations in progress."""
         return self.busy_s + (now - self.busy_since if self.is_busy else 0.0)
 
-    def weigh(self, nbytes: float, now: Seconds) -> None:
+    def set_memory(self, nbytes: float, now: Seconds) -> None:
         """Set the private memory from now on."""
-        self._paid = self._paid_until(now)
-        self.weighed, self.busy_weighed, self.nbytes = now, self.busy_until(now), nbytes
+        self._cost = self._cost_until(now)
+        self.updated, self.busy_at_update, self.nbytes = now, self.busy_until(now), nbytes
 
-    def owed(self, now: Seconds) -> list[tuple[T, WorkerCost]]:
-        """Return what each of its functions has not paid yet: equal parts of its cost in the time in which the function
-        was bound.
+    def uncharged(self, now: Seconds) -> list[tuple[T, WorkerCost]]:
+        """Return what each of its functions is not charged for yet: equal parts of its cost in the time in which the
+        function was bound.
         """
         # Other threads call this too, so each table that may change meanwhile is read once.
-        paid, before = self._paid_until(now), self._paid_before
+        cost, before = self._cost_until(now), self._cost_before
         return [
-            (self._payer(tally), paid.since(before.get(function, paid))) for function, tally in list(self.bound.items())
+            (self._charged(tally), cost.since(before.get(function, cost)))
+            for function, tally in list(self.bound.items())
         ]
 
-    def pay(self, now: Seconds) -> None:
-        """Charge each function what it owes."""
-        self.weigh(self.nbytes, now)
+    def charge_all(self, now: Seconds) -> None:
+        """Charge each function for its part of the cost."""
+        self.set_memory(self.nbytes, now)
         for function, tally in self.bound.items():
-            self._charge(tally, self._paid.since(self._paid_before[function]))
-        self._paid_before = dict.fromkeys(self.bound, self._paid)
+            self._charge(tally, self._cost.since(self._cost_before[function]))
+        self._cost_before = dict.fromkeys(self.bound, self._cost)
 
     def _charge(self, tally: T, cost: WorkerCost) -> None:
-        payer = self._payer(tally)
-        payer.worker_s += cost.worker_s
-        payer.worker_core_s += cost.worker_s * self.cores
-        payer.idle_core_s += cost.idle_core_s
-        payer.private_byte_s += cost.private_byte_s
+        charged = self._charged(tally)
+        charged.worker_s += cost.worker_s
+        charged.worker_core_s += cost.worker_s * self.cores
+        charged.idle_core_s += cost.idle_core_s
+        charged.private_byte_s += cost.private_byte_s
 
-    def _payer(self, tally: T) -> T:
+    def _charged(self, tally: T) -> T:
+        """The tally that is charged for a function of this tally."""
         return self.trial if self.trial is not None and tally is self.tally else tally
 
-    def _paid_until(self, now: Seconds) -> WorkerCost:
-        passed, payers, paid = now - self.weighed, len(self.bound), self._paid
-        idle = passed - (self.busy_until(now) - self.busy_weighed)
+    def _cost_until(self, now: Seconds) -> WorkerCost:
+        passed, sharers, cost = now - self.updated, len(self.bound), self._cost
+        idle = passed - (self.busy_until(now) - self.busy_at_update)
         return WorkerCost(
-            paid.worker_s + passed / payers,
-            paid.idle_core_s + idle * self.cores / payers,
-            paid.private_byte_s + passed * self.nbytes / payers,
+            cost.worker_s + passed / sharers,
+            cost.idle_core_s + idle * self.cores / sharers,
+            cost.private_byte_s + passed * self.nbytes / sharers,
         )

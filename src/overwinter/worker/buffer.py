@@ -63,7 +63,7 @@ class SharedBuffer:
         """Map a buffer that another process created."""
         return cls(fd, os.fstat(fd).st_size)
 
-    def hold(self, nbytes: int) -> None:
+    def grow(self, nbytes: int) -> None:
         """Grow to `nbytes`; raise OSError when the system lacks memory."""
         if nbytes > self.nbytes:
             grown = max(nbytes, 2 * self.nbytes, self._grown)

@@ -17,6 +17,7 @@ FDS_A_PACKET = 200
 """The most descriptors in one packet; the kernel takes 253. Further descriptors travel in packets before the message.
 """
 MORE = b"+"
+"""The content of a packet that only carries such descriptors."""
 FDS_MAX = 1 << 16
 _CREDENTIALS = struct.Struct("iII")
 """The process, user and group of the sender of a packet."""

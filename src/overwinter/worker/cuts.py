@@ -23,7 +23,7 @@ def possible_cuts(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
     reads = [any(slot < program.first_input for slot in slots_of(call)) for call in program.calls]
     cuts: list[Cut] = []
     at = 0
-    for start, stop in _runs_of(calls, reads):
+    for start, stop in _spans(calls, reads):
         if at < start:
             cuts.append((at, start, False))
         cuts.append((start, stop, True))
@@ -36,7 +36,7 @@ def possible_cuts(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
             yield [cut for cut in each if cut[0] < cut[1]]
 
 
-def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
+def _spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Join own calls with no other weight between them to one span: joining and splitting the rows would cost more than
     it saves.
     """

@@ -67,7 +67,7 @@ def release_code() -> None:
     """Release the pages of libraries that were only read while loading; code that runs again is mapped again."""
     with open("/proc/self/maps") as maps:
         regions = [line.split() for line in maps]
-    for bounds, rights, _, _, inode, *_ in regions:
-        if rights.startswith("r-x") and inode != "0":
+    for bounds, permissions, _, _, inode, *_ in regions:
+        if permissions.startswith("r-x") and inode != "0":
             start, stop = (int(bound, 16) for bound in bounds.split("-"))
             _libc.madvise(start, stop - start, mmap.MADV_DONTNEED)

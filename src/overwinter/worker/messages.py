@@ -62,6 +62,9 @@ class KillZygote(_Message, frozen=True):
     number: int
 
 
+# node -> workers, and in `Prepare` node -> a tenant's zygote
+
+
 class Load(_Message, frozen=True):
     """The common parts of a family; a bind follows. Descriptors: the program, then the handler's source if there is
     one.
@@ -158,7 +161,7 @@ class Forked(_Message, frozen=True):
     worker: WorkerId
 
 
-class Unforked(_Message, frozen=True):
+class ForkFailed(_Message, frozen=True):
     """A fork failed."""
 
     worker: WorkerId
@@ -180,7 +183,7 @@ class Pong(_Message, frozen=True):
     """The answer to a ping."""
 
 
-FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
+FromZygote = Up | Forked | ForkFailed | Exited | ProgramReady | Pong
 
 # node -> worker
 

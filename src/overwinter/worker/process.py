@@ -281,7 +281,7 @@ def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer
         try:
             sent = encode_outputs(outcome)
             *places, nbytes = offsets(encoded.meta for encoded in sent)
-            buffer.hold(filled + nbytes)
+            buffer.grow(filled + nbytes)
             for encoded, at in zip(sent, places, strict=True):
                 encoded.write(buffer.map, filled + at)
         except OverwinterError as error:

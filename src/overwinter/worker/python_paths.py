@@ -44,7 +44,7 @@ def reach_python() -> list[int]:
 
 
 def unreadable() -> list[str]:
-    """Return the files of Python that the calling process, in its sandbox, cannot read."""
+    """Say which of Python's packages the calling process, in its sandbox, cannot read; empty if it can read all."""
     for path in sys.path:
         try:
             if os.path.basename(path) in ("lib-dynload", *_PACKAGES):

@@ -23,10 +23,10 @@ from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.trunk import Share, Trunks
 from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
-from overwinter.worker.weights import unlike
+from overwinter.worker.weights import differing_weights
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
-Named = dict[str, Value]
+NamedValues = dict[str, Value]
 Outcome = dict[str, Value] | Failure
 Outputs = dict[str, torch.Tensor] | Failure
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ class Runner:
         self._handler = handler
         self._handling = threading.Lock()
         self._declared = prepared.declared
-        self._unlike: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
+        self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
     def warm_up(self) -> None:
         """Run the program once on zeros of its example sizes; HandlerError or the operator's own error if it fails."""
@@ -99,18 +99,18 @@ class Runner:
             for spec in self.program.inputs
         ]
 
-    def answer(self, requests: list[Named]) -> list[Outcome]:
+    def answer(self, requests: list[NamedValues]) -> list[Outcome]:
         """Return one outcome per request, in order. Requests whose inputs fit together run as one batch."""
         return answer([(self, request) for request in requests])
 
-    def unlike(self, other: "Runner") -> frozenset[int]:
+    def differing_weights(self, other: "Runner") -> frozenset[int]:
         """Return the numbers of the weights in which another function of the family differs."""
-        found = self._unlike.get(other)
+        found = self._differing.get(other)
         if found is None:
-            found = self._unlike[other] = unlike(self.weights, other.weights)
+            found = self._differing[other] = differing_weights(self.weights, other.weights)
         return found
 
-    def before(self, request: Named) -> list[torch.Tensor]:
+    def before(self, request: NamedValues) -> list[torch.Tensor]:
         """Return the program's inputs for a request. Raises CallerError or HandlerError."""
         values: Mapping[str, object] = request
         if self._handler is not None:
@@ -143,7 +143,7 @@ class Runner:
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
-    def after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
+    def after(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
         """Return the answer to a request from the program's outputs. Raises HandlerError."""
         if self._handler is None:
             return dict(outputs)
@@ -188,7 +188,7 @@ class _Ready(NamedTuple):
     inputs: list[torch.Tensor]
 
 
-def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
+def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
     """Return one outcome per request, in order, for functions of one family.
 
     Requests whose inputs fit together run as one batch, also of different functions.
@@ -227,7 +227,7 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     After CallerError or HandlerError, separate runs show which request is at fault.
     """
     runners = [section[0].runner for section in sections]
-    own = frozenset[int]().union(*(runners[0].unlike(other) for other in runners[1:]))
+    own = frozenset[int]().union(*(runners[0].differing_weights(other) for other in runners[1:]))
     trunk = runners[0].prepared.trunks.of(own)
     if trunk is None:
         return None

@@ -2,7 +2,7 @@
 
 import errno
 
-ALLOCATORS = ("can't allocate memory", "not enough memory")
+ALLOCATOR_MESSAGES = ("can't allocate memory", "not enough memory")
 """What PyTorch's allocators write in a RuntimeError."""
 
 
@@ -12,7 +12,7 @@ def lacks_memory(error: BaseException) -> bool:
     while cause is not None:
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return True
-        if isinstance(cause, RuntimeError) and any(words in str(cause) for words in ALLOCATORS):
+        if isinstance(cause, RuntimeError) and any(words in str(cause) for words in ALLOCATOR_MESSAGES):
             return True
         cause = cause.__cause__
     return False

@@ -16,7 +16,7 @@ import torch
 from overwinter.core.errors import error_named
 from overwinter.core.tensor import BYTES, TensorSpec
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import Named, Runner
+from overwinter.worker.runner import NamedValues, Runner
 from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
 
 GENERATED_S = 20
@@ -28,7 +28,7 @@ learn the reason.
 TEXT = b"a few words"
 
 
-def check_trial(runner: Runner, samples: list[Named]) -> None:
+def check_trial(runner: Runner, samples: list[NamedValues]) -> None:
     """Answer every sample; raise why one cannot be answered."""
     with _interrupted_after(SAMPLES_S):
         for number, sample in enumerate(samples, 1):
@@ -53,7 +53,7 @@ def generated_warning(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
     )
 
 
-def _failure(runner: Runner, request: Named) -> Failure | None:
+def _failure(runner: Runner, request: NamedValues) -> Failure | None:
     [outcome] = runner.answer([request])
     if isinstance(outcome, Failure):
         return outcome
@@ -63,7 +63,7 @@ def _failure(runner: Runner, request: Named) -> Failure | None:
     return None
 
 
-def _generated(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
+def _generated(runner: Runner, inputs: tuple[TensorSpec, ...]) -> NamedValues:
     sizes = runner.example_sizes()
     request: dict[str, Value] = {}
     for spec in inputs:

@@ -94,7 +94,7 @@ def weight_tensors(
     return tensors
 
 
-def unlike(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
+def differing_weights(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
     """Return the numbers of the weights in which two functions of a family differ.
 
     A large weight has its own block, so it is the same tensor or has other content. A small one may be equal in another

@@ -35,6 +35,7 @@ from overwinter.worker.messages import (
     Exited,
     Forget,
     Forked,
+    ForkFailed,
     ForkWorker,
     ForkZygote,
     KillZygote,
@@ -45,7 +46,6 @@ from overwinter.worker.messages import (
     TakeOver,
     ToBase,
     ToZygote,
-    Unforked,
     Up,
     Waiting,
 )
@@ -135,7 +135,7 @@ class Zygote:
             pid = os.fork()
         except OSError as error:
             close_all(fds)
-            self._send(Unforked(message.worker, f"{error}"))
+            self._send(ForkFailed(message.worker, f"{error}"))
             return
         if pid == 0:
             self._main_of_fork = lambda: _run_worker(message, fds, parent, self._means)
@@ -191,7 +191,7 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _send(self, message: Exited | Unforked | ProgramReady | Pong) -> None:
+    def _send(self, message: Exited | ForkFailed | ProgramReady | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:

@@ -12,8 +12,8 @@ import msgspec
 
 from overwinter.core.policies import WorkerEviction
 
-MEMORY_S = 1800.0
-"""The time in which the count of a use decays to a third, so that old uses are forgotten."""
+DECAY_S = 1800.0
+"""The time constant of the decay of uses: a use this long ago counts 1/e, so that old uses are forgotten."""
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def counted(uses: float, gap_s: float) -> float:
     """The count after one more use, with this gap to the last. FaasCache counts from a container's start. This count
     outlives workers and decays, so that a frequent use is known, and an old one is forgotten.
     """
-    return 1.0 + uses * exp(-gap_s / MEMORY_S)
+    return 1.0 + uses * exp(-gap_s / DECAY_S)
 
 
 RULES: Mapping[WorkerEviction, Rule] = MappingProxyType({"cost-aware": cost_aware, "lru": least_recently_used})

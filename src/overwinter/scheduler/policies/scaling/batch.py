@@ -33,11 +33,11 @@ def cost_of_a_request(point: Point, rate: float, slo_s: float) -> float:
 
 def _choose(demand: Demand, rate: float) -> Points:
     slo_s = math.inf if demand.slo_s is None else demand.slo_s
-    living = {worker.point.configuration for worker in demand.workers}
+    live = {worker.point.configuration for worker in demand.workers}
 
     def key(point: Point) -> tuple[float, ...]:
         cost = cost_of_a_request(point, expected(demand), slo_s)
-        return (point.configuration not in living, cost, point.memory_bytes, *size(point))
+        return (point.configuration not in live, cost, point.memory_bytes, *size(point))
 
     return take(sorted(demand.points, key=key), rate, limits_of(demand)).chosen
 

@@ -4,7 +4,7 @@ It combines the algorithms of the two papers over missing bytes. MLS determines 
 determines what to start, with the bytes that a worker adds as its cost: its private memory, its own weights where they
 are not shared, and gamma for each core. DTS is changed in three places:
 
-* The last worker. DTS pays a whole worker of the best ratio for the last request per second. Here each number of such
+* The last worker. DTS adds a whole worker of the best ratio for the last request per second. Here each number of such
   workers is tried with the cheapest single worker that serves the rest, then the same with the next best ratio. The
   result never costs more than DTS and, within the limits, never more than the optimum plus one of its workers, which is
   at most twice the optimum: let k be the best configuration, by ratio, that the optimum uses. Before the algorithm
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
-from overwinter.scheduler.policies.scaling.dts import weighed
+from overwinter.scheduler.policies.scaling.dts import memory_and_cores
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, configurations, expected, scale
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
@@ -43,8 +43,8 @@ REPLACE_AT = 0.85
 """The relative cost below which new workers replace existing ones; below 1, so that a varying rate does not cause
 endless replacements.
 """
-FEWER = 8
-"""The most workers of the best configuration that a choice replaces by one that serves more."""
+REPLACED_MAX = 8
+"""The most workers of one configuration that the cheapest last worker may replace."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limits: Limits = BOUNDLESS) -> Selection:
@@ -73,28 +73,29 @@ def cheapest(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -
 def _improved(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, limits: Limits) -> Selection:
     ordered = by_ratio(points, weight)
     plain = take(ordered, rate, limits)
-    closed = (
-        (_total(chosen, cost), place, chosen) for place, chosen in enumerate(_closed(ordered, rate, cost, limits))
+    choices = (
+        (_total(chosen, cost), place, chosen)
+        for place, chosen in enumerate(_with_last_worker(ordered, rate, cost, limits))
     )
-    total, _, chosen = min(closed, default=(0.0, 0, ()))
+    total, _, chosen = min(choices, default=(0.0, 0, ()))
     if not chosen or (not plain.unserved and _total(plain.chosen, cost) <= total):
         return plain
     return Selection(without_excess(chosen, rate))
 
 
-def _closed(ordered: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Iterator[Points]:
-    """Yield choices that serve the whole rate: workers in this order, and the cheapest single one for the rest."""
-    closing = sorted(ordered, key=cost)
+def _with_last_worker(ordered: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Iterator[Points]:
+    """Yield choices that serve the whole rate: workers in this order, and the cheapest single worker for the rest."""
+    last_workers = sorted(ordered, key=cost)
     largest = max((point.throughput for point in ordered), default=0.0)
     taken: Points = ()
     left = rate
     for point in ordered:
         count = min(workers_for(left, point) - 1, limits.copies(point))
-        for copies in range(count, max(-1, count - FEWER - 1), -1):
+        for copies in range(count, max(-1, count - REPLACED_MAX - 1), -1):
             rest, rest_limits = (left - copies * point.throughput) * (1 - EPSILON), limits.less(point, copies)
             if rest > largest:
                 break
-            last = next((each for each in closing if each.throughput >= rest and rest_limits.copies(each)), None)
+            last = next((each for each in last_workers if each.throughput >= rest and rest_limits.copies(each)), None)
             if last is not None:
                 yield *taken, *[point] * copies, last
         taken = (*taken, *[point] * count)
@@ -103,7 +104,7 @@ def _closed(ordered: Sequence[Point], rate: float, cost: Cost, limits: Limits) -
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    cost = weighed(demand)
+    cost = memory_and_cores(demand)
     added = cheapest(demand.points, rate, cost, limits_of(demand)).chosen
     most = REPLACE_AT * _total((*(worker.point for worker in demand.workers), *added), cost)
     if not demand.workers or min(map(cost, demand.points), default=0.0) > most:
@@ -117,7 +118,7 @@ def _choose(demand: Demand, rate: float) -> Points:
 
 def _replace(demand: Demand) -> Scaled:
     """Replace workers that cost much more than a new set: start the missing ones first, then stop the others."""
-    fresh, cost = _fresh(demand), weighed(demand)
+    fresh, cost = _fresh(demand), memory_and_cores(demand)
     most = REPLACE_AT * _total((worker.point for worker in demand.workers), cost)
     started = _lacking(fresh.chosen, demand)
     missing = demand.missing_bytes if started and demand.shared else 0
@@ -132,7 +133,7 @@ def _order(demand: Demand) -> list[CurrentWorker]:
     """Return the order of release: workers that a new set would not have, the least rate per cost first; then the least
     loaded.
     """
-    cost = weighed(demand)
+    cost = memory_and_cores(demand)
     wanted = Counter(_fresh(demand).chosen)
     ranks = {}
     for worker in sorted(demand.workers, key=lambda worker: (-worker.load, worker.worker)):
@@ -151,7 +152,7 @@ def _fresh(demand: Demand) -> Selection:
     for worker in demand.workers:
         limits = limits.less(worker.point, -1)
     load = (demand.alpha + demand.beta) / 2
-    return cheapest(demand.points, expected(demand) / load, weighed(demand), limits)
+    return cheapest(demand.points, expected(demand) / load, memory_and_cores(demand), limits)
 
 
 def _lacking(points: Points, demand: Demand) -> Points:

@@ -40,7 +40,7 @@ def by_memory_and_cores(demand: Demand) -> Scaled:
     return scale(_BY_MEMORY_AND_CORES, demand)
 
 
-def weighed(demand: Demand) -> Cost:
+def memory_and_cores(demand: Demand) -> Cost:
     """The cost m + alpha·c of Tetris."""
     return lambda point: demand.memory(point) + demand.gamma * point.cores
 
@@ -53,4 +53,4 @@ def _algorithm(cost: Callable[[Demand], Cost]) -> Algorithm:
 
 
 _BY_MEMORY = _algorithm(lambda demand: demand.memory)
-_BY_MEMORY_AND_CORES = _algorithm(weighed)
+_BY_MEMORY_AND_CORES = _algorithm(memory_and_cores)

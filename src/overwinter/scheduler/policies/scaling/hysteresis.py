@@ -5,8 +5,9 @@ the sum over the workers of the most that each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
     R < beta·R_max       workers are released, one after the other, while R < beta·(R_max after) holds
-    between the two      no change, but workers that serve nothing within the SLO are released, and an algorithm may
-                         replace the existing workers; also below, where none can be released
+    between the two      no change, except that workers that serve nothing within the SLO are released
+
+Where no worker is started or released, an algorithm may replace the existing workers by others.
 
 A decision that starts a worker stops none: superfluous workers are released at the next decision, when the new ones are
 ready. So a constant demand settles soon, and newly started workers are not stopped. With R = 0 one worker stays, and

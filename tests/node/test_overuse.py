@@ -13,9 +13,9 @@ import torch
 from overwinter.core.actions import Run, StartWorker
 from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
-from overwinter.node.background import CHECK_INTERVAL_S, TURNS, Background
 from overwinter.node.cgroups import IDLE
-from overwinter.store.ledger import Ledger
+from overwinter.node.overuse import CHECK_INTERVAL_S, TURNS, OveruseCheck
+from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
 from tests.node.rig import Function, Rig, Same, until
@@ -47,7 +47,7 @@ BEHIND_S = 240.0
 
 def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(rig, tmp_path):
     statistics, said = Statistics(), []
-    background = Background(statistics, rig.processes, [].append, said.append, BOUND_S)
+    overuse = OveruseCheck(statistics, rig.processes, [].append, said.append, BOUND_S)
 
     async def scene(handler):
         worker = await rig.start_worker(Function(Same(), X, handler))
@@ -59,10 +59,10 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
 
     async def both():
         rests, spins = await scene(None), await scene(SPINS)
-        background.check(1.0)
+        overuse.check(1.0)
         before = clock.computed_s(spins.pid)
         await until(lambda: clock.computed_s(spins.pid) > before + 3 * BOUND_S)
-        background.check(1.0 + BOUND_S)
+        overuse.check(1.0 + BOUND_S)
         await until(lambda: rig.exits(spins.worker))
         return rests, spins
 
@@ -71,9 +71,9 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
     assert not rig.exits(rests.worker)
     assert any("spins@1 is stopped" in line for line in said)
     assert [result.what for result in statistics.tallies["spins"].decisions] == ["stop"]
-    ledger = Ledger(tmp_path / "usage.sqlite")
-    rested, spun = Meter(statistics, ledger, said.append).usage(None, 2.0, 2.0)
-    ledger.close()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    rested, spun = Meter(statistics, usage_file, said.append).usage(None, 2.0, 2.0)
+    usage_file.close()
     assert (rested.function, spun.function) == ("rests", "spins")
     assert spun.core_ms >= 2 * BOUND_S * 1e3
     assert rested.core_ms == 0.0
@@ -96,7 +96,7 @@ class Scene:
     def __init__(self, rig):
         self.rig = rig
         self.statistics, self.posted = Statistics(), []
-        self.background = Background(self.statistics, rig.processes, self.posted.append, [].append)
+        self.overuse = OveruseCheck(self.statistics, rig.processes, self.posted.append, [].append)
 
     async def start(self, handler, ready=True):
         worker = await self.rig.start_worker(Function(Same(), X, handler))
@@ -113,9 +113,9 @@ class Scene:
         await until(lambda: clock.computed_s(worker.pid) > before + 0.2)
 
     async def check(self, now):
-        found = self.background.check(now)
+        found = self.overuse.check(now)
         for worker in found:
-            await self.background.demote(worker)
+            await self.overuse.demote(worker)
         return found
 
     def is_behind(self, worker):

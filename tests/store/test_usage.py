@@ -5,25 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.errors import StoreError
-from overwinter.store.ledger import Amounts, Ledger
+from overwinter.store.usage import Amounts, UsageFile
 
 AMOUNTS = st.builds(Amounts, st.integers(0, 9), *[st.integers(0, 99).map(float)] * 5)
 
 
 def test_amounts_add_up_over_restarts(tmp_path):
     for _ in range(3):
-        ledger = Ledger(tmp_path / "usage.sqlite")
-        ledger.add("2025-01-02", {("t", "f"): Amounts(1, 2.0, 3.0, 4.0, 5.0, 6.0)})
-        ledger.close()
-    ledger = Ledger(tmp_path / "usage.sqlite")
-    ledger.add("2025-01-01", {("t", "f"): Amounts(1), ("u", "g"): Amounts(2)})
-    assert ledger.entries() == [
+        usage_file = UsageFile(tmp_path / "usage.sqlite")
+        usage_file.add("2025-01-02", {("t", "f"): Amounts(1, 2.0, 3.0, 4.0, 5.0, 6.0)})
+        usage_file.close()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    usage_file.add("2025-01-01", {("t", "f"): Amounts(1), ("u", "g"): Amounts(2)})
+    assert usage_file.entries() == [
         ("2025-01-01", "t", "f", Amounts(1)),
         ("2025-01-01", "u", "g", Amounts(2)),
         ("2025-01-02", "t", "f", Amounts(3, 6.0, 9.0, 12.0, 15.0, 18.0)),
     ]
-    assert [entry.function for entry in ledger.entries("u")] == ["g"]
-    ledger.close()
+    assert [entry.function for entry in usage_file.entries("u")] == ["g"]
+    usage_file.close()
 
 
 @given(AMOUNTS, AMOUNTS)
@@ -34,5 +34,5 @@ def test_what_is_added_can_be_taken_away(one, other):
 def test_a_file_that_is_none_is_named(tmp_path):
     (tmp_path / "usage.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 99)
     with pytest.raises(StoreError, match="usage.sqlite"):
-        Ledger(tmp_path / "usage.sqlite")
+        UsageFile(tmp_path / "usage.sqlite")
     assert (tmp_path / "usage.sqlite").read_bytes().startswith(b"not a database")

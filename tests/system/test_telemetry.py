@@ -73,7 +73,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(node):
     assert {name for name in named if name.startswith("overwinter_")} == result
 
 
-def test_bytes_agree_with_the_kernel(node):
+def test_the_nodes_counts_of_bytes_agree_with_the_kernels(node):
     seen = after_passes(node, 4)
     assert seen.sum("accounting_mismatch_total") == 0
     stored = seen.of("memory_bytes", counted="store_table")

@@ -49,7 +49,7 @@ _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)}
     ON CONFLICT DO UPDATE SET {", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)}"""
 
 
-class Ledger:
+class UsageFile:
     """The usage file. Any thread may use it. Raises StoreError or NoSpaceError when it cannot be used."""
 
     def __init__(self, path: Path) -> None:

@@ -24,7 +24,7 @@ def write_as_an_older_version(node: NodeProcess) -> list[dict]:
     return written
 
 
-def test_a_data_directory_with_old_names_is_served(make_node):
+def test_functions_with_settings_under_old_names_are_served(make_node):
     node = make_node()
     deploy(node, "f", max_workers=3, slo_ms=500.0)
     assert ask(node, "f", 2.0) == [5.0] * 4

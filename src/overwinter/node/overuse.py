@@ -22,7 +22,7 @@ from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics, Statistics
-from overwinter.telemetry.underway import LivingWorker
+from overwinter.telemetry.underway import LiveWorker
 
 CHECK_INTERVAL_S = 0.1
 TURNS = 10
@@ -60,7 +60,7 @@ class Observation(NamedTuple):
     """Whether it did not compute between the last two checks."""
 
 
-class Background:
+class OveruseCheck:
     """Checks the processor time of all workers periodically on the loop's thread: microseconds per active worker."""
 
     def __init__(
@@ -102,9 +102,9 @@ class Background:
         }
         self._turn = (self._turn + 1) % TURNS
         found = []
-        for worker, living in list(self._statistics.workers.items()):
+        for worker, live in list(self._statistics.workers.items()):
             last = before.get(worker)
-            if last is not None and worker % TURNS != self._turn and _is_idle(last, living):
+            if last is not None and worker % TURNS != self._turn and _is_idle(last, live):
                 self._seen[worker] = last
                 continue
             process = self._processes.process(worker)
@@ -113,13 +113,13 @@ class Background:
             computed_s = clock.computed_s(process.pid)
             if computed_s is None:
                 continue
-            seen = self._seen[worker] = _seen(last, living, process.ready, computed_s, now)
+            seen = self._seen[worker] = _seen(last, live, process.ready, computed_s, now)
             if seen.over_s > self._bound_s:
-                self._stop(process, living, seen, now)
+                self._stop(process, live, seen, now)
             elif worker in self._demoted:
                 self._tell(process)
             elif max(seen.over_s, seen.late_s) > DEMOTE_AFTER_S:
-                self._record_demotion(process, living, seen, now)
+                self._record_demotion(process, live, seen, now)
                 found.append(process)
         self._check_ahead()
         return found
@@ -142,17 +142,15 @@ class Background:
         await asyncio.to_thread(demote, processes.zygotes.groups, process.pid, pidfd)
 
     def _record_demotion(
-        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
+        self, process: WorkerProcess, live: LiveWorker[FunctionStatistics], seen: Observation, now: Seconds
     ) -> None:
         what = "run" if process.ready else "load"
         reason = f"its {what} takes much longer than usual"
         if seen.over_s > DEMOTE_AFTER_S:
             reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-        message = (
-            f"worker {process.worker} of {living.function} computes only when a core is free from now on: {reason}"
-        )
+        message = f"worker {process.worker} of {live.function} computes only when a core is free from now on: {reason}"
         self._throttle.log(("demote", process.family.tenant), message)
-        living.tally.decisions.append(DecisionRecord(now, "demote", reason))
+        live.tally.decisions.append(DecisionRecord(now, "demote", reason))
         self._demoted[process.worker] = False
 
     def _tell(self, process: WorkerProcess) -> None:
@@ -162,57 +160,57 @@ class Background:
             self._post(Demoted(process.worker))
 
     def _stop(
-        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Observation, now: Seconds
+        self, process: WorkerProcess, live: LiveWorker[FunctionStatistics], seen: Observation, now: Seconds
     ) -> None:
         reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
         self._throttle.log(
-            ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
+            ("stop", process.family.tenant), f"worker {process.worker} of {live.function} is stopped: {reason}"
         )
-        living.tally.decisions.append(DecisionRecord(now, "stop", reason))
+        live.tally.decisions.append(DecisionRecord(now, "stop", reason))
         self._processes.give_up(process, reason)
 
 
 def _seen(
-    last: Observation | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
+    last: Observation | None, live: LiveWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
 ) -> Observation:
     """The current state; processor time outside runs is billed."""
-    allowed_s = living.busy_until(now) * living.cores
+    allowed_s = live.busy_until(now) * live.cores
     if last is None:
         return Observation(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
     if not ready or last.loading:
         # The time counts for the wake, including the part after its end until this check.
-        is_late = not ready and _is_late(living, ready, computed_s, now)
+        is_late = not ready and _is_late(live, ready, computed_s, now)
         late_s = last.late_s + spent_s if is_late else 0.0
         return Observation(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
-    begun = _begun(living)
+    begun = _begun(live)
     run_s = spent_s + (last.run_s if begun == last.begun else 0.0)
-    late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
+    late_s = last.late_s + spent_s if _is_late(live, ready, run_s, now) else 0.0
     own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
-        payer = living.tally if living.trial is None else living.trial
-        payer.background_core_s += own_s
+        charged = live.tally if live.trial is None else live.trial
+        charged.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
     still = spent_s < NOISE * passed_s and over_s == 0.0
     return Observation(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
 
 
-def _is_idle(last: Observation, living: LivingWorker[FunctionStatistics]) -> bool:
+def _is_idle(last: Observation, live: LiveWorker[FunctionStatistics]) -> bool:
     """Whether it computed nothing at the last check, and has run nothing since."""
-    return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
+    return last.still and not live.is_busy and live.busy_s * live.cores == last.allowed_s
 
 
-def _begun(living: LivingWorker[FunctionStatistics]) -> Seconds | None:
+def _begun(live: LiveWorker[FunctionStatistics]) -> Seconds | None:
     """Return when the oldest of its runs began; None: it runs nothing."""
-    return min((run.begun for run in living.runs.values()), default=None)
+    return min((run.begun for run in live.runs.values()), default=None)
 
 
-def _is_late(living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:
+def _is_late(live: LiveWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:
     """Whether a worker's operation should have ended long ago and has computed accordingly. An operation slowed down by
     others takes long as well, but computes no more than usual.
     """
-    begun = _begun(living) if ready else living.since
-    usual_s = LATE_FACTOR * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)
+    begun = _begun(live) if ready else live.since
+    usual_s = LATE_FACTOR * (live.tally.usual_run_s if ready else live.tally.usual_wake_s)
     if begun is None:
         return False
-    return now - begun > max(LATE_LEAST_S, usual_s) and computed_s >= usual_s * living.cores
+    return now - begun > max(LATE_LEAST_S, usual_s) and computed_s >= usual_s * live.cores
