@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks import zoo
 from benchmarks.programs import flatten
 from overwinter.api.deployer import package
-from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.device.cached import CachedAllocator
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
@@ -22,6 +22,7 @@ from overwinter.device.scrubbing import Tenancy
 from overwinter.device.swap import Swapping, Way, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
+from overwinter.store.manifest import weight_places
 
 KIB = 1 << 10
 VARIANTS = 4
@@ -61,7 +62,7 @@ class Stored:
         for block in packaged.manifest.blocks:
             content = bytearray(packaged.contents[block.address]())
             self.host[block.address] = torch.frombuffer(content, dtype=torch.uint8)
-        return DeviceFunction(name, "ada", self.program, packaged.manifest.blocks)
+        return DeviceFunction(name, "ada", self.program, weight_places(packaged.manifest.blocks))
 
     @property
     def way(self):
@@ -124,7 +125,7 @@ def test_a_failed_swap_leaves_nothing_behind(stored, device):
     with pytest.raises(StoreError, match="none of the places"):
         run(device, model.functions[0], model.inputs, [Way(HostBlocks({}), fast())], SWAPPINGS[0])
     short = HostBlocks({address: data[:5] for address, data in model.host.items()})
-    with pytest.raises(RuntimeError):
+    with pytest.raises(WorkerError, match="could not be brought to device a"):
         run(device, model.functions[0], model.inputs, [Way(short, fast())], SWAPPINGS[0])
     assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
     model.check(device, 0, [model.way])

@@ -169,7 +169,7 @@ class Background:
             ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
         )
         living.tally.decisions.append(DecisionRecord(now, "stop", reason))
-        self._processes.give_up(process, reason)
+        self._processes.forks.give_up(process, reason)
 
 
 def _seen(

@@ -25,11 +25,13 @@ from overwinter.core.actions import (
     StopWorker,
     Unbind,
 )
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
-from overwinter.core.ids import Address, FunctionId, OperationId, Seconds
+from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.calls import Calls
+from overwinter.node.executors import Executors
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
@@ -57,6 +59,7 @@ class NodeEffects:
         processes: Processes,
         calls: Calls,
         hosts: HostStores,
+        config: SchedulerConfig,
         tasks: asyncio.TaskGroup,
         post: Callable[[Event], None],
         log: Log,
@@ -74,6 +77,8 @@ class NodeEffects:
         self._alarm: asyncio.TimerHandle | None = None
         self.runs = Runs(processes, registry.functions, calls.payloads, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
+        when_verified = self.worker_actions.when_verified
+        self.executors = Executors(registry, processes.forks, self.runs, hosts, when_verified, config, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         """Begin an action."""
@@ -97,10 +102,18 @@ class NodeEffects:
                 self.worker_actions.fork_ahead(worker, self._functions.get(function))
             case Bind():
                 self.worker_actions.bind(action)
+            case StartExecutor():
+                self.executors.start(action)
+            case RunOnDevice():
+                self.executors.run(action)
+            case Unbind(worker, function) if self.executors.has(worker):
+                self.executors.unbind(worker, function)
             case Unbind(worker, function):
                 self.worker_actions.unbind(worker, function)
             case Prepare(function, forget):
                 self._prepare(function, forget)
+            case StopWorker(worker, kill) if self.executors.has(worker):
+                self.executors.stop(worker, kill)
             case StopWorker(worker, kill):
                 self.worker_actions.stop_worker(worker, kill)
             case LoadFinished():
@@ -115,6 +128,10 @@ class NodeEffects:
                 raise NotImplementedError
             case _:
                 assert_never(action)
+
+    def lose(self, store: StoreName, address: Address) -> list[str]:
+        """Kill the processes that may use a damaged block, which was dropped from a host store; return their names."""
+        return [*self.worker_actions.lose(store, address), *self.executors.lose(store, address)]
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)
