@@ -26,7 +26,7 @@ from overwinter.core.actions import (
     Unbind,
 )
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.errors import NoSpaceError
+from overwinter.core.errors import ConflictError, NoSpaceError
 from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
 from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
@@ -124,8 +124,6 @@ class NodeEffects:
                 pass
             case Explanation():
                 self._decided(action)
-            case StartExecutor() | RunOnDevice():
-                raise NotImplementedError
             case _:
                 assert_never(action)
 
@@ -136,7 +134,7 @@ class NodeEffects:
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)
         if all(host.holds(blob.address) for blob in function.blobs):
-            self._post(BlocksLoaded(function.id, operation, 0, (), function.store))
+            self._loaded(function, operation, 0, ())
         else:
             self._tasks.create_task(self._copy_blocks(function, operation, host))
 
@@ -153,10 +151,25 @@ class NodeEffects:
             name, message = type(error).__name__, self._registry.error_text(function, error)
             self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
-            self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
+            self._loaded(function, operation, added, addresses)
             # No request waits for this; it makes later wakes cheaper.
             with suppress(*MACHINE, StoppedError):
                 await asyncio.to_thread(host.join_pages, function.blobs, self.worker_actions.check_closing)
+
+    def _loaded(
+        self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]
+    ) -> None:
+        """Report that all blocks are in memory. A version of the pool on trial is then published, unless a pipeline
+        that was changed meanwhile does not accept it.
+        """
+        try:
+            if function.on_trial and function.check_publish is not None and function.manifest.settings.device == "pool":
+                function.check_publish()
+        except ConflictError as error:
+            name, message = ConflictError.__name__, str(error)
+            self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
+        else:
+            self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self._functions.get(id_)
