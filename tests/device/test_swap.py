@@ -99,6 +99,18 @@ def test_a_swapped_run_answers_as_plain_pytorch_does(stored, device, name, swapp
     assert device.missing(function.blocks) == function.blocks
 
 
+def test_weights_are_made_again_only_when_blocks_may_lie_elsewhere(stored, device):
+    model = stored["minilm"]
+    first, second = model.functions[:2]
+    model.check(device, 0, [model.way])
+    weights = first.bind(device)
+    model.check(device, 1, [model.way])
+    assert first.bind(device) is weights
+    device.evict(second.name)
+    assert first.bind(device) is not weights
+    model.check(device, 0, [model.way])
+
+
 def test_a_sibling_brings_only_what_differs(stored, device):
     model = stored["minilm"]
     model.check(device, 0, [model.way])

@@ -35,6 +35,8 @@ class DeviceFunction:
         self.tenant = tenant
         self.program = program
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
+        self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
+        """The weights on a device, and its epoch when they were made."""
         self._first_uses: dict[Address, int] = {}
         self.blocks: dict[Address, int] = {}
         """The bytes of each block without its layout, in the order in which the program first uses them."""
@@ -66,9 +68,15 @@ class DeviceFunction:
         return sorted(copies, key=lambda pair: pair[1])
 
     def bind(self, device: Device) -> list[torch.Tensor]:
-        """Return the weights as tensors in the device's memory, in which their bytes may still have to arrive."""
-        storages = {address: device.storage(address) for address in self.blocks}
-        return [self._tensor(storages[address], offset, weight, device) for address, offset, weight in self._places]
+        """Return the weights as tensors in the device's memory, in which their bytes may still have to arrive.
+
+        They are made again only if a block may lie elsewhere, because that takes microseconds for each.
+        """
+        if self._bound is None or self._bound[:2] != (device, device.epoch):
+            storages = {address: device.storage(address) for address in self.blocks}
+            weights = [self._tensor(storages[at], offset, weight, device) for at, offset, weight in self._places]
+            self._bound = device, device.epoch, weights
+        return self._bound[2]
 
     @staticmethod
     def _tensor(storage: torch.UntypedStorage, offset: int, weight: Weight, device: Device) -> torch.Tensor:
