@@ -78,7 +78,7 @@ class NodeEffects:
         self.runs = Runs(processes, registry.functions, calls.payloads, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
         when_verified = self.worker_actions.when_verified
-        self.executors = Executors(registry, processes.forks, self.runs, hosts, when_verified, config, post, log)
+        self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         """Begin an action."""

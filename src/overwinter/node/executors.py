@@ -18,9 +18,10 @@ from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, Worker
 from overwinter.node.answers import AnswerCheck, failed
 from overwinter.node.bindings import Bindings
 from overwinter.node.contained import ContainedProcess, Flight
-from overwinter.node.forks import REQUEST_ERRORS, Forks
+from overwinter.node.forks import REQUEST_ERRORS
 from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
 from overwinter.node.worker_actions import has_lost
@@ -87,7 +88,7 @@ class Executors:
     def __init__(
         self,
         registry: Registry,
-        forks: Forks,
+        processes: Processes,
         runs: Runs,
         hosts: HostStores,
         when_verified: WhenVerified,
@@ -96,7 +97,7 @@ class Executors:
         log: Log,
     ) -> None:
         self._registry = registry
-        self._forks = forks
+        self._processes = processes
         self._runs = runs
         self._hosts = hosts
         self._when_verified = when_verified
@@ -125,18 +126,18 @@ class Executors:
         try:
             process = ExecutorProcess(action, self._log)
             self._executors[action.executor] = process
-            self._forks.listen(process, partial(self._take, process), partial(self._gone, process))
-            self._forks.request(process, order)
+            self._processes.forks.listen(process, partial(self._take, process), partial(self._gone, process))
+            self._processes.forks.request(process, order)
         except REQUEST_ERRORS as error:
             reason = f"the executor of {action.device} could not be forked: {error}"
             if process is None:
                 self._post(WorkerExited(action.executor, "WorkerError", reason))
             else:
-                self._forks.end(process, reason)
+                self._processes.forks.end(process, reason)
 
     def stop(self, executor: WorkerId, kill: bool) -> None:
         """Stop an executor; its end is reported when it has ended."""
-        self._forks.stop(self._executors[executor], kill)
+        self._processes.forks.stop(self._executors[executor], kill)
 
     def run(self, action: RunOnDevice) -> None:
         """Begin a run that the scheduler ordered."""
@@ -145,7 +146,7 @@ class Executors:
             # The executor's exit is about to reach the scheduler.
             return
         if action.evict:
-            self._forks.send(process, Evict(action.evict))
+            self._processes.forks.send(process, Evict(action.evict))
         function = self._registry.functions[action.function]
         if process.bindings.has(function.id):
             self._begin(process, function, action)
@@ -167,13 +168,13 @@ class Executors:
         except StoreError as error:
             # The end of an executor can report lost blocks, and the end of a run cannot.
             process.lost_blocks = has_lost(function, host)
-            self._forks.give_up(process, self._registry.error_text(function, error), "StoreError")
+            self._processes.forks.give_up(process, self._registry.error_text(function, error), "StoreError")
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
             message = HandOver(function.manifest.tenant, function.load(bare=True), handed)
             process.bindings.add(function, bind)
-            self._forks.send(process, message, fds)
+            self._processes.forks.send(process, message, fds)
         finally:
             close_all(fds)
         self._begin(process, function, action)
@@ -184,7 +185,7 @@ class Executors:
             if process.bindings.blocks + more <= MAPPED_MAX:
                 return
             self._forget(process, function)
-            self._forks.send(process, Unmap(function))
+            self._processes.forks.send(process, Unmap(function))
 
     def _forget(self, process: ExecutorProcess, function: FunctionId) -> None:
         process.bindings.end(function)
@@ -199,7 +200,7 @@ class Executors:
         process = self._executors[executor]
         if process.bindings.has(function):
             self._forget(process, function)
-        self._forks.send(process, Unbind(function))
+        self._processes.forks.send(process, Unbind(function))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
@@ -207,7 +208,7 @@ class Executors:
         for process in list(self._executors.values()):
             if any(each.store == store and address in each.files() for each in process.bindings.functions()):
                 process.lost_blocks = True
-                self._forks.give_up(process, "a block of it had changed in memory")
+                self._processes.forks.give_up(process, "a block of it had changed in memory")
                 lost.append(f"the executor of {process.device}")
         return lost
 
