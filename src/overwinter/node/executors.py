@@ -64,6 +64,8 @@ class ExecutorProcess(ContainedProcess):
         self.bindings = Bindings()
         self.used: dict[FunctionId, None] = {}
         """The functions that were handed over, the least recently used first."""
+        self.known: set[FunctionId] = set()
+        """Those, and others that may still be on the device."""
         self._weight_bytes = 0
 
     def runs_next(self, function: DeployedFunction) -> None:
@@ -71,6 +73,7 @@ class ExecutorProcess(ContainedProcess):
         self.function = function.id
         self.used.pop(function.id, None)
         self.used[function.id] = None
+        self.known.add(function.id)
         self.answer_check = AnswerCheck(function.manifest.outputs)
         self._weight_bytes = function.nbytes
 
@@ -196,11 +199,13 @@ class Executors:
         self._runs.run(process, (function.id,) * len(action.requests), action.run, action.requests)
 
     def unbind(self, executor: WorkerId, function: FunctionId) -> None:
-        """Let an executor forget a function, also one that it only has on its device, or does not have."""
+        """Let an executor forget a function, if it has it."""
         process = self._executors[executor]
         if process.bindings.has(function):
             self._forget(process, function)
-        self._processes.forks.send(process, Unbind(function))
+        if function in process.known:
+            process.known.remove(function)
+            self._processes.forks.send(process, Unbind(function))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
