@@ -31,6 +31,7 @@ from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
 from overwinter.device.swap import Route, Swapping, elbow, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
+from overwinter.store.manifest import weight_places
 
 HOST_BYTES_PER_S, HOST_LATENCY_S = 1e9, 1e-4
 PEER_BYTES_PER_S, PEER_LATENCY_S = 4e9, 2e-5
@@ -83,7 +84,7 @@ class Model:
             answer = [output.clone() for output in flatten(self.family.module(**one))]
         inputs = [one[spec.name] for spec in self.program.program.inputs]
         self.family.vary(self.family.head(), 0)
-        function = DeviceFunction(packaged.manifest.name, TENANT, self.program, blocks)
+        function = DeviceFunction(packaged.manifest.name, TENANT, self.program, weight_places(blocks))
         return Stored(function, host, inputs, answer)
 
 

@@ -101,7 +101,7 @@ async def _assembled(
         registry = Registry(hosts, published, post, log)
         processes = Processes(registry, environment, log, _zygote_settings(config))
         calls = Calls(post, published, quarantine)
-        effects = NodeEffects(registry, processes, calls, hosts, tasks, post, log)
+        effects = NodeEffects(registry, processes, calls, hosts, config.scheduler, tasks, post, log)
         parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
         pipelines = Pipelines(registry, calls.infer, repository)
         traffic = TrafficSplits(registry, pipelines, repository.traffic, post)
@@ -112,7 +112,7 @@ async def _assembled(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.worker_actions.kill_users)]
+        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.kill_users)]
         try:
             deploys.restore()
             traffic.restore()
@@ -169,7 +169,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
-    memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log)
+    device_bytes = sum(device.memory_bytes for device in scheduler.devices)
+    memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log, device_bytes)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
         log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")
     return msgspec.structs.replace(

@@ -12,6 +12,8 @@ import pytest
 
 from overwinter.cli.serve import config_of, configured, is_loopback, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.ids import DeviceId
 from tests.cli.conftest import Run, Serving, serving
 
 
@@ -26,7 +28,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    assert names == fields - {"scheduler", "requests"}
+    assert names == fields - {"scheduler", "requests"} | {"device_memory", "device_bandwidth"}
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -57,6 +59,16 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
         scheduler=SchedulerConfig(workers_max=8, backoff_max_s=1.5, host_bytes=8 << 30),
         requests=RequestLimits(json_bytes_max=1 << 20),
     )
+
+
+def test_devices_are_alike() -> None:
+    devices = config("--devices", "2", "--device-memory", "256MiB", "--device-bandwidth", "1GB").scheduler.devices
+    assert devices == (
+        DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=256 << 20, bytes_per_s=1e9),
+        DeviceConfig(name=DeviceId("virtual:1"), memory_bytes=256 << 20, bytes_per_s=1e9),
+    )
+    with pytest.raises(ValueError, match="memory_bytes"):
+        config("--devices", "1", "--device-memory", "1KiB")
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:

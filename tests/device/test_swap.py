@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks import zoo
 from benchmarks.programs import flatten
 from overwinter.api.deployer import package
-from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.device.cached import CachedAllocator
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
@@ -22,6 +22,7 @@ from overwinter.device.scrubbing import Tenancy
 from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
+from overwinter.store.manifest import weight_places
 
 KIB = 1 << 10
 VARIANTS = 4
@@ -61,7 +62,7 @@ class Stored:
         for block in packaged.manifest.blocks:
             content = bytearray(packaged.contents[block.address]())
             self.host[block.address] = torch.frombuffer(content, dtype=torch.uint8)
-        return DeviceFunction(name, "ada", self.program, packaged.manifest.blocks)
+        return DeviceFunction(name, "ada", self.program, weight_places(packaged.manifest.blocks))
 
     @property
     def route(self):
@@ -98,6 +99,18 @@ def test_a_swapped_run_answers_as_plain_pytorch_does(stored, device, name, swapp
     assert device.missing(function.blocks) == function.blocks
 
 
+def test_weights_are_made_again_only_when_blocks_may_lie_elsewhere(stored, device):
+    model = stored["minilm"]
+    first, second = model.functions[:2]
+    model.check(device, 0, [model.route])
+    weights = first.bind(device)
+    model.check(device, 1, [model.route])
+    assert first.bind(device) is weights
+    device.evict(second.name)
+    assert first.bind(device) is not weights
+    model.check(device, 0, [model.route])
+
+
 def test_a_sibling_brings_only_what_differs(stored, device):
     model = stored["minilm"]
     model.check(device, 0, [model.route])
@@ -124,7 +137,7 @@ def test_a_failed_swap_leaves_nothing_behind(stored, device):
     with pytest.raises(StoreError, match="none of the places"):
         run(device, model.functions[0], model.inputs, [Route(HostBlocks({}), fast())], SWAPPINGS[0])
     short = HostBlocks({address: data[:5] for address, data in model.host.items()})
-    with pytest.raises(RuntimeError):
+    with pytest.raises(WorkerError, match="could not be brought to device a"):
         run(device, model.functions[0], model.inputs, [Route(short, fast())], SWAPPINGS[0])
     assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
     model.check(device, 0, [model.route])

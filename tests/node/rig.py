@@ -11,6 +11,8 @@ import torch
 from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import package
 from overwinter.core.actions import Run
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, RequestId, RunId, WorkerId
@@ -74,8 +76,9 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self, bounds: ZygoteSettings | None = None) -> None:
+    def __init__(self, bounds: ZygoteSettings | None = None, devices: Sequence[DeviceConfig] = ()) -> None:
         self._bounds = bounds
+        self.devices = tuple(devices)
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
         self.said = LogLines()
@@ -95,7 +98,10 @@ class Rig:
         await until(self.processes.is_up)
 
     def effects_over(self, hosts: HostStores | None, tasks: asyncio.TaskGroup) -> NodeEffects:
-        return NodeEffects(self.registry, self.processes, self.calls, hosts, tasks, self.events.append, LogLines())
+        config = SchedulerConfig(devices=self.devices)
+        return NodeEffects(
+            self.registry, self.processes, self.calls, hosts, config, tasks, self.events.append, LogLines()
+        )
 
     def run(self, coroutine):
         return self._runner.run(coroutine)

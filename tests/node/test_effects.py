@@ -32,12 +32,12 @@ def effects_over(tasks, functions, host=None, post=None, processes=None, log=Non
     hosts, log = SimpleNamespace(store=lambda name: host), LogLines() if log is None else log
     registry = Registry(hosts, published, post, log)
     registry.functions.update(functions)
-    return NodeEffects(registry, processes, Calls(post, None, None), hosts, tasks, post, log)
+    return NodeEffects(registry, processes, Calls(post, None, None), hosts, SchedulerConfig(), tasks, post, log)
 
 
 def test_a_wake_does_not_wait_for_busy_threads():
     host = SimpleNamespace(holds=lambda address: False, load=lambda blobs, pause: 7, join_pages=lambda blobs, pause: 0)
-    function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")])
+    function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")], on_trial=False)
     held = threading.Event()
     heard: list[Event] = []
 

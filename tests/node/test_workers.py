@@ -460,7 +460,7 @@ def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
                 await until(lambda: run not in process._flights)
             else:
                 run = rig.begin(process, x=large)
-            rig.processes.kill(process)
+            rig.processes.forks.kill(process)
             await until(lambda: rig.exits(process.worker))
             # The thread may still be copying.
             assert not any(buffer.map.closed for buffer in process.slots[0])

@@ -23,7 +23,7 @@ from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.model.program import Program, encode_program
 from overwinter.store.blocks import address_of, build_block, name_block
-from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor
+from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor, check_device
 from overwinter.store.packing import BlockPlan, pack
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def package(  # noqa: PLR0913 - the parts of a function
     """Return the package of a function: a program, its weights in the program's order, and optionally a handler.
 
     `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
-    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
+    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may, and
+    CallerError for a handler on a device.
     """
     chosen = settings or Settings()
     if chosen.max_batch > 1:
@@ -120,6 +121,7 @@ def package(  # noqa: PLR0913 - the parts of a function
         agreement=agreement,
         samples=tuple(_sample(sample, inputs) for sample in samples),
     )
+    check_device(manifest)
     return Package(manifest, contents)
 
 
@@ -143,9 +145,9 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
     Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
-    `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot be
-    exported or its program gives other answers, and the node's error when it refuses. Warnings report sizes that had to
-    be restricted, and what the trial on the node found.
+    `slo` a latency such as "80ms"; further settings are those of `Settings`, such as `device="pool"`. ProgramError when
+    the model cannot be exported or its program gives other answers, and the node's error when it refuses. Warnings
+    report sizes that had to be restricted, and what the trial on the node found.
     """
     from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 

@@ -35,6 +35,7 @@ TIMEOUT_S = 600.0
 @click.argument("source")
 @click.option("--name", help="Name of the function.")
 @click.option("--slo", help="Latency objective of the function, for example 80ms.")
+@click.option("--device", type=click.Choice(["cpu", "pool"]), help="Where it runs: on cores, or on any device.")
 @click.option(
     "--handler",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -83,6 +84,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     source: str,
     name: str | None,
     slo: str | None,
+    device: str | None,
     handler: Path | None,
     assets: tuple[tuple[str, str], ...],
     sample: tuple[tuple[str, str], ...],
@@ -104,7 +106,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     that name.
     """
     if source.endswith(".toml"):
-        beside = (name, slo, handler, assets, sample, task, options, trust, settings)
+        beside = (name, slo, device, handler, assets, sample, task, options, trust, settings)
         _deploy_pipeline(Path(source), any(beside), tenant, url, as_json)
         return
     if name is None:
@@ -116,7 +118,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     begun = time.monotonic()
     _check_names(name, [key for key, _ in assets], handler)
     # Check settings, files and the connection to the node before the slow export.
-    chosen = settings_of(slo, {key: _value(text) for key, text in settings})
+    given = {key: _value(text) for key, text in settings}
+    chosen = settings_of(slo, given if device is None else given | {"device": device})
     if task is not None and handler is not None:
         raise click.UsageError("--task adds its own handler: leave out --handler")
     code = None if handler is None else handler.read_text()

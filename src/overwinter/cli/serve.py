@@ -9,9 +9,11 @@ from typing import Any, get_args
 import click
 import msgspec
 
+from overwinter.cli.devices import device_options, devices_of
 from overwinter.cli.log_format import LogFormat, log, logging_to_stderr
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
+from overwinter.core.devices import DeviceIsolation
 from overwinter.core.policies import POLICIES
 
 HELP = {
@@ -72,6 +74,7 @@ HELP = {
     "zygote_timeout_s": "Seconds within which a zygote must answer or fork; otherwise it is replaced.",
     "warm_up_timeout_s": "Seconds that compiling a program in advance may take.",
     "imports": "Modules that handlers use, for example numpy,scipy.signal. They are imported once, not at each wake.",
+    "device_isolation": "Who shares a device at one time: all tenants, one tenant, or one function alone.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between two such attempts.",
     "retry_after_min_s": "Lowest Retry-After of a refusal, in seconds.",
@@ -81,6 +84,7 @@ HELP = {
 STRUCTS: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
 """The fields of the configuration that are structs."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
+CHOICES = {"policy": sorted(POLICIES), "device_isolation": get_args(DeviceIsolation)}
 SHARES = ("profile_share", "client_share", "verify_share")
 MAY_BE_ZERO = ("verify_share", "workers_ahead")
 PATHS = ("data", "host_store", "journal")
@@ -88,14 +92,15 @@ LARGEST_PORT = 65535
 
 
 def configured() -> list[click.Option]:
-    """Create one option for each field of NodeConfig and of its structs."""
+    """Create one option for each field of NodeConfig and of its structs, and those that describe its devices."""
     fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in STRUCTS]
     fields += [field for kind in STRUCTS.values() for field in msgspec.structs.fields(kind)]
-    return [_option(field) for field in fields]
+    return [*(_option(field) for field in fields if field.name != "devices"), *device_options()]
 
 
 def config_of(values: dict[str, Any]) -> NodeConfig:
     """Build the configuration from the options that `configured` made."""
+    values["devices"] = devices_of(values)
     within: dict[str, Any] = {
         name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
         for name, kind in STRUCTS.items()
@@ -111,8 +116,8 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     default: Any = DEFAULTS[field.name] if field.required else field.default
     kind: Any = str
     metavar = "PATH" if field.name in PATHS else "NAMES" if field.name == "imports" else "ADDRESS"
-    if field.name == "policy":
-        kind = click.Choice(sorted(POLICIES))
+    if field.name in CHOICES:
+        kind = click.Choice(CHOICES[field.name])
         return click.Option([flag], type=kind, default=default, help=HELP[field.name])
     if field.type is bool:
         both = f"{flag}/--no-{flag[2:]}"

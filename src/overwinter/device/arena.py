@@ -19,6 +19,8 @@ class Arena:
         self._at: dict[int, Address] = {}
         self._holders: dict[Address, set[str]] = {}
         self._held: dict[str, set[Address]] = {}
+        self.epoch = 0
+        """Counts the changes after which a block may lie elsewhere than before."""
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +68,7 @@ class Arena:
                 del self._at[offset]
                 self._allocator.free(offset)
                 freed.append(address)
+        self.epoch += bool(freed)
         return tuple(freed)
 
     def extent(self, address: Address) -> Extent:
@@ -85,4 +88,5 @@ class Arena:
             address = self._at.pop(move.source)
             self._at[move.target] = address
             self._extents[address] = Extent(move.target, self._extents[address].nbytes)
+        self.epoch += bool(moves)
         return moves

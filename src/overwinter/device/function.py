@@ -6,41 +6,44 @@ import torch
 
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.interface import Copy, Device
-from overwinter.model.compile import compile_program, compile_waiting
+from overwinter.model.compile import Compiled, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
 from overwinter.model.program import Program
 from overwinter.model.stored import shaped
 from overwinter.model.structure import Weight
-from overwinter.store.manifest import Block
 
 
 class DeviceProgram:
     """What the functions of a family have in common: a compiled program without weights."""
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    def __init__(self, program: Program, device: torch.device, run: Compiled | None = None) -> None:
+        """`run`: the program as compiled for this device before."""
         self.program = program
         self.first_uses = first_uses(program)
-        self.run = compile_program(program, device=device)
+        self.run = run or compile_program(program, device=device)
         self.run_waiting = compile_waiting(program, frozenset(self.first_uses), device)
 
 
 class DeviceFunction:
     """A program and the blocks of its weights."""
 
-    def __init__(self, name: str, tenant: TenantId, program: DeviceProgram, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, name: str, tenant: TenantId, program: DeviceProgram, places: Sequence[tuple[Address, int]]
+    ) -> None:
+        """`places`: the block of each weight and its offset there."""
         self.name = name
         self.tenant = tenant
         self.program = program
+        self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
+        self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
+        """The weights on a device, and its epoch when they were made."""
         self._first_uses: dict[Address, int] = {}
         self.blocks: dict[Address, int] = {}
         """The bytes of each block without its layout, in the order in which the program first uses them."""
-        uses = program.first_uses
-        used = [(min((uses[piece.weight] for piece in block.pieces), default=0), block) for block in blocks]
-        for use, block in sorted(used, key=lambda pair: pair[0]):
-            self.blocks[block.address] = max((piece.offset + piece.nbytes for piece in block.pieces), default=0)
-            self._first_uses[block.address] = min(use, self._first_uses.get(block.address, use))
-        pieces = {piece.weight: (block.address, piece.offset) for block in blocks for piece in block.pieces}
-        self._places = [(*pieces[at], weight) for at, weight in enumerate(program.program.weights)]
+        ordered = sorted(zip(program.first_uses, self._places, strict=True), key=lambda pair: pair[0])
+        for use, (address, offset, weight) in ordered:
+            self._first_uses.setdefault(address, use)
+            self.blocks[address] = max(self.blocks.get(address, 0), offset + weight.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -65,9 +68,15 @@ class DeviceFunction:
         return sorted(copies, key=lambda pair: pair[1])
 
     def bind(self, device: Device) -> list[torch.Tensor]:
-        """Return the weights as tensors in the device's memory, in which their bytes may still have to arrive."""
-        storages = {address: device.storage(address) for address in self.blocks}
-        return [self._tensor(storages[address], offset, weight, device) for address, offset, weight in self._places]
+        """Return the weights as tensors in the device's memory, in which their bytes may still have to arrive.
+
+        They are made again only if a block may lie elsewhere, because that takes microseconds for each.
+        """
+        if self._bound is None or self._bound[:2] != (device, device.epoch):
+            storages = {address: device.storage(address) for address in self.blocks}
+            weights = [self._tensor(storages[at], offset, weight, device) for at, offset, weight in self._places]
+            self._bound = device, device.epoch, weights
+        return self._bound[2]
 
     @staticmethod
     def _tensor(storage: torch.UntypedStorage, offset: int, weight: Weight, device: Device) -> torch.Tensor:

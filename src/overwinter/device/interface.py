@@ -45,6 +45,11 @@ class Device(Source, Protocol):
     name: str
     torch_device: torch.device
 
+    @property
+    def epoch(self) -> int:
+        """Counts the changes after which a block may lie elsewhere than before."""
+        ...
+
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
         """Return those of these blocks that do not lie here, with their bytes."""
         ...

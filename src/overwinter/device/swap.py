@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device.function import DeviceFunction
 from overwinter.device.interface import Copy, Device, Event, Source
@@ -71,7 +71,7 @@ def run(
     weights = function.bind(device)
     if not missing:
         return Outcome(device.run(function.program.run, weights, inputs), 0)
-    arrivals = _Arrivals()
+    arrivals = _Arrivals(f"the blocks of {function.name} could not be brought to device {device.name}")
     try:
         return _swap(device, function, weights, inputs, routes, swapping, missing, arrivals)
     finally:
@@ -122,7 +122,9 @@ def transfer_times(
 class _Arrivals:
     """The transfers of one swap, by the first call that needs each."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: str) -> None:
+        """`failed`: what to say if a transfer fails."""
+        self._failed = failed
         self.complete = False
         """Whether all have succeeded."""
         self._events: dict[int, list[Event]] = {}
@@ -132,9 +134,12 @@ class _Arrivals:
         self._events.setdefault(first_use, []).append(event)
 
     def wait(self, call: int) -> None:
-        """Return when all that this call needs has arrived."""
+        """Return when all that this call needs has arrived; raise WorkerError if a transfer failed."""
         for event in self._events.get(call, ()):
-            event.wait()
+            try:
+                event.wait()
+            except Exception as error:
+                raise WorkerError(f"{self._failed}: {error}") from error
 
     def wait_all(self) -> None:
         """Return when all has arrived."""

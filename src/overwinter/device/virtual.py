@@ -57,6 +57,11 @@ class VirtualDevice(Device):
         """Wait for the copies and end the copy thread. No tensor in the arena may be used afterwards."""
         self._stream.shutdown()
 
+    @property
+    def epoch(self) -> int:
+        """Counts the changes after which a block may lie elsewhere than before."""
+        return self._arena.epoch
+
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
         """Return those of these blocks that do not lie here, with their bytes."""
         return self._arena.missing(blocks)

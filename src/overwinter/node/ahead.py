@@ -10,39 +10,25 @@ from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.forks import REQUEST_ERRORS, Forks
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.preparing import Preparing
 from overwinter.node.workers import WorkerListener, WorkerProcess
-from overwinter.node.zygote_process import ZygoteMemory, ZygoteProcess
+from overwinter.node.zygote_process import ZygoteMemory
 from overwinter.node.zygotes import Zygotes
-from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
-
-REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
-"""What a request for a worker may raise."""
 
 
 class Forker(Protocol):
     """The interface of the processes that this module needs."""
 
     zygotes: Zygotes
-
-    def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; raises one of REQUEST_ERRORS."""
-        ...
+    forks: Forks
 
     def listen(self, process: WorkerProcess) -> None:
         """Receive the messages of a worker from now on."""
-        ...
-
-    def end(self, process: WorkerProcess, ending: str) -> None:
-        """Report the end of a worker that no zygote knows."""
-        ...
-
-    def kill(self, process: WorkerProcess) -> None:
-        """Kill a worker, if it still lives."""
         ...
 
 
@@ -90,13 +76,15 @@ class AheadProcesses:
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
             if zygote is None or zygote.limits is None or zygote.full:
-                self._forker.end(process, "its tenant's zygote has ended, or cannot fork")
+                self._forker.forks.end(process, "its tenant's zygote has ended, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
                 self._limits[process.worker] = zygote.limits
                 try:
-                    self._forker.ask(zygote, process, ForkWorker(process.worker, None, *zygote.limits, ahead=True))
+                    self._forker.forks.ask(
+                        zygote, process, ForkWorker(process.worker, None, *zygote.limits, ahead=True)
+                    )
                 except REQUEST_ERRORS as error:
-                    self._forker.end(process, f"it could not be forked: {error}")
+                    self._forker.forks.end(process, f"it could not be forked: {error}")
 
     def _unasked(self, tenant: TenantId) -> list[WorkerProcess]:
         return [
@@ -104,10 +92,6 @@ class AheadProcesses:
             for worker, process in self.workers.items()
             if self._limits[worker] is None and process.family.tenant == tenant
         ]
-
-    def is_unasked(self, process: WorkerProcess) -> bool:
-        """Whether no zygote was asked for it."""
-        return self._limits.get(process.worker, process) is None
 
     def gone(self, process: WorkerProcess) -> None:
         """Remove a process that has ended."""
@@ -118,7 +102,7 @@ class AheadProcesses:
         """Kill a process that uses more memory than a waiting process needs."""
         tenant = process.family.tenant
         self._throttle.log(tenant, f"a process forked in advance for {tenant} was ended: {why}")
-        self._forker.kill(process)
+        self._forker.forks.kill(process)
 
     def take_over(
         self,
@@ -143,7 +127,7 @@ class AheadProcesses:
             if bind is not None:
                 process.channel.send(bind, fds[shared:])
         except REQUEST_ERRORS:
-            self._forker.kill(process)
+            self._forker.forks.kill(process)
             return None
         self.gone(process)
         process.take_over(order.worker, function, load)

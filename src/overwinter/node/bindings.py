@@ -32,13 +32,28 @@ class Bindings:
         """The indices of the function's blocks that the worker does not have."""
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
-    def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
-        """Record that the worker was instructed to bind a function; raise ValueError if it was already."""
+    @property
+    def blocks(self) -> int:
+        """The number of blocks that the worker has."""
+        return len(self._users)
+
+    def has(self, function: str) -> bool:
+        """Whether the worker was instructed to bind the function, and not yet to unbind it."""
+        return function in self._blocks
+
+    def add(self, function: DeployedFunction, bind: Bind) -> None:
+        """Record that a function was handed to an executor, which answers only if it cannot run it. Raises ValueError
+        if it was handed over already.
+        """
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
+
+    def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
+        """Record that the worker was instructed to bind a function; raise ValueError if it was already."""
+        self.add(function, bind)
         self._pending[bind.function] = report
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:

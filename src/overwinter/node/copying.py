@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from overwinter.node.contained import ContainedProcess
 from overwinter.node.threads import Threads
-from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import LARGE_BYTES
 
 THREADS = 2
@@ -27,7 +27,7 @@ class Copies:
 
     def make(
         self,
-        process: WorkerProcess,
+        process: ContainedProcess,
         nbytes: int,
         work: Callable[[], T],
         done: Callable[[T], None],

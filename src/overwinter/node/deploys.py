@@ -134,6 +134,11 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
+        if manifest.settings.device == "pool" and not self._config.scheduler.devices:
+            raise ConflictError(
+                f'this node has no devices for {manifest.name!r}: deploy it with device = "cpu", or start the node '
+                "with --devices"
+            )
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
         unnumbered.check_messages()

@@ -25,11 +25,13 @@ from overwinter.core.actions import (
     StopWorker,
     Unbind,
 )
-from overwinter.core.errors import NoSpaceError
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.errors import ConflictError, NoSpaceError
 from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
-from overwinter.core.ids import Address, FunctionId, OperationId, Seconds
+from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.calls import Calls
+from overwinter.node.executors import Executors
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
@@ -57,6 +59,7 @@ class NodeEffects:
         processes: Processes,
         calls: Calls,
         hosts: HostStores,
+        config: SchedulerConfig,
         tasks: asyncio.TaskGroup,
         post: Callable[[Event], None],
         log: Log,
@@ -74,6 +77,8 @@ class NodeEffects:
         self._alarm: asyncio.TimerHandle | None = None
         self.runs = Runs(processes, registry.functions, calls.payloads, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
+        when_verified = self.worker_actions.when_verified
+        self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         """Begin an action."""
@@ -97,10 +102,18 @@ class NodeEffects:
                 self.worker_actions.fork_ahead(worker, self._functions.get(function))
             case Bind():
                 self.worker_actions.bind(action)
+            case StartExecutor():
+                self.executors.start(action)
+            case RunOnDevice():
+                self.executors.run(action)
+            case Unbind(worker, function) if self.executors.has(worker):
+                self.executors.unbind(worker, function)
             case Unbind(worker, function):
                 self.worker_actions.unbind(worker, function)
             case Prepare(function, forget):
                 self._prepare(function, forget)
+            case StopWorker(worker, kill) if self.executors.has(worker):
+                self.executors.stop(worker, kill)
             case StopWorker(worker, kill):
                 self.worker_actions.stop_worker(worker, kill)
             case LoadFinished():
@@ -111,15 +124,17 @@ class NodeEffects:
                 pass
             case Explanation():
                 self._log_stop(action)
-            case StartExecutor() | RunOnDevice():
-                raise NotImplementedError
             case _:
                 assert_never(action)
+
+    def kill_users(self, store: StoreName, address: Address) -> list[str]:
+        """Kill the processes that may use a damaged block, which was dropped from a host store; return their names."""
+        return [*self.worker_actions.kill_users(store, address), *self.executors.kill_users(store, address)]
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)
         if all(host.holds(blob.address) for blob in function.blobs):
-            self._post(BlocksLoaded(function.id, operation, 0, (), function.store))
+            self._loaded(function, operation, 0, ())
         else:
             self._tasks.create_task(self._copy_blocks(function, operation, host))
 
@@ -136,10 +151,25 @@ class NodeEffects:
             name, message = type(error).__name__, self._registry.error_text(function, error)
             self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
         else:
-            self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
+            self._loaded(function, operation, added, addresses)
             # No request waits for this; it makes later wakes cheaper.
             with suppress(*MACHINE, StoppedError):
                 await asyncio.to_thread(host.join_pages, function.blobs, self.worker_actions.check_closing)
+
+    def _loaded(
+        self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]
+    ) -> None:
+        """Report that all blocks are in memory. A version of the pool on trial is then published, unless a pipeline
+        that was changed meanwhile does not accept it.
+        """
+        try:
+            if function.on_trial and function.check_publish is not None and function.manifest.settings.device == "pool":
+                function.check_publish()
+        except ConflictError as error:
+            name, message = ConflictError.__name__, str(error)
+            self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
+        else:
+            self._post(BlocksLoaded(function.id, operation, added, addresses, function.store))
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self._functions.get(id_)

@@ -130,7 +130,7 @@ class Footprints:
         """Stop workers that only measure profiles, in favour of those that serve."""
         for process in measuring:
             mib = self._seen[process.worker].nbytes >> 20
-            self._processes.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
+            self._processes.forks.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
         """Stop processes forked in advance that use far more than their claim."""

@@ -14,7 +14,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
-from overwinter.store.manifest import Blob, Deployment, encode_manifest
+from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_places
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
@@ -169,11 +169,6 @@ class DeployedFunction:
         """Return the message to bind the function, with all its blocks; `warm_up`: run its program as a trial."""
         blocks = {block.address: block.nbytes for block in self.manifest.blocks}
         numbers = {address: number for number, address in enumerate(blocks)}
-        places = {
-            piece.weight: (numbers[block.address], piece.offset)
-            for block in self.manifest.blocks
-            for piece in block.pieces
-        }
         handler = None if bare else self.manifest.handler
         assets = {} if handler is None else handler.assets
         tried = self.on_trial and not bare
@@ -183,7 +178,7 @@ class DeployedFunction:
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),
-            pieces=tuple(places[weight] for weight in range(len(places))),
+            pieces=tuple((numbers[block], offset) for block, offset in weight_places(self.manifest.blocks)),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
             trial=trial if warm_up or trial.generated or samples else None,

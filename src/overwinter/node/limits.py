@@ -35,10 +35,10 @@ removed.
 """
 
 
-def memory_bytes(log: Callable[[str], None]) -> int:
-    """The bound on the memory of all workers."""
+def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
+    """The bound on the memory of all workers; `device_bytes`: the memory that devices will reserve."""
     available = available_bytes()
-    share = int(MEMORY_SHARE * (total_bytes() if available is None else available))
+    share = int(MEMORY_SHARE * ((total_bytes() if available is None else available) - device_bytes))
     if share < BYTES_LEAST:
         log(f"only {2 * share} bytes of memory are available: workers may still use {BYTES_LEAST}")
     return max(share, BYTES_LEAST)

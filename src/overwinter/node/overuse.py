@@ -167,7 +167,7 @@ class OveruseCheck:
             ("stop", process.family.tenant), f"worker {process.worker} of {live.function} is stopped: {reason}"
         )
         live.tally.decisions.append(DecisionRecord(now, "stop", reason))
-        self._processes.give_up(process, reason)
+        self._processes.forks.give_up(process, reason)
 
 
 def _seen(

@@ -1,39 +1,29 @@
-"""The node's side of its workers: which zygote forks them, their messages, and how they end.
+"""The node's side of its workers: what they are forked for, what they are told and what they answer."""
 
-Everything here runs in callbacks of the event loop and never blocks. Workers are requested once the base zygote is
-ready, so that its death before that causes no retry. The end of a worker is reported once: when its zygote
-reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
-"""
-
-import asyncio
-import os
-import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from overwinter.core.errors import WorkerError
-from overwinter.core.ids import FunctionId, TenantId, WorkerId
-from overwinter.node.ahead import REQUEST_ERRORS, AheadProcesses
+from overwinter.core.ids import FunctionId, WorkerId
+from overwinter.node.ahead import AheadProcesses
 from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
+from overwinter.node.forks import REQUEST_ERRORS, Forks
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
-from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
-from overwinter.node.process_identity import wait_over
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
-from overwinter.node.workers import WorkerListener, WorkerProcess, ending
+from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
-from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
-from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.node.zygotes import Zygotes
 from overwinter.worker.messages import (
     Answer,
     Bind,
     BindFailed,
     Bound,
-    Failure,
     Forked,
     ForkWorker,
     FromWorker,
@@ -41,34 +31,25 @@ from overwinter.worker.messages import (
     LoadFailed,
     Measured,
     Ready,
-    Stop,
-    ToWorker,
     Trying,
     Unbind,
     Waiting,
 )
 
-GONE_S = 5.0
-"""How long a close waits until killed workers have ended."""
-LINGER_S = 1.0
-"""How long a zygote may take to report the end of a worker, and a worker that closed its channel to exit."""
-
 
 class Processes:
-    """Forks workers from the zygotes, and receives their messages."""
+    """The workers, and the processes forked in advance to become workers."""
 
     def __init__(
         self, registry: Registry, environment: Mapping[str, str], log: Log, settings: ZygoteSettings | None = None
     ) -> None:
         self._registry = registry
         self._log = log
-        self._loop = asyncio.get_running_loop()
         self._closing = False
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._records = Records()
-        self._held: dict[WorkerId, ForkWorker] = {}
-        """The workers that wait for the base zygote, in their order."""
         self.zygotes = Zygotes(self, environment, log, settings or ZygoteSettings())
+        self.forks = Forks(self.zygotes)
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, log)
@@ -96,24 +77,12 @@ class Processes:
     # Messages of zygotes
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A requested worker is running; without a descriptor it has ended already."""
-        process = zygote.workers.get(message.worker)
-        if process is None or pidfd is None:
-            close_all([fd for fd in (pidfd, smaps) if fd is not None])
-            self._end_soon(zygote, process)
-            return
-        process.forked(zygote.channel.sender, pidfd, smaps)
-        process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
-        self._loop.add_reader(pidfd, self._process_over, zygote, process)
-
-    def _end_soon(self, zygote: ZygoteProcess, process: WorkerProcess | None) -> None:
-        """Report the end of a worker that has ended, unless its zygote reports it, with the cause, before LINGER_S."""
-        if process is not None:
-            self._loop.call_later(LINGER_S, self._end_worker, zygote, process.forked_as, "its process ended", process)
+        """A requested process is running; without a descriptor it has ended already."""
+        self.forks.forked(zygote, message, pidfd, smaps)
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """Handle the end of a worker, or a failed fork."""
-        self._end_worker(zygote, worker, ending(status) if status is not None else f"it could not be forked: {reason}")
+        """Handle the end of a process, or a failed fork."""
+        self.forks.ended(zygote, worker, status, reason)
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
         """A zygote is ready, or has finished a preparation."""
@@ -121,20 +90,14 @@ class Processes:
             self._preparing.advance(zygote.tenant)
             self.ahead.advance(zygote.tenant)
             return
-        for worker, order in list(self._held.items()):
-            try:
-                self._order(self._workers[worker], order)
-            except REQUEST_ERRORS as error:
-                self.end(self._workers[worker], f"it could not be forked: {error}")
+        self.forks.base_is_up()
 
     def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
             self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
-        for worker, process in list(zygote.workers.items()):
-            process.dismissed = True
-            self._end_worker(zygote, worker, ending(-signal.SIGKILL))
+        self.forks.lost(zygote)
         if zygote.tenant is not None:
             self.ahead.advance(zygote.tenant)
 
@@ -142,14 +105,7 @@ class Processes:
         """All zygotes were checked: one may have become idle, and may be stopped for another."""
         self._preparing.check()
         self.ahead.check()
-        alive = {process.family.tenant for process in self._workers.values()}
-        self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
-
-    def _process_over(self, zygote: ZygoteProcess, process: WorkerProcess) -> None:
-        """Handle the kernel's report that a worker has ended."""
-        assert process.pidfd is not None, "a worker without a process cannot end"
-        self._loop.remove_reader(process.pidfd)
-        self._end_soon(zygote, process)
+        self.zygotes.groups.keep(self.forks.tenants() | self.zygotes.tenants.keys())
 
     # Workers
 
@@ -195,7 +151,7 @@ class Processes:
             process.channel.send(load, fds[:load_fds])
             if bind is not None:
                 process.channel.send(bind, fds[load_fds:])
-            self._order(process, order)
+            self.forks.request(process, order)
         except REQUEST_ERRORS as error:
             process.close()
             raise WorkerError(f"a worker could not be forked: {error}") from error
@@ -203,29 +159,7 @@ class Processes:
 
     def listen(self, process: WorkerProcess) -> None:
         """Receive the messages of a worker from now on."""
-        self._loop.add_reader(process.channel.fileno(), self._receive_from_worker, process)
-
-    def _order(self, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker, or wait for the base zygote; raises one of REQUEST_ERRORS."""
-        zygote = self._zygote_for(process.family.tenant, order)
-        if zygote is None:
-            self._held[order.worker] = order
-            return
-        self._held.pop(order.worker, None)
-        self.ask(zygote, process, order)
-
-    def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; raises one of REQUEST_ERRORS."""
-        tenant = process.family.tenant
-        # Only the base zygote can give a process its own user.
-        sent = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
-        # A process that a tenant's zygote forks is in the zygote's group from the start.
-        with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
-            sent = msgspec.structs.replace(sent, grouped=bool(group))
-            zygote.channel.send(sent, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
-        process.close_far_end()
-        zygote.pending[order.worker] = 0
-        zygote.workers[order.worker] = process
+        self.forks.listen(process, partial(self._handle, process), partial(self._gone, process))
 
     def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], done: BindCallback) -> None:
         """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds` are the
@@ -237,23 +171,12 @@ class Processes:
         bind = function.bind()
         handed = tuple(process.bindings.lacking(bind))
         process.bindings.begin(function, bind, done)
-        self.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
+        self.forks.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
         """Let a worker unbind a function without runs in progress; raise ValueError for others."""
         process.bindings.end(function)
-        self.send(process, Unbind(function))
-
-    def _zygote_for(self, tenant: TenantId, order: ForkWorker) -> ZygoteProcess | None:
-        """Return the tenant's zygote if it can fork now, otherwise the base zygote."""
-        own = self.zygotes.tenants.get(tenant)
-        if own is not None and own.can_fork and own.limits is not None:
-            if own.limits.holds(order):
-                self.zygotes.mark_used(own)
-                return own
-            own.small = True
-        base = self.zygotes.base
-        return None if base is None or "up" in base.pending else base
+        self.forks.send(process, Unbind(function))
 
     def workers(self) -> list[WorkerProcess]:
         """Return all workers that have not ended; some are not forked yet."""
@@ -263,42 +186,11 @@ class Processes:
         """Return the worker, if it exists."""
         return self._workers.get(worker)
 
-    def send(self, process: WorkerProcess, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send a message to a worker. A worker that cannot receive it is killed, and its end is reported as usual."""
-        try:
-            process.channel.send(message, fds)
-        except (ChannelClosedError, OSError):
-            self.kill(process)
-
     def stop(self, worker: WorkerId, kill: bool) -> None:
         """Stop a worker; its end is reported when it has ended."""
         process = self._workers.get(worker) or self.ahead.workers.get(worker)
-        if process is not None and (kill or worker in self._held):
-            self.kill(process)
-        elif process is not None:
-            process.dismissed = True
-            self.send(process, Stop())
-
-    def kill(self, process: WorkerProcess) -> None:
-        """Kill a worker, if it still runs."""
-        process.dismissed = True
-        if process.worker in self._held or self.ahead.is_unasked(process):
-            self.end(process, "it was stopped before it was forked")
-        elif not process.over:
-            process.kill()
-
-    def _receive_from_worker(self, process: WorkerProcess) -> None:
-        try:
-            message, _ = process.channel.receive()
-            self._handle(process, message)
-        except BlockingIOError:
-            return
-        except ChannelClosedError:
-            # No further message will come. The zygote reports the exit; kill a worker that only closed its channel.
-            self._loop.remove_reader(process.channel.fileno())
-            self._loop.call_later(LINGER_S, self.kill, process)
-        except DECODE_ERRORS as error:
-            self.give_up(process, f"it sent an invalid message: {error}")
+        if process is not None:
+            self.forks.stop(process, kill)
 
     def _handle(self, process: WorkerProcess, message: FromWorker) -> None:
         """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
@@ -329,70 +221,17 @@ class Processes:
                 _require(not process.ready and process.failure is None, "it was already loaded")
                 process.failure = reportable(message)
 
-    def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
-        """Stop listening to a worker and kill it; its end is reported with this reason."""
-        process.failure = Failure(error, reason)
-        self._loop.remove_reader(process.channel.fileno())
-        self.kill(process)
-
-    def _end_worker(
-        self, zygote: ZygoteProcess, worker: WorkerId, reason: str, this: WorkerProcess | None = None
-    ) -> None:
-        """Report a worker's end once, and make sure that it has ended. `this`: only if it is still this process."""
-        process = zygote.workers.get(worker)
-        if process is None or this not in (None, process):
-            return
-        del zygote.workers[worker]
-        if this is not None:
-            zygote.unreported_exits.add(worker)
-        self.end(process, reason)
-
-    def end(self, process: WorkerProcess, reason: str) -> None:
-        """Report the end of a worker that no zygote knows any more."""
-        worker = process.worker
-        self._workers.pop(worker, None)
-        self._held.pop(worker, None)
+    def _gone(self, process: WorkerProcess, how: str) -> None:
+        """Report the end of a worker."""
+        self._workers.pop(process.worker, None)
         self.ahead.gone(process)
-        process.kill()
-        process.over = True
-        self._read_last_messages(process)
-        self._loop.remove_reader(process.channel.fileno())
-        if process.pidfd is not None:
-            self._loop.remove_reader(process.pidfd)
-        process.close()
-        failure = process.failure or process.ended(reason)
+        failure = process.failure or process.ended(how)
         process.listener.worker_exited(process, failure.error, failure.message)
-
-    def _read_last_messages(self, process: WorkerProcess) -> None:
-        """Read the last message of a worker that could not load: it may exit before the message is read."""
-        try:
-            while process.failure is None:
-                message, _ = process.channel.receive()
-                if isinstance(message, LoadFailed):
-                    process.failure = reportable(message)
-                elif isinstance(message, Trying):
-                    process.tried = True
-                elif isinstance(message, Answer):
-                    process.listener.worker_answered(process, message)
-        except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
-            return
 
     async def close(self) -> None:
         """Kill all processes, and wait until they have ended."""
         self._closing = True
-        workers = [*self._workers.values(), *self.ahead.workers.values()]
-        for process in workers:
-            process.kill()
-        for zygote in self.zygotes.every():
-            zygote.workers.clear()
-        await self.zygotes.close()
-        pidfds = [os.dup(process.pidfd) for process in workers if process.pidfd is not None]
-        await asyncio.to_thread(wait_over, pidfds, GONE_S)
-        for process in workers:
-            self._loop.remove_reader(process.channel.fileno())
-            if process.pidfd is not None:
-                self._loop.remove_reader(process.pidfd)
-            process.close()
+        await self.forks.close()
 
 
 def _require(condition: bool, message: str) -> None:

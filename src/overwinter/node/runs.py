@@ -11,10 +11,11 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, reported_bytes
 from overwinter.node.calls import Payload
+from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
-from overwinter.node.workers import Flight, WorkerProcess
+from overwinter.node.workers import WorkerProcess
 from overwinter.worker.messages import Answer, Failure, Measured, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
@@ -50,7 +51,7 @@ class Runs:
                 if function.check_publish is not None:
                     function.check_publish()
             except ConflictError as error:
-                self._processes.give_up(process, str(error), "ConflictError")
+                self._processes.forks.give_up(process, str(error), "ConflictError")
                 return
         self._post(WorkerReady(process.worker))
 
@@ -58,8 +59,8 @@ class Runs:
         """Refuse the message: only workers of a profile measurement report measurements."""
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
-    def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
-        """A worker ended."""
+    def worker_exited(self, process: ContainedProcess, error: str, reason: str) -> None:
+        """A worker or an executor ended."""
         self._post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def begin(self, action: Run) -> None:
@@ -72,9 +73,9 @@ class Runs:
         self.run(process, functions, action.run, action.requests)
 
     def run(
-        self, process: WorkerProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
+        self, process: ContainedProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
-        """Send a worker a run of requests, each of a function that it has bound."""
+        """Send a worker or an executor a run of requests, each of a function that it has."""
         inputs = [self._payloads[request].inputs for request in requests]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
@@ -84,15 +85,15 @@ class Runs:
             if lacks_memory(error):
                 self._fail_run(process, run, process.take_back(run), error)
             else:
-                self._processes.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
+                self._processes.forks.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
 
         def begun(buffer_bytes: int) -> None:
-            self._processes.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
+            self._processes.forks.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
 
         nbytes = sum(len(tensor.data) for tensor in tensors)
         self._copies.make(process, nbytes, partial(process.copy_inputs, slot, tensors), begun, failed)
 
-    def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
+    def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; ValueError for an impossible answer."""
         flight = process.end(answer)
 
@@ -102,13 +103,13 @@ class Runs:
             elif process.over:
                 raise error
             else:
-                self._processes.give_up(process, f"it sent an invalid answer: {error}")
+                self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
         take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
         self._copies.make(process, reported_bytes(answer), take, partial(self._copied, process, answer, flight), failed)
 
     def _copied(
-        self, process: WorkerProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
+        self, process: ContainedProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
     ) -> None:
         process.free(flight)
         failures: list[RunFailure] = []
@@ -120,9 +121,12 @@ class Runs:
                 payload.outputs = outcome
         if process.is_idle_since(answer.run) and process.is_large():
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
-        self._post(RunEnded(process.worker, answer.run, tuple(failures)))
+        if answer.unplaced:
+            # Nothing ran, and the run will be ordered again.
+            failures.clear()
+        self._post(RunEnded(process.worker, answer.run, tuple(failures), answer.moved_bytes, answer.unplaced))
 
-    def _fail_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
+    def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
         continues.
         """
@@ -131,7 +135,7 @@ class Runs:
         failures = tuple(RunFailure(request, "OverloadedError", message) for request in flight.requests)
         self._post(RunEnded(process.worker, run, failures))
 
-    def _release(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
+    def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:
         """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces."""
         if process.is_idle_since(run):
             for _ in pieces:

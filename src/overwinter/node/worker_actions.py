@@ -9,13 +9,14 @@ from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
 from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
+from overwinter.node.contained import new_buffer
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.verifying import StoppedError
-from overwinter.node.workers import WorkerListener, new_buffer
+from overwinter.node.workers import WorkerListener
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
@@ -77,6 +78,17 @@ class WorkerActions:
         except WorkerError as error:
             self._post(WorkerExited(worker, "WorkerError", str(error)))
 
+    def when_verified(self, function: DeployedFunction, host: HostStore, then: Callable[[], None]) -> None:
+        """Call `then` once the function's files are verified; never if the node stops meanwhile."""
+        if host.unverified(function.files()):
+            self._tasks.create_task(self._verify_first(function, host, then))
+        else:
+            then()
+
+    async def _verify_first(self, function: DeployedFunction, host: HostStore, then: Callable[[], None]) -> None:
+        if await self._verify(function, host, function.files()):
+            then()
+
     async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> bool:
         """Verify the files that an earlier node left in memory, before they are used, the largest first. Returns False
         if the node stops meanwhile.
@@ -132,7 +144,7 @@ class WorkerActions:
             functions = process.bindings.functions()
             if process.family.store == store and any(address in function.files() for function in functions):
                 process.lost_blocks = True
-                self._processes.give_up(process, "a block of it had changed in memory")
+                self._processes.forks.give_up(process, "a block of it had changed in memory")
                 lost.append(f"worker {process.worker} of {process.function}")
         return lost
 
@@ -142,7 +154,7 @@ class WorkerActions:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
             # `open` removes missing blocks from the store's tables; any other error does not lose blocks.
-            self._give_up(action, "StoreError", self._registry.error_text(function, error), _has_lost(function, host))
+            self._give_up(action, "StoreError", self._registry.error_text(function, error), has_lost(function, host))
             return
         try:
             mapped = mapped_bytes(self._registry.family(function))
@@ -167,17 +179,17 @@ class WorkerActions:
         try:
             fds = host.open(function.files())
         except StoreError as error:
-            process.lost_blocks = _has_lost(function, host)
+            process.lost_blocks = has_lost(function, host)
             process.failure = Failure("StoreError", self._registry.error_text(function, error))
-            self._processes.kill(process)
+            self._processes.forks.kill(process)
             return
         try:
             fds += _samples(function)
             bind = function.bind(action.on_trial)
             process.bindings.begin_first(function, bind)
-            self._processes.send(process, bind, fds[len(function.code()) :])
+            self._processes.forks.send(process, bind, fds[len(function.code()) :])
         except OSError as error:
-            self._processes.give_up(process, f"the function to bind could not be sent: {error}")
+            self._processes.forks.give_up(process, f"the function to bind could not be sent: {error}")
         finally:
             close_all(fds)
 
@@ -185,14 +197,7 @@ class WorkerActions:
         """Bind a further function in a worker."""
         function = self._registry.functions[action.function]
         host = self._hosts.store(function.store)
-        if host.unverified(function.files()):
-            self._tasks.create_task(self._verify_and_bind(action, function, host))
-        else:
-            self._bind_now(action, function, host)
-
-    async def _verify_and_bind(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        if await self._verify(function, host, function.files()):
-            self._bind_now(action, function, host)
+        self.when_verified(function, host, partial(self._bind_now, action, function, host))
 
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
         process = self._processes.process(action.worker)
@@ -204,7 +209,7 @@ class WorkerActions:
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
-            lost = _has_lost(function, host)
+            lost = has_lost(function, host)
             text = self._registry.error_text(function, error)
             self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", text, lost))
             return
@@ -229,7 +234,7 @@ class WorkerActions:
             self._processes.unbind(process, function)
 
 
-def _has_lost(function: DeployedFunction, host: HostStore) -> bool:
+def has_lost(function: DeployedFunction, host: HostStore) -> bool:
     """Whether blocks of the function are missing from memory."""
     return not all(host.holds(blob.address) for blob in function.blobs)
 

@@ -5,8 +5,8 @@ import subprocess
 from typing import Literal, NamedTuple
 
 from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.contained import ContainedProcess
 from overwinter.node.process_identity import kill
-from overwinter.node.workers import WorkerProcess
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import ForkWorker, FromZygote
 
@@ -57,7 +57,8 @@ class ZygoteProcess:
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.smaps: int | None = None
-        self.workers: dict[WorkerId, WorkerProcess] = {}
+        self.workers: dict[WorkerId, ContainedProcess] = {}
+        """The workers and executors that it forked."""
         self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}

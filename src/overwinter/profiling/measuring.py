@@ -163,7 +163,7 @@ class MeasuredWorker:
         except OSError as error:
             raise WorkerError(f"a buffer cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()
-        self._processes.send(
+        self._processes.forks.send(
             process, RunBatch(run, (self._function.id,) * batch, slot, (self._metas,) * batch, buffer.nbytes)
         )
 
@@ -171,7 +171,7 @@ class MeasuredWorker:
         process = self._worker()
         self._expect()
         self._request = asked
-        self._processes.send(process, asked)
+        self._processes.forks.send(process, asked)
         measured: Measured = await self._receive(disturbed)
         return measured
 

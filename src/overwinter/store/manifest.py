@@ -6,6 +6,7 @@ completely.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -62,6 +63,12 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     address: Digest
     nbytes: Count
     pieces: tuple[Piece, ...]
+
+
+def weight_places(blocks: Iterable[Block]) -> list[tuple[Address, int]]:
+    """Return the block of each weight and its offset there, in the order of the weights."""
+    places = {piece.weight: (block.address, piece.offset) for block in blocks for piece in block.pieces}
+    return [places[weight] for weight in range(len(places))]
 
 
 class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,7 +145,17 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_tensors("input", manifest.inputs)
     _check_tensors("output", manifest.outputs)
     _check_samples(manifest)
+    check_device(manifest)
     return manifest
+
+
+def check_device(manifest: Manifest) -> None:
+    """Raise CallerError if the function would need its own code on a device."""
+    if manifest.settings.device == "pool" and manifest.handler is not None:
+        raise CallerError(
+            f"{manifest.name!r} has a handler, and only programs run on the devices of the pool: deploy it with "
+            'device = "cpu", or without the handler'
+        )
 
 
 def _check_samples(manifest: Manifest) -> None:

@@ -61,7 +61,9 @@ class Family:
             weights = weight_tensors(self.prepared.program.weights, bind.pieces, member.blocks)
             handler = None if self._code is None else self._handler(self._code, bind, fds)
             load = self._load
-            runner = Runner(bind.function, self.prepared, weights, handler, load.outputs, load.measured)
+            # Zeros are measured.
+            run = self.prepared.unchecked() if load.measured else None
+            runner = Runner(bind.function, self.prepared, weights, handler, load.outputs, run)
             notes = "" if bind.trial is None else self._try(runner, bind.trial, fds)
         finally:
             close_all(fds)

@@ -1,8 +1,9 @@
-"""The messages between the node, the zygotes and the workers. Tensors are in buffers, never in messages."""
+"""The messages between the node, its zygotes, workers and executors. Tensors are in buffers, never in messages."""
 
 import msgspec
 
-from overwinter.core.ids import Address, RunId, WorkerId
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.ids import Address, RunId, TenantId, WorkerId
 from overwinter.core.tensor import TensorMeta, TensorSpec
 
 
@@ -33,6 +34,8 @@ class ForkWorker(_Message, frozen=True):
     """Whether it enters its tenant's control group; otherwise it stays in the group of its zygote."""
     ahead: bool = False
     """Whether the function is still unknown: the worker contains itself and waits for its limits (`TakeOver`)."""
+    device: DeviceConfig | None = None
+    """The device that the process owns as an executor; None: it is a worker."""
 
 
 class Ping(_Message, frozen=True):
@@ -227,6 +230,32 @@ class TakeOver(_Message, frozen=True):
 
 ToWorker = Load | Bind | Unbind | RunBatch | Measure | Stop
 
+# node -> executor, which also gets Unbind, RunBatch and Stop
+
+
+class HandOver(_Message, frozen=True):
+    """A function that will run on the device. Descriptors: the program, then the blocks that the executor lacks."""
+
+    tenant: TenantId
+    """The owner of the memory that its blocks will have."""
+    load: Load
+    bind: Bind
+
+
+class Evict(_Message, frozen=True):
+    """Forget the blocks of these functions on the device. Their blocks in the host store stay mapped."""
+
+    functions: tuple[str, ...]
+
+
+class Unmap(_Message, frozen=True):
+    """Forget a function, but not its blocks on the device. It will be handed over again before its next run."""
+
+    function: str
+
+
+ToExecutor = HandOver | Evict | Unmap | Unbind | RunBatch | Stop
+
 # worker -> node
 
 
@@ -255,7 +284,7 @@ class LoadFailed(_Message, frozen=True):
 
 
 class Bound(_Message, frozen=True):
-    """Another function is bound."""
+    """Another function is bound. An executor does not say so."""
 
     function: str
 
@@ -287,6 +316,10 @@ class Answer(_Message, frozen=True):
     run: RunId
     outcomes: tuple[Outputs | Failure, ...]
     buffer_bytes: int
+    moved_bytes: int = 0
+    """The bytes that an executor brought to its device for the run."""
+    unplaced: bool = False
+    """Whether nothing ran because the blocks did not fit on the device."""
 
 
 class Measured(_Message, frozen=True):
@@ -297,3 +330,4 @@ class Measured(_Message, frozen=True):
 
 
 FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured
+"""An executor sends Ready, LoadFailed, BindFailed and Answer only."""

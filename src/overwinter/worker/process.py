@@ -6,9 +6,7 @@ same loop in one thread. A bind is handled like a run, concurrently with others.
 """
 
 import ctypes
-import gc
 import os
-import select
 import socket
 import sys
 import threading
@@ -20,22 +18,21 @@ from functools import partial
 import torch
 
 from overwinter.core.errors import OverwinterError, WorkerError
-from overwinter.core.ids import Address, RunId
-from overwinter.worker.buffer import SharedBuffer, Slot, offsets
+from overwinter.core.ids import Address
+from overwinter.worker.batches import run_batch, unbound
+from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
-from overwinter.worker.heap import release_heap
+from overwinter.worker.inbox import Inbox
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Answer,
     Bind,
     BindFailed,
     Bound,
-    Failure,
     Load,
     LoadFailed,
     Measure,
-    Outputs,
     Ready,
     RunBatch,
     Stop,
@@ -43,15 +40,11 @@ from overwinter.worker.messages import (
     Trying,
     Unbind,
 )
-from overwinter.worker.runner import Outcome, Prepared, Runner, answer
+from overwinter.worker.runner import Prepared
 from overwinter.worker.shortage import lacks_memory
-from overwinter.worker.values import encode_outputs, read_requests
 
 Job = Callable[[], Answer | Bound | BindFailed]
 """The work of one thread while another thread receives messages; returns the message to the node."""
-
-IDLE_MS = 100
-"""The idle time after which a worker returns its free heap to the system."""
 
 STACK_BYTES = 8 << 20
 """The stack of each further thread. The first thread usually has as much, so a handler runs equally in all."""
@@ -72,18 +65,16 @@ class Worker:
     ) -> None:
         """Create the worker; with a gauge it can be measured."""
         self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
-        self._waiting = select.poll()
-        self._waiting.register(self._channel.fileno(), select.POLLIN)
+        self._under_way: set[int] = set()
+        """The runs and binds in progress, by the numbers of their messages."""
+        self._inbox = Inbox(self._channel, lambda: bool(self._under_way))
         self._slots = slots
         self._prepared = prepared
         self._gauge = gauge
         self._family: Family | None = None
         self._lead = threading.Lock()
         self._followers: list[threading.Thread] = []
-        self._under_way: set[int] = set()
-        """The runs and binds in progress, by the numbers of their messages."""
         self._messages = 0
-        self._tidy = False
         self._over = False
 
     def work(self) -> None:
@@ -110,13 +101,13 @@ class Worker:
         """Return the next run or bind; None when no more will come."""
         while True:
             try:
-                message, fds = self._received()
+                message, fds = self._inbox.receive()
             except ChannelClosedError:
                 return None
             match message:
                 case RunBatch():
-                    runners = [self._loaded.runner(function) for function in message.functions]
-                    return self._counted(partial(self._run, message, runners))
+                    runners = [self._loaded.runner(name) or unbound(name) for name in message.functions]
+                    return self._counted(partial(run_batch, message, self._slots[message.slot], runners))
                 case Bind(function):
                     return self._counted(partial(self._bind, function, self._loaded.take(message, fds)))
                 case Unbind(function):
@@ -131,17 +122,6 @@ class Worker:
                     self._channel.send(self._gauge.measured(runner, message))
                 case Stop():
                     return None
-
-    def _received(self) -> tuple[ToWorker, list[int]]:
-        """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
-        while not self._tidy and not self._waiting.poll(IDLE_MS):
-            if not self._under_way:
-                gc.collect()
-                release_heap()
-                self._tidy = True
-        received = self._channel.receive()
-        self._tidy = False
-        return received
 
     @property
     def _loaded(self) -> Family:
@@ -225,23 +205,6 @@ class Worker:
             sys.stderr.flush()
             os._exit(1)
 
-    def _run(self, message: RunBatch, runners: Sequence[Runner | None]) -> Answer:
-        slot = self._slots[message.slot]
-        try:
-            slot.inputs.follow(message.buffer_bytes)
-            requests = read_requests(slot.inputs, message.requests)
-            bound = [(runner, request) for runner, request in zip(runners, requests, strict=True) if runner is not None]
-            answered = iter(answer(bound))
-            # The requests of a function that is not bound fail alone.
-            outcomes = [
-                _unbound(name) if runner is None else next(answered)
-                for name, runner in zip(message.functions, runners, strict=True)
-            ]
-            return _packed(message.run, outcomes, slot.outputs)
-        except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the worker lives on
-            failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
-            return Answer(message.run, (failure,) * len(message.requests), 0)
-
 
 def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
     """Return a function that returns the loaded family, or raises why loading failed."""
@@ -251,10 +214,6 @@ def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> C
     except Exception as error:  # noqa: BLE001 - the boundary to an untested program
         made.set_exception(error)
     return made.result
-
-
-def _unbound(function: str) -> Failure:
-    return Failure("WorkerError", f"{function} is not bound in this worker")
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:
@@ -268,25 +227,3 @@ def _fault(function: str, error: Exception) -> tuple[str, str]:
             "machine lacks memory, unload other functions"
         )
     return kind, message
-
-
-def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:
-    """Return the answer, with the outputs written into the buffer."""
-    packed: list[Outputs | Failure] = []
-    filled = 0
-    for outcome in outcomes:
-        if isinstance(outcome, Failure):
-            packed.append(outcome)
-            continue
-        try:
-            sent = encode_outputs(outcome)
-            *places, nbytes = offsets(encoded.meta for encoded in sent)
-            buffer.grow(filled + nbytes)
-            for encoded, at in zip(sent, places, strict=True):
-                encoded.write(buffer.map, filled + at)
-        except OverwinterError as error:
-            packed.append(Failure(type(error).__name__, str(error)))
-            continue
-        filled += nbytes
-        packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
-    return Answer(run, tuple(packed), buffer.nbytes)

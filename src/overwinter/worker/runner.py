@@ -62,14 +62,14 @@ class Runner:
         weights: list[torch.Tensor],
         handler: Handler | None,
         outputs: tuple[TensorSpec, ...] = (),
-        measured: bool = False,
+        run: Compiled | None = None,
     ) -> None:
-        """`outputs` are the declared outputs; a `measured` worker runs zeros."""
+        """`outputs` are the declared outputs; `run` takes the place of the compiled program."""
         self.function = function
         self._outputs = outputs
         self.program = prepared.program
         self.prepared = prepared
-        self._run = prepared.unchecked() if measured else prepared.run
+        self._run = run or prepared.run
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()

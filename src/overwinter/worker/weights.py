@@ -45,6 +45,10 @@ class MappedBlock:
             found = self._tensors[weight, offset] = self._view(weight, offset)
         return found
 
+    def content(self) -> torch.Tensor:
+        """Return all bytes of the block."""
+        return torch.frombuffer(self._buffer, dtype=torch.uint8)
+
     def _view(self, weight: Weight, offset: int) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, weight.dtype)
         count = prod(weight.shape)

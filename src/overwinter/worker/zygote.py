@@ -28,6 +28,7 @@ from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
+from overwinter.worker.executor import execute
 from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
@@ -232,13 +233,13 @@ def _set_process_name(name: str) -> None:
 
 
 def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resources) -> None:
-    """Contain the process, serve as a worker and exit. Never returns."""
+    """Contain the process, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
         # A change of user resets this setting, so it is set again below; until then it must hold as well.
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        _set_process_name("ow-ahead" if message.ahead else "ow-worker")
+        _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
         if message.grouped:
             _enter(fds.pop())
         smaps = _own_smaps()
@@ -258,8 +259,11 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resourc
         if message.ahead:
             means.box.lower_limits(_limits(_taken_over(end), len(slots)))
             _set_process_name("ow-worker")
-        prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
-        Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
+        if message.device is not None:
+            execute(socket.socket(fileno=end), slots[0], message.device)
+        else:
+            prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
+            Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
     except ChannelClosedError:
         # The node has given up the zygote, and the worker ends with it.

@@ -1,0 +1,49 @@
+"""The options of a node that describe its devices, which are all alike."""
+
+from typing import Any
+
+import click
+
+from overwinter.cli.options import byte_size, size_text
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.ids import DeviceId
+
+MOST = 64
+MEMORY_BYTES = 1 << 30
+LINK_BYTES = 12_000_000_000
+
+
+def device_options() -> list[click.Option]:
+    """Create the options."""
+    return [
+        click.Option(
+            ["--devices"],
+            type=click.IntRange(0, MOST),
+            metavar="NUMBER",
+            default=0,
+            help="Virtual devices of the pool, each with a memory and a link of its own. They compute on the CPU.",
+        ),
+        click.Option(
+            ["--device-memory"],
+            type=byte_size,
+            metavar="SIZE",
+            default=size_text(MEMORY_BYTES).replace(" ", ""),
+            help="Memory of each device for weights.",
+        ),
+        click.Option(
+            ["--device-bandwidth"],
+            type=byte_size,
+            metavar="SIZE",
+            default=f"{LINK_BYTES // 10**9}GB",
+            help="Bytes per second from the host to each device.",
+        ),
+    ]
+
+
+def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
+    """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
+    number, memory_bytes, bytes_per_s = (values.pop(name) for name in ("devices", "device_memory", "device_bandwidth"))
+    return tuple(
+        DeviceConfig(name=DeviceId(f"virtual:{each}"), memory_bytes=memory_bytes, bytes_per_s=float(bytes_per_s))
+        for each in range(number)
+    )

@@ -1,0 +1,227 @@
+"""The node's record of one contained process that a zygote forks: its channel, its buffers, its runs, and its end."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from typing import NamedTuple
+
+from overwinter.core.ids import FunctionId, RequestId, RunId, TenantId, WorkerId
+from overwinter.core.tensor import Tensor
+from overwinter.node.answers import AnswerCheck
+from overwinter.node.log import Log
+from overwinter.node.memory import SECTOR_BYTES
+from overwinter.node.output import Output
+from overwinter.node.process_identity import kill
+from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import Answer, Failure, FromWorker
+
+
+class Flight(NamedTuple):
+    """A run that the process has not answered yet."""
+
+    slot: int
+    requests: tuple[RequestId, ...]
+
+
+class ContainedProcess:
+    """One process: a worker or an executor. It has a slot for each concurrent run."""
+
+    function: FunctionId
+    """The function that it runs, or its first one."""
+    answer_check: AnswerCheck
+
+    def __init__(
+        self, worker: WorkerId, tenant: TenantId | None, what: str, slots: int, log: Log, keep: Callable[[str], None]
+    ) -> None:
+        """`tenant`: the only one whose functions it runs; `what` it is, for the log, which gets its output, as does
+        `keep`. OSError when the system has no descriptors left.
+        """
+        self.worker = worker
+        self.forked_as = worker
+        """The id under which its zygote knows it."""
+        self.tenant = tenant
+        self.take: Callable[[FromWorker], None] = _unheard
+        """Receives its messages; ValueError for an impossible one."""
+        self.gone: Callable[[str], None] = _unheard
+        """Receives how it ended, once."""
+        self.is_ahead = False
+        """Whether it was forked in advance and has no function yet."""
+        self.asked = False
+        """Whether a zygote was asked to fork it."""
+        self.lost_blocks = False
+        """Whether it is killed because one of its blocks changed in memory."""
+        self.dismissed = False
+        """Whether the node has ended it, or instructed it to end."""
+        self.pid: int | None = None
+        self.pidfd: int | None = None
+        """Refers to its process even if the pid is reused; None before it has reported its start."""
+        self._kill_requested = False
+        self.smaps: int | None = None
+        """The descriptor of the file with the kernel's figures of its memory."""
+        self.inherited_bytes = 0
+        """The memory that it shares with its zygote, as last measured."""
+        self.failure: Failure | None = None
+        self.ready = False
+        self.over = False
+        """Whether its exit was reported. Data copied from its buffers after that is ignored."""
+        self._closed = False
+        self._copies = 0
+        self.last_run: RunId | None = None
+        self._flights: dict[RunId, Flight] = {}
+        # The last used slot is taken first, because its pages are mapped.
+        self._free = list(range(slots))
+        with ExitStack() as undo:
+            self.slots = [
+                Slot(_buffer(f"overwinter-in-{worker}", undo), _buffer(f"overwinter-out-{worker}", undo))
+                for _ in range(slots)
+            ]
+            self.output = Output(what, log, keep)
+            undo.callback(self.output.close)
+            near_end, self.far_end = pair()
+            undo.pop_all()
+        near_end.setblocking(False)
+        self.channel: Channel[FromWorker] = Channel(near_end, FromWorker, fds_max=0)  # type: ignore[arg-type]
+
+    def buffer_fds(self) -> list[int]:
+        """The descriptors of its buffers, slot by slot."""
+        return [buffer.fd for slot in self.slots for buffer in slot]
+
+    def copy_inputs(self, slot: int, tensors: Sequence[Tensor]) -> int:
+        """Copy inputs into a slot's buffer, in order; return the buffer's size. Raises OSError when the system lacks
+        memory.
+        """
+        return _copy_into(self.slots[slot].inputs, tensors)
+
+    def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
+        """Take a slot for the run; the scheduler never sends more runs than there are slots."""
+        self.last_run = run
+        slot = self._free.pop()
+        self._flights[run] = Flight(slot, requests)
+        return slot
+
+    def end(self, answer: Answer) -> Flight:
+        """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none."""
+        flight = self._flights.pop(answer.run, None)
+        if flight is None or len(flight.requests) != len(answer.outcomes):
+            raise ValueError(f"run {answer.run} was not requested")
+        return flight
+
+    def take_back(self, run: RunId) -> Flight:
+        """Return a run that is not sent to the worker; it keeps its slot until `free`."""
+        return self._flights.pop(run)
+
+    def free(self, flight: Flight) -> None:
+        """Free the slot of a run whose outputs were copied."""
+        self._free.append(flight.slot)
+
+    def is_idle_since(self, run: RunId) -> bool:
+        """Whether nothing runs, and this run was the last one."""
+        return len(self._free) == len(self.slots) and self.last_run == run
+
+    def copy_begins(self) -> None:
+        """Keep the buffers open during a copy in a thread, even if the worker ends."""
+        self._copies += 1
+
+    def copy_ended(self) -> None:
+        """A copy has ended."""
+        self._copies -= 1
+        self._close_buffers()
+
+    def ended(self, how: str) -> Failure:
+        """Return why its process ended, if it did not report it."""
+        return Failure("WorkerError", how)
+
+    def buffer_bytes(self) -> int:
+        """The memory of its buffers."""
+        return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
+
+    def is_large(self) -> bool:
+        """Whether its buffers may have more memory than they may keep."""
+        return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
+
+    def release(self) -> Iterator[None]:
+        """Release the memory of large buffers, piece by piece, while nothing runs."""
+        for buffer in chain.from_iterable(self.slots):
+            yield from buffer.release()
+
+    def fail(self, error: str, reason: str) -> None:
+        """Record why it is ended, for the report of its end."""
+        self.failure = Failure(error, reason)
+
+    def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
+        """Record its process, and kill it if that was requested before."""
+        self.pid, self.pidfd, self.smaps = pid, pidfd, smaps
+        if self._kill_requested:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill its process, now or as soon as there is one."""
+        self._kill_requested = True
+        if self.pidfd is not None:
+            kill(self.pidfd)
+
+    def close(self) -> None:
+        """Close the node's resources of the worker."""
+        self.over = self._closed = True
+        self.last_run = None
+        self.channel.close()
+        self.output.close()
+        for fd in (self.smaps, self.pidfd):
+            if fd is not None:
+                os.close(fd)
+        self.close_far_end()
+        self._close_buffers()
+
+    def close_far_end(self) -> None:
+        """Close the descriptors for the worker's process: they were sent, or never will be."""
+        self.far_end.close()
+        self.output.close_far_end()
+
+    def _close_buffers(self) -> None:
+        if self._closed and not self._copies:
+            for slot in self.slots:
+                slot.inputs.close()
+                slot.outputs.close()
+
+
+def _unheard(_: object) -> None:
+    raise AssertionError("nobody listens to the process yet")
+
+
+def ending(status: int) -> str:
+    """Format how a process ended."""
+    if -status not in set(signal.Signals):
+        return f"its process exited with status {status}"
+    name = signal.Signals(-status).name
+    hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
+    return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def new_buffer(tensors: Sequence[Tensor]) -> int:
+    """Copy these tensors in order into a new buffer, and return its descriptor; the caller closes it. Raises
+    OSError.
+    """
+    buffer = SharedBuffer.make("overwinter-samples")
+    try:
+        _copy_into(buffer, tensors)
+        return os.dup(buffer.fd)
+    finally:
+        buffer.close()
+
+
+def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
+    *places, nbytes = offsets(tensor.meta for tensor in tensors)
+    buffer.grow(nbytes)
+    for tensor, at in zip(tensors, places, strict=True):
+        buffer.put(at, tensor.data)
+    return buffer.nbytes
+
+
+def _buffer(name: str, undo: ExitStack) -> SharedBuffer:
+    """Create a buffer, which is closed if creating another one of the worker fails."""
+    buffer = SharedBuffer.make(name)
+    undo.callback(buffer.close)
+    return buffer

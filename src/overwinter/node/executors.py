@@ -1,0 +1,241 @@
+"""Carries out the actions on executors: forks them, hands functions over to them, and sends them runs.
+
+A function is handed over before its first run in an executor, and stays until it is unbound. What lies on the device is
+the scheduler's decision; the executor's mappings of the host store are not its concern.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from overwinter.core.actions import RunOnDevice, StartExecutor
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.errors import StoreError
+from overwinter.core.events import Event, WorkerExited, WorkerReady
+from overwinter.core.function import Settings
+from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, WorkerId
+from overwinter.node.answers import AnswerCheck, reportable
+from overwinter.node.bindings import Bindings
+from overwinter.node.contained import ContainedProcess, Flight
+from overwinter.node.forks import REQUEST_ERRORS
+from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
+from overwinter.node.log import Log
+from overwinter.node.processes import Processes
+from overwinter.node.registry import Registry
+from overwinter.node.runs import Runs
+from overwinter.node.worker_actions import has_lost
+from overwinter.store.host import HostStore
+from overwinter.store.hosts import HostStores
+from overwinter.worker.channel import close_all
+from overwinter.worker.messages import (
+    Answer,
+    BindFailed,
+    Evict,
+    ForkWorker,
+    FromWorker,
+    HandOver,
+    LoadFailed,
+    Ready,
+    Unbind,
+    Unmap,
+)
+from overwinter.worker.sandbox import uid_of
+
+WhenVerified = Callable[[DeployedFunction, HostStore, Callable[[], None]], None]
+"""Calls a function once the files of a deployed function are verified."""
+
+ACTIVATIONS_BYTES = Settings().memory_mib << 20
+"""The private memory that an executor may use in addition to its device."""
+
+
+MAPPED_MAX = 32_000
+"""The most blocks that an executor has mapped. By default a process may have about twice as many mappings."""
+
+
+class ExecutorProcess(ContainedProcess):
+    """A contained process that owns a device. It runs one batch at a time."""
+
+    def __init__(self, action: StartExecutor, log: Log) -> None:
+        """Raises OSError when the system has no descriptors left."""
+        what = f"executor of {action.device}"
+        super().__init__(action.executor, action.tenant, what, 1, log, lambda text: None)
+        self.device = action.device
+        self.bindings = Bindings()
+        self.used: dict[FunctionId, None] = {}
+        """The functions that were handed over, the least recently used first."""
+        self.known: set[FunctionId] = set()
+        """Those, and others that may still be on the device."""
+        self._weight_bytes = 0
+
+    def runs_next(self, function: DeployedFunction) -> None:
+        """The next run is of this function."""
+        self.function = function.id
+        self.used.pop(function.id, None)
+        self.used[function.id] = None
+        self.known.add(function.id)
+        self.answer_check = AnswerCheck(function.manifest.outputs)
+        self._weight_bytes = function.nbytes
+
+    def end(self, answer: Answer) -> Flight:
+        """Return the run that was answered; raise ValueError for an impossible answer."""
+        flight = super().end(answer)
+        if not 0 <= answer.moved_bytes <= self._weight_bytes * len(flight.requests):
+            raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
+        return flight
+
+
+class Executors:
+    """The executors of a node's devices."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        processes: Processes,
+        runs: Runs,
+        hosts: HostStores,
+        when_verified: WhenVerified,
+        config: SchedulerConfig,
+        post: Callable[[Event], None],
+        log: Log,
+    ) -> None:
+        self._registry = registry
+        self._processes = processes
+        self._runs = runs
+        self._hosts = hosts
+        self._when_verified = when_verified
+        self._devices = {device.name: device for device in config.devices}
+        self._host_bytes = config.host_bytes or 0
+        self._post = post
+        self._log = log
+        self._executors: dict[WorkerId, ExecutorProcess] = {}
+
+    def has(self, executor: WorkerId) -> bool:
+        """Whether a process is an executor."""
+        return executor in self._executors
+
+    def process(self, device: DeviceId) -> ExecutorProcess | None:
+        """Return the executor of a device, if it has one."""
+        return next((each for each in self._executors.values() if each.device == device), None)
+
+    def start(self, action: StartExecutor) -> None:
+        """Fork the executor of a device."""
+        config = self._devices[action.device]
+        # It may map the blocks of any function.
+        mapped_bytes = self._host_bytes + BUFFERS_BYTES
+        memory_bytes = config.memory_bytes + ACTIVATIONS_BYTES
+        order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
+        process = None
+        try:
+            process = ExecutorProcess(action, self._log)
+            self._executors[action.executor] = process
+            self._processes.forks.listen(process, partial(self._take, process), partial(self._gone, process))
+            self._processes.forks.request(process, order)
+        except REQUEST_ERRORS as error:
+            reason = f"the executor of {action.device} could not be forked: {error}"
+            if process is None:
+                self._post(WorkerExited(action.executor, "WorkerError", reason))
+            else:
+                self._processes.forks.end(process, reason)
+
+    def stop(self, executor: WorkerId, kill: bool) -> None:
+        """Stop an executor; its end is reported when it has ended."""
+        self._processes.forks.stop(self._executors[executor], kill)
+
+    def run(self, action: RunOnDevice) -> None:
+        """Begin a run that the scheduler ordered."""
+        process = self._executors.get(action.executor)
+        if process is None:
+            # The executor's exit is about to reach the scheduler.
+            return
+        if action.evict:
+            self._processes.forks.send(process, Evict(action.evict))
+        function = self._registry.functions[action.function]
+        if process.bindings.has(function.id):
+            self._begin(process, function, action)
+        else:
+            host = self._hosts.store(function.store)
+            self._when_verified(function, host, partial(self._hand_over, process, function, host, action))
+
+    def _hand_over(
+        self, process: ExecutorProcess, function: DeployedFunction, host: HostStore, action: RunOnDevice
+    ) -> None:
+        """Send the executor the program and the blocks that it lacks, and then the run."""
+        if process.over:
+            return
+        bind = function.bind(bare=True)
+        self._unmap(process, len(bind.blocks))
+        lacking = tuple(process.bindings.lacking(bind))
+        try:
+            fds = host.open([function.manifest.program.address, *(bind.blocks[place][0] for place in lacking)])
+        except StoreError as error:
+            # The end of an executor can report lost blocks, and the end of a run cannot.
+            process.lost_blocks = has_lost(function, host)
+            self._processes.forks.give_up(process, self._registry.error_text(function, error), "StoreError")
+            return
+        try:
+            handed = msgspec.structs.replace(bind, handed=lacking)
+            message = HandOver(function.manifest.tenant, function.load(bare=True), handed)
+            process.bindings.add(function, bind)
+            self._processes.forks.send(process, message, fds)
+        finally:
+            close_all(fds)
+        self._begin(process, function, action)
+
+    def _unmap(self, process: ExecutorProcess, more: int) -> None:
+        """Let an executor forget functions that were not used for long, before it maps so many more blocks."""
+        for function in list(process.used):
+            if process.bindings.blocks + more <= MAPPED_MAX:
+                return
+            self._forget(process, function)
+            self._processes.forks.send(process, Unmap(function))
+
+    def _forget(self, process: ExecutorProcess, function: FunctionId) -> None:
+        process.bindings.end(function)
+        process.used.pop(function, None)
+
+    def _begin(self, process: ExecutorProcess, function: DeployedFunction, action: RunOnDevice) -> None:
+        process.runs_next(function)
+        self._runs.run(process, (function.id,) * len(action.requests), action.run, action.requests)
+
+    def unbind(self, executor: WorkerId, function: FunctionId) -> None:
+        """Let an executor forget a function, if it has it."""
+        process = self._executors[executor]
+        if process.bindings.has(function):
+            self._forget(process, function)
+        if function in process.known:
+            process.known.remove(function)
+            self._processes.forks.send(process, Unbind(function))
+
+    def kill_users(self, store: StoreName, address: Address) -> list[str]:
+        """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
+        lost = []
+        for process in list(self._executors.values()):
+            if any(each.store == store and address in each.files() for each in process.bindings.functions()):
+                process.lost_blocks = True
+                self._processes.forks.give_up(process, "a block of it had changed in memory")
+                lost.append(f"the executor of {process.device}")
+        return lost
+
+    def _take(self, process: ExecutorProcess, message: FromWorker) -> None:
+        """Handle a message; raise ValueError for an impossible one."""
+        match message:
+            case Answer():
+                self._runs.worker_answered(process, message)
+            case Ready() if not process.ready:
+                process.ready = True
+                self._post(WorkerReady(process.worker))
+            case BindFailed(function):
+                self._log(f"{reportable(message).message}", function=FunctionId(function))
+                # The next run hands it over again.
+                self.unbind(process.worker, FunctionId(function))
+            case LoadFailed() if not process.ready:
+                failure = reportable(message)
+                process.fail(failure.error, failure.message)
+            case _:
+                raise ValueError(f"an executor cannot send {type(message).__name__} now")
+
+    def _gone(self, process: ExecutorProcess, how: str) -> None:
+        del self._executors[process.worker]
+        failure = process.failure or process.ended(how)
+        self._runs.worker_exited(process, failure.error, failure.message)

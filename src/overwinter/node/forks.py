@@ -1,0 +1,235 @@
+"""Forks contained processes from the zygotes, receives their messages, and reports how they end.
+
+Everything here runs in callbacks of the event loop and never blocks. Processes are requested once the base zygote is
+ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports it,
+when that zygote is lost, or when the kernel reports the end and the zygote does not.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.contained import ContainedProcess, ending
+from overwinter.node.memory import anonymous_bytes
+from overwinter.node.process_identity import wait_over
+from overwinter.node.zygote_process import ZygoteProcess
+from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
+from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.worker.messages import (
+    Answer,
+    Forked,
+    ForkWorker,
+    FromWorker,
+    LoadFailed,
+    Stop,
+    ToExecutor,
+    ToWorker,
+    Trying,
+)
+
+GONE_S = 5.0
+"""How long a close waits until killed processes have ended."""
+LINGER_S = 1.0
+"""How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
+REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
+"""What a request for a process may raise."""
+
+
+class Forks:
+    """All contained processes of a node but the zygotes."""
+
+    def __init__(self, zygotes: Zygotes) -> None:
+        self._zygotes = zygotes
+        self._loop = asyncio.get_running_loop()
+        self._living: dict[WorkerId, ContainedProcess] = {}
+        self._held: dict[WorkerId, ForkWorker] = {}
+        """The processes that wait for the base zygote, in their order."""
+
+    def tenants(self) -> set[TenantId]:
+        """Return the tenants whose functions run somewhere."""
+        return {process.tenant for process in self._living.values() if process.tenant is not None}
+
+    # Requests
+
+    def request(self, process: ContainedProcess, order: ForkWorker) -> None:
+        """Ask a zygote for a process, or wait for the base zygote; raises one of REQUEST_ERRORS."""
+        zygote = self._zygote_for(process, order)
+        if zygote is None:
+            self._held[process.forked_as] = order
+            return
+        self._held.pop(process.forked_as, None)
+        self.ask(zygote, process, order)
+
+    def _zygote_for(self, process: ContainedProcess, order: ForkWorker) -> ZygoteProcess | None:
+        """Return the tenant's zygote if it can fork this worker now, otherwise the base zygote."""
+        own = None if process.tenant is None else self._zygotes.tenants.get(process.tenant)
+        if own is not None and own.can_fork and own.limits is not None and order.device is None:
+            if own.limits.holds(order):
+                self._zygotes.mark_used(own)
+                return own
+            own.small = True
+        base = self._zygotes.base
+        return None if base is None or "up" in base.pending else base
+
+    def ask(self, zygote: ZygoteProcess, process: ContainedProcess, order: ForkWorker) -> None:
+        """Ask a zygote for a process; raises one of REQUEST_ERRORS."""
+        # Only the base zygote can give a process its own user.
+        sent = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
+        # A process that a tenant's zygote forks is in the zygote's group from the start.
+        with self._zygotes.groups.entry(process.tenant if zygote.tenant is None else None) as group:
+            sent = msgspec.structs.replace(sent, grouped=bool(group))
+            zygote.channel.send(sent, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
+        process.asked = True
+        process.close_far_end()
+        zygote.pending[order.worker] = 0
+        zygote.workers[order.worker] = process
+
+    def listen(
+        self, process: ContainedProcess, take: Callable[[FromWorker], None], gone: Callable[[str], None]
+    ) -> None:
+        """Let `take` receive the messages of a process from now on, and `gone` its end."""
+        process.take, process.gone = take, gone
+        self._living[process.forked_as] = process
+        self._loop.add_reader(process.channel.fileno(), self._receive, process)
+
+    # What zygotes report
+
+    def base_is_up(self) -> None:
+        """Ask the base zygote for the processes that waited for it."""
+        for forked_as, order in list(self._held.items()):
+            process = self._living[forked_as]
+            try:
+                self.request(process, order)
+            except REQUEST_ERRORS as error:
+                self.end(process, f"it could not be forked: {error}")
+
+    def forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
+        """A requested process is running; without a descriptor it has ended already."""
+        process = zygote.workers.get(message.worker)
+        if process is None or pidfd is None:
+            close_all([fd for fd in (pidfd, smaps) if fd is not None])
+            self._end_soon(zygote, process)
+            return
+        process.forked(zygote.channel.sender, pidfd, smaps)
+        process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
+        self._loop.add_reader(pidfd, self._process_over, zygote, process)
+
+    def ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
+        """Handle the end of a process, or a failed fork."""
+        self._end(zygote, worker, ending(status) if status is not None else f"it could not be forked: {reason}")
+
+    def lost(self, zygote: ZygoteProcess) -> None:
+        """The zygote has ended, and with it the processes that it forked."""
+        for worker, process in list(zygote.workers.items()):
+            process.dismissed = True
+            self._end(zygote, worker, ending(-signal.SIGKILL))
+
+    def _process_over(self, zygote: ZygoteProcess, process: ContainedProcess) -> None:
+        """Handle the kernel's report that a process has ended."""
+        assert process.pidfd is not None, "what does not run cannot end"
+        self._loop.remove_reader(process.pidfd)
+        self._end_soon(zygote, process)
+
+    def _end_soon(self, zygote: ZygoteProcess, process: ContainedProcess | None) -> None:
+        """Report the end of a process that has ended, unless its zygote reports it, with the cause, before LINGER_S."""
+        if process is not None:
+            self._loop.call_later(LINGER_S, self._end, zygote, process.forked_as, "its process ended", process)
+
+    def _end(self, zygote: ZygoteProcess, worker: WorkerId, reason: str, this: ContainedProcess | None = None) -> None:
+        """Report the end of a process once, and make sure that it has ended. `this`: only if it is still this one."""
+        process = zygote.workers.get(worker)
+        if process is None or this not in (None, process):
+            return
+        del zygote.workers[worker]
+        if this is not None:
+            zygote.unreported_exits.add(worker)
+        self.end(process, reason)
+
+    # Messages
+
+    def send(self, process: ContainedProcess, message: ToWorker | ToExecutor, fds: Sequence[int] = ()) -> None:
+        """Send a message. A process that cannot receive it is killed, and its end is reported as usual."""
+        try:
+            process.channel.send(message, fds)
+        except (ChannelClosedError, OSError):
+            self.kill(process)
+
+    def _receive(self, process: ContainedProcess) -> None:
+        try:
+            message, _ = process.channel.receive()
+            process.take(message)
+        except BlockingIOError:
+            return
+        except ChannelClosedError:
+            # No further message will come. The zygote reports the exit; kill a process that only closed its channel.
+            self._loop.remove_reader(process.channel.fileno())
+            self._loop.call_later(LINGER_S, self.kill, process)
+        except DECODE_ERRORS as error:
+            self.give_up(process, f"it sent an invalid message: {error}")
+
+    def _read_last_messages(self, process: ContainedProcess) -> None:
+        """Read what a process sent before its end, such as why it could not load."""
+        try:
+            while process.failure is None:
+                message, _ = process.channel.receive()
+                if isinstance(message, LoadFailed | Trying | Answer):
+                    process.take(message)
+        except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
+            return
+
+    # Ends
+
+    def stop(self, process: ContainedProcess, kill: bool) -> None:
+        """Stop a process; its end is reported when it has ended."""
+        if kill or process.forked_as in self._held:
+            self.kill(process)
+        else:
+            process.dismissed = True
+            self.send(process, Stop())
+
+    def kill(self, process: ContainedProcess) -> None:
+        """Kill a process, if it still runs."""
+        process.dismissed = True
+        if not (process.asked or process.over):
+            self.end(process, "it was stopped before it was forked")
+        elif not process.over:
+            process.kill()
+
+    def give_up(self, process: ContainedProcess, reason: str, error: str = "WorkerError") -> None:
+        """Stop listening to a process and kill it; its end is reported with this reason."""
+        process.fail(error, reason)
+        self._loop.remove_reader(process.channel.fileno())
+        self.kill(process)
+
+    def end(self, process: ContainedProcess, reason: str) -> None:
+        """Report the end of a process that no zygote knows any more."""
+        self._living.pop(process.forked_as, None)
+        self._held.pop(process.forked_as, None)
+        process.kill()
+        process.over = True
+        self._read_last_messages(process)
+        self._loop.remove_reader(process.channel.fileno())
+        if process.pidfd is not None:
+            self._loop.remove_reader(process.pidfd)
+        process.close()
+        process.gone(reason)
+
+    async def close(self) -> None:
+        """Kill all processes, zygotes included, and wait until they have ended."""
+        processes = list(self._living.values())
+        for process in processes:
+            process.kill()
+        for zygote in self._zygotes.every():
+            zygote.workers.clear()
+        await self._zygotes.close()
+        pidfds = [os.dup(process.pidfd) for process in processes if process.pidfd is not None]
+        await asyncio.to_thread(wait_over, pidfds, GONE_S)
+        for process in processes:
+            self._loop.remove_reader(process.channel.fileno())
+            if process.pidfd is not None:
+                self._loop.remove_reader(process.pidfd)
+            process.close()

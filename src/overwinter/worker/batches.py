@@ -1,0 +1,51 @@
+"""Runs a message's requests, from a buffer and into a buffer."""
+
+from collections.abc import Sequence
+
+from overwinter.core.errors import OverwinterError
+from overwinter.core.ids import RunId
+from overwinter.worker.buffer import SharedBuffer, Slot, offsets
+from overwinter.worker.messages import Answer, Failure, Outputs, RunBatch
+from overwinter.worker.runner import Outcome, Runner, answer
+from overwinter.worker.values import encode_outputs, read_requests
+
+
+def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]) -> Answer:
+    """Run each request by its runner. The requests of a function that cannot run fail alone."""
+    try:
+        slot.inputs.follow(message.buffer_bytes)
+        requests = read_requests(slot.inputs, message.requests)
+        able = [(each, request) for each, request in zip(runners, requests, strict=True) if isinstance(each, Runner)]
+        answered = iter(answer(able))
+        outcomes = [each if isinstance(each, Failure) else next(answered) for each in runners]
+        return _packed(message.run, outcomes, slot.outputs)
+    except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the process lives on
+        failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
+        return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def unbound(function: str) -> Failure:
+    """Return what the requests of a function get that this process does not have."""
+    return Failure("WorkerError", f"{function} is not bound in this worker")
+
+
+def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:
+    """Return the answer, with the outputs written into the buffer."""
+    packed: list[Outputs | Failure] = []
+    filled = 0
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            packed.append(outcome)
+            continue
+        try:
+            sent = encode_outputs(outcome)
+            *places, nbytes = offsets(encoded.meta for encoded in sent)
+            buffer.grow(filled + nbytes)
+            for encoded, at in zip(sent, places, strict=True):
+                encoded.write(buffer.map, filled + at)
+        except OverwinterError as error:
+            packed.append(Failure(type(error).__name__, str(error)))
+            continue
+        filled += nbytes
+        packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
+    return Answer(run, tuple(packed), buffer.nbytes)

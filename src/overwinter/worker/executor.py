@@ -1,0 +1,219 @@
+"""The main loop of an executor: owns one device, and runs on it whatever function a request asks for.
+
+The executor has the program of a function, and maps its blocks from the host store, as long as the node keeps the
+function there. A run brings the blocks that the device lacks while it computes. Functions with the same program share
+it, and a block is mapped once. There is no code of a function here but its program.
+"""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from msgspec import structs
+
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.errors import NoSpaceError, OverwinterError
+from overwinter.core.ids import Address
+from overwinter.device import swap
+from overwinter.device.function import DeviceFunction, DeviceProgram
+from overwinter.device.host import HostBlocks
+from overwinter.device.interface import Device
+from overwinter.device.link import Link, Switch
+from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
+from overwinter.device.swap import Route, Swapping
+from overwinter.device.virtual import VirtualDevice
+from overwinter.worker.batches import run_batch, unbound
+from overwinter.worker.buffer import Slot
+from overwinter.worker.channel import Channel, ChannelClosedError, close_all
+from overwinter.worker.inbox import Inbox
+from overwinter.worker.messages import (
+    Answer,
+    BindFailed,
+    Evict,
+    Failure,
+    HandOver,
+    LoadFailed,
+    Ready,
+    RunBatch,
+    Stop,
+    ToExecutor,
+    Unbind,
+    Unmap,
+)
+from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.weights import Blocks, MappedBlock, read_all
+
+
+class _Program:
+    """A program as both sides of a run need it: the requests' and the device's."""
+
+    def __init__(self, content: bytes, device: torch.device) -> None:
+        self.prepared = Prepared(content)
+        self.on_device = DeviceProgram(self.prepared.program, device, self.prepared.run)
+
+
+class _Swapped:
+    """A function whose runs bring its missing blocks to the device, and count them."""
+
+    def __init__(
+        self, lane: "Lane", program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
+    ) -> None:
+        """`blocks`: those of the function in the host store. They and the program are kept as long as this object."""
+        self._lane = lane
+        self._program = program
+        self._function = function
+        self._mapped = blocks
+        self._routes = [Route(HostBlocks({address: block.content() for address, block in blocks.items()}), lane.link)]
+        self.moved_bytes = 0
+        """The bytes that were brought since `begin`."""
+        self.unplaced = False
+        """Whether blocks did not fit since `begin`."""
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.moved_bytes, self.unplaced = 0, False
+
+    def run(self, _: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Run the program over the weights on the device. Raises NoSpaceError if they do not fit."""
+        lane, before = self._lane, self._missing_bytes()
+        try:
+            return swap.run(lane.device, self._function, inputs, self._routes, lane.swapping).outputs
+        except NoSpaceError:
+            self.unplaced = True
+            raise
+        finally:
+            self.moved_bytes += before - self._missing_bytes()
+
+    def _missing_bytes(self) -> int:
+        return sum(self._lane.device.missing(self._function.blocks).values())
+
+
+class Lane(NamedTuple):
+    """A device, and how blocks of the host reach it."""
+
+    device: Device
+    link: Link
+    swapping: Swapping
+
+
+class _Member(NamedTuple):
+    """A function that was handed over."""
+
+    runner: Runner
+    swapped: _Swapped
+
+
+class Executor:
+    """One executor process after its fork."""
+
+    def __init__(self, channel: Channel[ToExecutor], slot: Slot, lane: Lane) -> None:
+        """`slot`: the buffers of its run; there is one at a time."""
+        self._channel = channel
+        self._inbox = Inbox(channel, lambda: False)
+        self._slot = slot
+        self._lane = lane
+        self._blocks = Blocks()
+        self._programs: WeakValueDictionary[Address, _Program] = WeakValueDictionary()
+        self._functions: dict[str, _Member | Failure] = {}
+        """Each function that was handed over, or why it cannot run."""
+
+    def work(self) -> None:
+        """Serve until a message to stop or until the node ends."""
+        self._channel.send(Ready())
+        while self._handle():
+            pass
+
+    def _handle(self) -> bool:
+        """Handle the next message; return whether more will come."""
+        try:
+            message, fds = self._inbox.receive()
+        except ChannelClosedError:
+            return False
+        match message:
+            case RunBatch():
+                self._channel.send(self._run(message))
+            case HandOver():
+                self._take(message, fds)
+            case Evict(functions):
+                for function in functions:
+                    self._lane.device.evict(function)
+            case Unmap(function):
+                self._functions.pop(function, None)
+            case Unbind(function):
+                self._functions.pop(function, None)
+                self._lane.device.evict(function)
+            case Stop():
+                return False
+        return True
+
+    def _run(self, message: RunBatch) -> Answer:
+        """Run requests of one function."""
+        name = message.functions[0]
+        member = self._functions.get(name) or unbound(name)
+        if isinstance(member, Failure):
+            return run_batch(message, self._slot, [member] * len(message.requests))
+        member.swapped.begin()
+        answer = run_batch(message, self._slot, [member.runner] * len(message.requests))
+        return structs.replace(answer, moved_bytes=member.swapped.moved_bytes, unplaced=member.swapped.unplaced)
+
+    def _take(self, message: HandOver, fds: Sequence[int]) -> None:
+        """Map a function's blocks, and compile its program unless another function has it. Only a failure is reported,
+        and fails the runs of the function that were sent meanwhile.
+        """
+        name = message.bind.function
+        try:
+            self._functions[name] = self._member(message, fds)
+        except Exception as error:  # noqa: BLE001 - the boundary to an untested program
+            kind = type(error).__name__ if isinstance(error, OverwinterError) else "ProgramError"
+            failure = self._functions[name] = Failure(kind, f"{name} cannot run on {self._lane.device.name}: {error}")
+            self._channel.send(BindFailed(name, failure.error, failure.message))
+        finally:
+            close_all(fds)
+
+    def _member(self, message: HandOver, fds: Sequence[int]) -> _Member:
+        load, bind = message.load, message.bind
+        program = self._programs.get(load.program)
+        if program is None:
+            program = _Program(read_all(fds[0], load.program_bytes), self._lane.device.torch_device)
+            self._programs[load.program] = program
+        taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
+        mapped: dict[Address, MappedBlock] = {}
+        for (address, _), block in zip(bind.blocks, taken, strict=True):
+            if not isinstance(block, MappedBlock):
+                raise block
+            mapped[address] = block
+        places = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
+        function = DeviceFunction(bind.function, message.tenant, program.on_device, places)
+        swapped = _Swapped(self._lane, program, function, mapped)
+        return _Member(Runner(bind.function, program.prepared, [], None, run=swapped.run), swapped)
+
+
+def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
+    """Reserve a device and serve it; report to the node if the system refuses the memory."""
+    channel: Channel[ToExecutor] = Channel(end, ToExecutor)  # type: ignore[arg-type]
+    try:
+        device = reserved(config)
+    except (OSError, ValueError) as error:
+        reason = f"the {config.memory_bytes} bytes of device {config.name} could not be reserved: {error}"
+        channel.send(LoadFailed("WorkerError", reason))
+        return
+    with closing(device):
+        Executor(channel, slot, Lane(device, link_of(config), Swapping(config.group_bytes))).work()
+
+
+def reserved(config: DeviceConfig) -> VirtualDevice:
+    """Reserve the memory of a device; raise OSError if the system refuses."""
+    partition_bytes = PARTITION_BYTES
+    while partition_bytes > config.memory_bytes:
+        partition_bytes //= 2
+    return VirtualDevice(config.name, PartitionedAllocator(config.memory_bytes, partition_bytes))
+
+
+def link_of(config: DeviceConfig) -> Link:
+    """Return the link from the host to a device."""
+    switch = Switch(config.switch_bytes_per_s or config.bytes_per_s) if config.switch else None
+    return Link(config.bytes_per_s, time.perf_counter, time.sleep, config.latency_s, switch)

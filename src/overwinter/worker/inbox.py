@@ -1,0 +1,37 @@
+"""Receives the messages of a process that runs programs."""
+
+import gc
+import select
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from overwinter.worker.channel import Channel
+from overwinter.worker.heap import release_heap
+
+IDLE_MS = 100
+"""The idle time after which a process returns its free heap to the system."""
+
+In = TypeVar("In")
+
+
+class Inbox(Generic[In]):
+    """The incoming side of a channel."""
+
+    def __init__(self, channel: Channel[In], is_busy: Callable[[], bool]) -> None:
+        """`is_busy`: whether something runs while this waits."""
+        self._channel = channel
+        self._is_busy = is_busy
+        self._waiting = select.poll()
+        self._waiting.register(channel.fileno(), select.POLLIN)
+        self._tidy = False
+
+    def receive(self) -> tuple[In, list[int]]:
+        """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
+        while not self._tidy and not self._waiting.poll(IDLE_MS):
+            if not self._is_busy():
+                gc.collect()
+                release_heap()
+                self._tidy = True
+        received = self._channel.receive()
+        self._tidy = False
+        return received

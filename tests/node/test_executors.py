@@ -1,0 +1,395 @@
+"""Real executors: they answer as workers do, move only what is missing, and fail without harm to others."""
+
+import asyncio
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import zoo
+from overwinter.api.deployer import package
+from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import RunEnded, WorkerExited, WorkerReady
+from overwinter.core.function import Settings
+from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
+from overwinter.model.export import export
+from overwinter.node import executors
+from overwinter.node.functions import DeployedFunction
+from overwinter.store.hosts import HostStores
+from overwinter.store.manifest import Deployment, weight_places
+from tests.store.source import Source
+
+from .rig import Function, Rig, until
+
+LARGE, SMALL = DeviceId("virtual:0"), DeviceId("virtual:1")
+DEVICES = (
+    DeviceConfig(name=LARGE, memory_bytes=64 << 20, group_bytes=64 << 10),
+    DeviceConfig(name=SMALL, memory_bytes=1 << 20),
+)
+VARIED = ("resnet50", "minilm")
+
+
+class Variant(Function):
+    """A variant of a model of the zoo, with another last parameter."""
+
+    def __init__(self, name: str, variant: int = 0, tenant: str = "default") -> None:
+        model = zoo.build(name, small=True)
+        head = next(reversed(list(model.module.parameters())))
+        with torch.no_grad():
+            head.mul_(1 + variant)
+        made = export(model.module, model.example_inputs, model.dynamic)
+        settings = Settings(device="pool")
+        packed = package(f"{name}-{variant}", made.program, made.weights, tenant=tenant, settings=settings)
+        self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
+        self.files = {address: bytes(content()) for address, content in packed.contents.items()}
+        self.inputs = dict(model.example_inputs)
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The bytes of each block that its weights take there."""
+        program_weights = [piece for block in self.deployed.manifest.blocks for piece in block.pieces]
+        sizes = {piece.weight: piece.nbytes for piece in program_weights}
+        found: dict[str, int] = {}
+        for weight, (address, offset) in enumerate(weight_places(self.deployed.manifest.blocks)):
+            found[address] = max(found.get(address, 0), offset + sizes[weight])
+        return found
+
+
+class Lookup(torch.nn.Module):
+    """Fails for numbers that are not in its table."""
+
+    def __init__(self, numbers: int = 20_000) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.arange(float(numbers)).view(-1, 1), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": torch.nn.functional.embedding(x, self.table)}
+
+
+class Pool:
+    """A rig with devices, and a host store with everything deployed."""
+
+    def __init__(self, rig: Rig, root) -> None:
+        self.rig, self.root = rig, root
+        self.contents: dict[str, bytes] = {}
+        self.hosts = HostStores(root, Source(self.contents))
+        self.effects = rig.run(self._effects())
+
+    async def _effects(self):
+        return self.rig.effects_over(self.hosts, asyncio.TaskGroup())
+
+    def deploy(self, *functions: Function) -> None:
+        for function in functions:
+            self.contents.update(function.files)
+            self.hosts.store("").load(function.deployed.blobs)
+        self.rig.registry.functions |= {function.deployed.id: function.deployed for function in functions}
+
+    async def start(self, device: DeviceId = LARGE, tenant: str | None = None) -> WorkerId:
+        executor = WorkerId(self.rig.number())
+        self.effects.carry_out(StartExecutor(executor, device, tenant))
+        await until(lambda: WorkerReady(executor) in self.rig.events or self.rig.exits(executor))
+        assert not self.rig.exits(executor), self.rig.exits(executor)
+        return executor
+
+    async def run(
+        self, executor: WorkerId, function: Function, *requests, evict: tuple[Function, ...] = ()
+    ) -> RunEnded:
+        """Run requests as one batch, by default the function's example."""
+        run = RunId(self.rig.number())
+        ids = [RequestId(self.rig.number()) for _ in requests or (0,)]
+        for id_, inputs in zip(ids, requests or (function.inputs,), strict=True):
+            self.rig._ask(id_, inputs)
+        evicted = tuple(each.deployed.id for each in evict)
+        device = self.effects.executors._executors[executor].device
+        self.effects.carry_out(RunOnDevice(executor, device, run, function.deployed.id, tuple(ids), evict=evicted))
+        await until(lambda: run in self.rig.ends())
+        [ended] = [event for event in self.rig.events if isinstance(event, RunEnded) and event.run == run]
+        assert ended.worker == executor
+        self.last = ids
+        return ended
+
+    def answers(self) -> list[list[tuple[str, tuple[int, ...], bytes]]]:
+        """Return the outputs of the last run, request by request."""
+        payloads = self.rig.calls.payloads
+        return [[(t.name, t.shape, bytes(t.data)) for t in payloads[id_].outputs] for id_ in self.last]
+
+    def unbind(self, executor: WorkerId, function: Function) -> None:
+        self.effects.carry_out(Unbind(executor, function.deployed.id))
+
+    async def stop(self, executor: WorkerId, kill: bool = False) -> WorkerExited:
+        self.effects.carry_out(StopWorker(executor, kill))
+        await until(lambda: self.rig.exits(executor))
+        [event] = self.rig.exits(executor)
+        return event
+
+    def mapped(self, executor: WorkerId) -> int:
+        """Return how many blocks an executor has mapped."""
+        with open(f"/proc/{self.effects.executors._executors[executor].pid}/maps") as maps:
+            return len({line.split()[-1] for line in maps if str(self.root) in line})
+
+
+@pytest.fixture(scope="module")
+def device_rig():
+    with closing(Rig(devices=DEVICES)) as made:
+        yield made
+
+
+@pytest.fixture
+def pool(device_rig, tmp_path):
+    pool = Pool(device_rig, tmp_path)
+    yield pool
+
+    async def clear():
+        for executor in list(pool.effects.executors._executors):
+            await pool.stop(executor, kill=True)
+        await device_rig.clear()
+
+    device_rig.run(clear())
+    pool.hosts.close()
+
+
+@pytest.fixture(scope="module")
+def variants():
+    return {(name, variant): Variant(name, variant) for name in VARIED for variant in (0, 1)}
+
+
+@pytest.mark.parametrize("name", ["resnet50", "minilm", "gpt2", "mobilenet-v2"])
+def test_an_executor_answers_as_a_worker_does(device_rig, pool, name):
+    function, rig = Variant(name), device_rig
+    one = {key: value[:1] for key, value in function.inputs.items()}
+    pool.deploy(function)
+
+    async def scene():
+        worker = await rig.start_worker(function)
+        single = rig.begin(worker, **one)
+        await rig.ended(single)
+        pool.last = [RequestId(single)]
+        wanted = pool.answers()
+        whole = rig.begin(worker, **function.inputs)
+        await rig.ended(whole)
+        pool.last = [RequestId(whole)]
+        wanted_whole = pool.answers()
+        executor = await pool.start()
+        ended = await pool.run(executor, function, one)
+        assert ended == RunEnded(executor, ended.run, (), sum(function.weights.values()))
+        assert pool.answers() == wanted
+        ended = await pool.run(executor, function)
+        assert ended == RunEnded(executor, ended.run)
+        assert pool.answers() == wanted_whole
+        ended = await pool.run(executor, function, one, one)
+        assert ended.failures == ()
+        assert len(pool.answers()) == 2
+
+    rig.run(scene())
+
+
+def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, pool, variants):
+    first, second = variants["minilm", 0], variants["minilm", 1]
+    other = variants["resnet50", 0]
+    pool.deploy(first, second, other)
+    delta = {address: nbytes for address, nbytes in second.weights.items() if address not in first.weights}
+    assert 0 < len(delta) < len(second.weights)
+
+    async def scene():
+        executor = await pool.start()
+        assert (await pool.run(executor, first)).moved_bytes == sum(first.weights.values())
+        wanted = pool.answers()
+        assert (await pool.run(executor, second)).moved_bytes == sum(delta.values())
+        assert pool.answers() != wanted
+        assert (await pool.run(executor, other, evict=(first,))).moved_bytes == sum(other.weights.values())
+        own = {address: nbytes for address, nbytes in first.weights.items() if address not in second.weights}
+        assert (await pool.run(executor, first)).moved_bytes == sum(own.values())
+        assert pool.answers() == wanted
+        assert (await pool.run(executor, first, evict=(first, second, other))).moved_bytes == sum(
+            first.weights.values()
+        )
+        assert pool.answers() == wanted
+
+    device_rig.run(scene())
+
+
+def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_rig, pool, variants):
+    first, second = variants["minilm", 0], variants["minilm", 1]
+    pool.deploy(first, second)
+
+    async def scene():
+        executor = await pool.start()
+        pool.unbind(executor, first)
+        await pool.run(executor, first)
+        assert pool.mapped(executor) == len(first.weights)
+        await pool.run(executor, second)
+        assert pool.mapped(executor) == len(first.weights | second.weights)
+        pool.unbind(executor, first)
+        pool.unbind(executor, second)
+        assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
+        assert pool.mapped(executor) == len(second.weights)
+
+    device_rig.run(scene())
+
+
+def test_few_blocks_stay_mapped_and_more_on_the_device(device_rig, pool, variants, monkeypatch):
+    first, second = variants["minilm", 0], variants["resnet50", 0]
+    monkeypatch.setattr(executors, "MAPPED_MAX", len(first.weights) + 1)
+    pool.deploy(first, second)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.run(executor, first)
+        await pool.run(executor, second)
+        assert pool.mapped(executor) == len(second.weights)
+        assert (await pool.run(executor, first)).moved_bytes == 0
+        pool.unbind(executor, second)
+        assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
+
+    device_rig.run(scene())
+
+
+def test_what_does_not_fit_is_reported_and_runs_after_an_eviction(device_rig, pool):
+    numbers = torch.zeros(2, dtype=torch.int64)
+    first, second = (Function(Lookup(150_000 + more), {"x": numbers}, name=f"f{more}") for more in (0, 1))
+    first.inputs = second.inputs = {"x": torch.tensor([3, 4])}
+    pool.deploy(first, second)
+
+    async def scene():
+        executor = await pool.start(SMALL)
+        assert (await pool.run(executor, first)).moved_bytes == 600_000
+        ended = await pool.run(executor, second)
+        assert ended == RunEnded(executor, ended.run, unplaced=True)
+        assert (await pool.run(executor, first)).moved_bytes == 0
+        ended = await pool.run(executor, second, evict=(first,))
+        assert ended == RunEnded(executor, ended.run, (), 600_004)
+        assert pool.rig.output(RunId(pool.last[0])).tolist() == [[3.0], [4.0]]
+        assert (await pool.run(executor, first)).unplaced
+
+    device_rig.run(scene())
+
+
+def test_the_error_of_an_operator_reaches_its_request(device_rig, pool):
+    function = Function(Lookup(), {"x": torch.zeros(2, dtype=torch.int64)})
+    pool.deploy(function)
+    good, bad = {"x": torch.tensor([5])}, {"x": torch.tensor([20000])}
+
+    async def scene():
+        executor = await pool.start()
+        ended = await pool.run(executor, function, good, bad)
+        assert ended.moved_bytes == 80000
+        [failure] = ended.failures
+        assert failure.request == pool.last[1]
+        assert failure.error == "CallerError"
+        assert "f@1 cannot run inputs" in failure.message
+        wrong = {"x": torch.tensor([0.5])}
+        [failure] = (await pool.run(executor, function, wrong)).failures
+        assert failure.error == "CallerError"
+        assert (await pool.run(executor, function, good)).failures == ()
+        assert pool.rig.output(RunId(pool.last[0])).tolist() == [[5.0]]
+
+    device_rig.run(scene())
+
+
+def test_lost_blocks_are_reported_by_the_end_of_the_executor(device_rig, pool, variants):
+    function = variants["resnet50", 1]
+    pool.deploy(function)
+
+    async def scene():
+        executor = await pool.start()
+        pool.hosts.store("").drop([function.deployed.manifest.blocks[0].address])
+        order = RunOnDevice(executor, LARGE, RunId(device_rig.number()), function.deployed.id, ())
+        pool.effects.carry_out(order)
+        await until(lambda: device_rig.exits(executor))
+        [end] = device_rig.exits(executor)
+        assert end.lost_blocks
+        assert end.error == "StoreError"
+
+    device_rig.run(scene())
+
+
+def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool, variants):
+    function, other = variants["resnet50", 0], variants["minilm", 0]
+    pool.deploy(function, other)
+    address = function.deployed.manifest.program.address
+    path = pool.root / address
+    content = path.read_bytes()
+
+    async def scene():
+        executor = await pool.start()
+        path.unlink()
+        path.write_bytes(bytes(len(content)))
+        ended = await pool.run(executor, function)
+        assert [failure.error for failure in ended.failures] == ["ProgramError"]
+        assert (await pool.run(executor, other)).failures == ()
+        path.write_bytes(content)
+        assert (await pool.run(executor, function)).failures == ()
+
+    device_rig.run(scene())
+
+
+def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool, variants):
+    function = variants["minilm", 0]
+    pool.deploy(function)
+
+    async def scene():
+        executor = await pool.start(tenant="default")
+        await pool.run(executor, function)
+        wanted = pool.answers()
+        os.kill(pool.effects.executors._executors[executor].pid, signal.SIGKILL)
+        await until(lambda: device_rig.exits(executor))
+        [end] = device_rig.exits(executor)
+        assert end.error == "WorkerError"
+        assert "signal 9" in end.reason
+        again = await pool.start(tenant="default")
+        assert (await pool.run(again, function)).moved_bytes == sum(function.weights.values())
+        assert pool.answers() == wanted
+        assert (await pool.stop(again)).reason == "its process exited with status 0"
+
+    device_rig.run(scene())
+
+
+def test_an_executor_is_contained_as_a_worker_is(device_rig, pool):
+    async def scene():
+        executor = await pool.start()
+        pid = pool.effects.executors._executors[executor].pid
+        status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+        state = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+        assert state["Name"] == "ow-executor"
+        assert state["Seccomp"] == "2"
+        assert state["NoNewPrivs"] == "1"
+        assert int(state["CapEff"], 16) == 0
+        assert os.geteuid() != 0 or int(state["Uid"].split()[0]) >= 0x70000000
+        files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        assert not [file for file in files if file.startswith("/dev/") and file != "/dev/null"]
+        assert executor not in device_rig.processes.worker_pids()
+
+    device_rig.run(scene())
+
+
+def test_memory_that_the_system_refuses_is_named(device_rig, pool):
+    name = DeviceId("huge")
+    pool.effects.executors._devices[name] = DeviceConfig(name=name, memory_bytes=1 << 45)
+
+    async def scene():
+        executor = WorkerId(device_rig.number())
+        pool.effects.carry_out(StartExecutor(executor, name))
+        await until(lambda: device_rig.exits(executor))
+        [end] = device_rig.exits(executor)
+        assert "35184372088832 bytes of device huge could not be reserved" in end.reason
+
+    device_rig.run(scene())
+
+
+def test_a_damaged_block_ends_the_executor_that_may_have_it(device_rig, pool, variants):
+    function = variants["minilm", 0]
+    pool.deploy(function)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.run(executor, function)
+        assert pool.effects.kill_users("", "0" * 64) == []
+        assert len(pool.effects.kill_users("", next(iter(function.weights)))) == 1
+        await until(lambda: device_rig.exits(executor))
+        assert device_rig.exits(executor)[0].lost_blocks
+
+    device_rig.run(scene())

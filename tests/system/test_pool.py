@@ -1,0 +1,136 @@
+"""Functions of the pool on a real node with virtual devices: right answers or clear refusals, whatever happens."""
+
+import concurrent.futures
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.core.errors import CallerError, ConflictError, OverwinterError
+
+from .nodes import NodeProcess, deploy, wait_until
+
+COUNT = 6
+SIZE = 64 << 10
+
+
+class Sibling(torch.nn.Module):
+    """A model with a weight that all its variants share, and one of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.base = torch.nn.Parameter(torch.linspace(0.0, 1.0, SIZE), requires_grad=False)
+        self.own = torch.nn.Parameter(torch.full((SIZE,), float(number)), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x * self.own[:4] + self.base[-4:]}
+
+
+class Stranger(torch.nn.Module):
+    """Another program."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.full((4 * SIZE,), float(number)), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x - self.own[:4] * 2}
+
+
+MODELS = {f"f{number}": (Sibling if number % 2 else Stranger)(number) for number in range(COUNT)}
+
+
+def put(node: NodeProcess, tenant: str = "default") -> None:
+    for name, model in MODELS.items():
+        deploy(node, name, model, tenant=tenant, device="pool")
+
+
+def executors(node: NodeProcess) -> list[int]:
+    found = []
+    for pid in node.children():
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name == "ow-executor":
+            found.append(pid)
+    return found
+
+
+def right(node: NodeProcess, name: str, value: float) -> bool:
+    x = torch.full((1, 4), value)
+    with Client(node.url) as client, torch.inference_mode():
+        return torch.equal(torch.from_numpy(client.infer(name, {"x": x})["y"].copy()), MODELS[name](x)["y"])
+
+
+def swaps(node: NodeProcess) -> list[dict]:
+    """Return the runs on devices that ended."""
+    return [step[1] for step in node.steps() if step[1]["type"] == "RunEnded"]
+
+
+def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(make_node):
+    # A device takes three or four of the models, which have 0.5 and 1 MiB.
+    node = make_node("--devices", "2", "--device-memory", "2MiB")
+    put(node)
+    names = [f"f{number % COUNT}" for number in range(60)]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda at: right(node, names[at], float(at)), range(len(names))))
+    assert all(answers)
+    assert 1 <= len(executors(node)) <= 2
+    assert set(node.worker_pids()) == set(executors(node))
+    moved = [run.get("moved_bytes", 0) for run in swaps(node)]
+    assert sum(moved) > 0
+    assert 0 in moved
+
+
+def test_a_sibling_brings_only_its_own_weight(make_node):
+    node = make_node("--devices", "1", "--device-memory", "8MiB")
+    put(node)
+    assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
+    assert [run.get("moved_bytes", 0) for run in swaps(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
+
+
+def test_an_executor_that_dies_costs_no_answer(make_node):
+    node = make_node("--devices", "2", "--device-memory", "2MiB")
+    put(node)
+
+    def asked(at: int) -> bool:
+        try:
+            return right(node, f"f{at % COUNT}", float(at))
+        except OverwinterError as error:
+            # A clear refusal: both attempts met a dying executor.
+            return "signal 9" in str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(asked, at) for at in range(200)]
+        for killed in range(4):
+            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
+            for pid in executors(node)[:1]:
+                os.kill(pid, signal.SIGKILL)
+        assert all(each.result(60) for each in answers)
+    assert all(right(node, name, 3.0) for name in MODELS)
+
+
+def test_tenants_take_turns_on_a_device(make_node):
+    node = make_node("--devices", "1", "--device-memory", "4MiB")
+    for tenant in ("ada", "bob"):
+        deploy(node, f"{tenant}-f", MODELS["f1"], tenant=tenant, device="pool")
+    x = torch.ones(1, 4)
+    with torch.inference_mode():
+        expected = MODELS["f1"](x)["y"]
+    for _ in range(3):
+        for tenant in ("ada", "bob"):
+            answer = node.client.infer(f"{tenant}-f", {"x": x})["y"]
+            assert torch.equal(torch.from_numpy(answer.copy()), expected)
+    assert len(executors(node)) == 1
+    assert {run.get("moved_bytes", 0) for run in swaps(node)} == {8 * SIZE}
+
+
+def test_what_cannot_run_on_a_device_is_refused(make_node, node):
+    with pytest.raises(CallerError, match=r"'f' has a handler.*device = \"cpu\""):
+        deploy(node, "f", MODELS["f1"], handler="def preprocess(inputs, state):\n    return inputs\n", device="pool")
+    with pytest.raises(ConflictError, match="no devices for 'f'.*--devices"):
+        deploy(node, "f", MODELS["f1"], device="pool")
