@@ -7,6 +7,7 @@ larger than a partition takes several adjacent ones.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.partitions import Buddies, Partition, Slots, Whole, rounded
@@ -27,11 +28,13 @@ class PartitionedAllocator(Allocator):
         """The rounded size of the block at each offset."""
         self._inside: list[set[int]] = [set() for _ in self._partitions]
         """The blocks that lie in each partition, or a part of them."""
+        self._used_bytes = [0 for _ in self._partitions]
+        """The bytes of the blocks in each partition."""
 
     @property
     def free_bytes(self) -> int:
         """Bytes that no block takes."""
-        return self.nbytes - sum(self._blocks.values())
+        return self.nbytes - sum(self._used_bytes)
 
     @property
     def free_partitions(self) -> int:
@@ -67,7 +70,8 @@ class PartitionedAllocator(Allocator):
             assert partition is not None, "a block lies in it"
             partition.give(inside, part)
             self._inside[index].remove(start)
-            if not partition.used_bytes:
+            self._used_bytes[index] -= part
+            if not self._used_bytes[index]:
                 self._partitions[index] = None
             offset += part
 
@@ -105,7 +109,7 @@ class PartitionedAllocator(Allocator):
         if offset is None and fills:
             offset = self._place_in_free(size, common)
         if offset is None:
-            offset = self._place_in(reversed(self._by_use(self._partial())), size)
+            offset = self._place_in(self._by_use(self._partial(size))[::-1], size)
         if offset is None and not fills:
             offset = self._place_in_free(size, common)
         return offset
@@ -123,15 +127,16 @@ class PartitionedAllocator(Allocator):
                 offset = index * self.partition_bytes + inside
                 self._blocks[offset] = size
                 self._inside[index].add(offset)
+                self._used_bytes[index] += size
                 return offset
         return None
 
     def _place_in_free(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
-        """Place a block in a free partition."""
-        free = (index for index, partition in enumerate(self._partitions) if partition is None)
-        index = next((index for index in free if index not in without), None)
-        if index is None:
+        """Place a block in a free partition, one of the fewest adjacent ones, so that larger blocks still fit."""
+        runs = self._free_runs(without)
+        if not runs:
             return None
+        index = min(runs, key=len)[0]
         whole = self.partition_bytes
         self._partitions[index] = Slots(whole, size) if common else Buddies(whole)
         return self._place_in((index,), size)
@@ -144,7 +149,7 @@ class PartitionedAllocator(Allocator):
             return None
         end = start + size // self.partition_bytes
         for index in range(start, end):
-            self._partitions[index] = Whole(self.partition_bytes)
+            self._partitions[index] = Whole()
         if size % self.partition_bytes:
             last = self._partitions[end] = Buddies(self.partition_bytes)
             last.take(size % self.partition_bytes)
@@ -152,12 +157,18 @@ class PartitionedAllocator(Allocator):
         self._blocks[offset] = size
         for index in range(start, start + count):
             self._inside[index].add(offset)
+            self._used_bytes[index] = min(self.partition_bytes, size - (index - start) * self.partition_bytes)
         return offset
 
     def _run_start(self, count: int) -> int | None:
-        """Return the first of `count` adjacent free partitions."""
-        starts = range(len(self._partitions) - count + 1)
-        return next((start for start in starts if not any(self._partitions[start : start + count])), None)
+        """Return the first of `count` free partitions at the end of the fewest adjacent ones that are enough."""
+        enough = [run for run in self._free_runs() if len(run) >= count]
+        return min(enough, key=lambda run: (len(run), -run[0]))[-count] if enough else None
+
+    def _free_runs(self, without: Collection[int] = ()) -> list[range]:
+        """Return the free partitions, in ranges of adjacent ones."""
+        taken = [-1, *sorted({*self._partial(), *without}), len(self._partitions)]
+        return [range(before + 1, after) for before, after in pairwise(taken) if after - before > 1]
 
     def _vacate(self, indices: Sequence[int], into_free: bool) -> list[Move]:
         """Move all blocks out of these partitions; nothing changes, and no move is returned, if one has no place."""
@@ -165,7 +176,7 @@ class PartitionedAllocator(Allocator):
             set().union(*(self._inside[index] for index in indices)), key=lambda at: (-self._blocks[at], at)
         )
         others = self._by_use(set(self._partial()).difference(indices))[::-1]
-        room = sum(self.partition_bytes - self._used((index,)) for index in others)
+        room = sum(self.partition_bytes - self._used_bytes[index] for index in others)
         if not into_free and room < self._used(indices):
             return []
         if any(self._blocks[offset] > self.partition_bytes for offset in inside):
@@ -186,11 +197,17 @@ class PartitionedAllocator(Allocator):
             self.free(move.source)
         return moves
 
-    def _partial(self) -> list[int]:
-        return [index for index, partition in enumerate(self._partitions) if partition is not None]
+    def _partial(self, size: int = 0) -> list[int]:
+        """Return the partitions with blocks in which `size` bytes are free."""
+        most = self.partition_bytes - size
+        return [
+            index
+            for index, partition in enumerate(self._partitions)
+            if partition is not None and self._used_bytes[index] <= most
+        ]
 
     def _by_use(self, indices: Iterable[int]) -> list[int]:
-        return sorted(indices, key=lambda index: (self._used((index,)), index))
+        return sorted(indices, key=lambda index: (self._used_bytes[index], index))
 
     def _used(self, indices: Iterable[int]) -> int:
-        return sum(partition.used_bytes for index in indices if (partition := self._partitions[index]) is not None)
+        return sum(self._used_bytes[index] for index in indices)

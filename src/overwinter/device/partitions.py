@@ -17,11 +17,6 @@ def rounded(nbytes: int) -> int:
 class Partition(Protocol):
     """A part of the arena in which blocks are placed."""
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the blocks in it."""
-        ...
-
     def take(self, nbytes: int) -> int | None:
         """Return the offset of a new block, or None if it does not fit here."""
         ...
@@ -39,7 +34,6 @@ class Buddies:
 
     def __init__(self, nbytes: int, start: int = 0) -> None:
         """`nbytes` is a power of two granules, of which those before `start` are not used."""
-        self.used_bytes = 0
         self._top = (nbytes // GRANULE_BYTES).bit_length() - 1
         self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
         self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
@@ -54,12 +48,10 @@ class Buddies:
         start = min(self._free[found])
         self._free[found].remove(start)
         self._release(start + granules, start + (1 << found))
-        self.used_bytes += nbytes
         return start * GRANULE_BYTES
 
     def give(self, offset: int, nbytes: int) -> None:
         """Free a block."""
-        self.used_bytes -= nbytes
         self._release(offset // GRANULE_BYTES, (offset + nbytes) // GRANULE_BYTES)
 
     def _release(self, start: int, stop: int) -> None:
@@ -86,19 +78,12 @@ class Slots:
         self.slot_bytes = slot_bytes
         self._end = nbytes // slot_bytes * slot_bytes
         self._free = list(range(0, self._end, slot_bytes))
-        self._slot_bytes_used = 0
         self._rest = Buddies(nbytes, self._end)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the blocks in the slots and in the rest."""
-        return self._slot_bytes_used + self._rest.used_bytes
 
     def take(self, nbytes: int) -> int | None:
         """Return the lowest free slot, if it is exactly as large as the block, or a place in the rest."""
         if nbytes != self.slot_bytes or not self._free:
             return self._rest.take(nbytes)
-        self._slot_bytes_used += nbytes
         return heappop(self._free)
 
     def give(self, offset: int, nbytes: int) -> None:
@@ -106,20 +91,15 @@ class Slots:
         if offset >= self._end:
             self._rest.give(offset, nbytes)
             return
-        self._slot_bytes_used -= nbytes
         heappush(self._free, offset)
 
 
 class Whole:
     """A partition that one block larger than a partition takes entirely."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.used_bytes = nbytes
-
     def take(self, nbytes: int) -> int | None:
         """Nothing fits here."""
         return None
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Free the part of the block that lies here."""
-        self.used_bytes -= nbytes
+        """The block is freed, and the partition with it."""

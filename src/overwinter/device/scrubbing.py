@@ -1,7 +1,7 @@
 """Which tenant's bytes lie in which part of an arena, so that a part is cleared before another tenant gets it."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
 
 from overwinter.core.ids import TenantId
 
@@ -10,15 +10,19 @@ class Tenancy:
     """The tenant that last had each range of memory; None for memory that holds zeros."""
 
     def __init__(self, nbytes: int) -> None:
-        self._starts: list[tuple[int, TenantId | None]] = [(0, None)]
-        """Start and tenant of each range, ascending."""
+        self._starts = [0]
+        """The start of each range, ascending."""
+        self._tenants: list[TenantId | None] = [None]
+        """The tenant of each range, never the same as that of the next one."""
         self._nbytes = nbytes
 
     def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, TenantId | None]]:
         """Yield the ranges between two offsets."""
-        for (first, tenant), (end, _) in pairwise([*self._starts, (self._nbytes, None)]):
-            if first < stop and end > start:
-                yield max(first, start), min(end, stop), tenant
+        at = self._at(start)
+        while at < len(self._starts) and self._starts[at] < stop:
+            end = self._starts[at + 1] if at + 1 < len(self._starts) else self._nbytes
+            yield max(self._starts[at], start), min(end, stop), self._tenants[at]
+            at += 1
 
     def others(self, start: int, stop: int, tenant: TenantId) -> list[tuple[int, int]]:
         """Return the ranges that may hold another tenant's bytes."""
@@ -26,9 +30,19 @@ class Tenancy:
 
     def give(self, start: int, stop: int, tenant: TenantId) -> None:
         """The range now holds this tenant's bytes, and no other's."""
-        new = [
-            *((first, had) for first, _, had in self.ranges(0, start)),
-            (start, tenant),
-            *((first, had) for first, _, had in self.ranges(stop, self._nbytes)),
-        ]
-        self._starts = [each for at, each in enumerate(new) if at == 0 or each[1] != new[at - 1][1]]
+        pieces = [(start, tenant)]
+        if stop < self._nbytes:
+            pieces.append((stop, self._tenants[self._at(stop)]))
+        first, last = bisect_left(self._starts, start), bisect_right(self._starts, stop)
+        had, starts = self._tenants[max(0, first - 1) : first], []
+        for at, each in pieces:
+            # A range of the same tenant as the one before it only extends that one.
+            if had[-1:] != [each]:
+                starts.append(at)
+                had.append(each)
+        self._starts[first:last] = starts
+        self._tenants[max(0, first - 1) : last] = had
+
+    def _at(self, offset: int) -> int:
+        """Return the number of the range that contains an offset."""
+        return bisect_right(self._starts, offset) - 1

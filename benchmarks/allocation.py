@@ -1,0 +1,163 @@
+"""Measures what giving places to a function's blocks adds to its run, on a device that is full (Torpor, fig. 13).
+
+`python -m benchmarks.allocation [model ...]` lets functions of these models share an arena that holds a part of them.
+Each request gets its function's blocks placed, and evicts the least recently used functions until they fit. The time of
+that, including moves of other blocks and clearing, is compared with the time of a run. Both allocators get the same
+requests by turns: the arena's partitions, and the baseline that keeps freed blocks by size (Torpor-Block).
+
+A real device takes time for each native allocation and each native free, which the baseline cannot do without; on a
+virtual device they are free. They are counted, and `--native-us` says what one of them is assumed to take.
+"""
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Sequence
+from random import Random
+from statistics import median, quantiles
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.families import Family
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.allocation import Allocator
+from overwinter.device.cached import CachedAllocator
+from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
+from overwinter.device.virtual import VirtualDevice
+from overwinter.model.compile import compile_program
+
+MODELS = ("resnet50", "resnet152", "densenet201", "inception-v3", "mobilenet-v2", "bert-base", "minilm", "gpt2")
+COPIES = 6
+ARENA_SHARE = 0.2
+REQUESTS = 600
+WARM_UP = 100
+NATIVE_US = 300.0
+TENANT = TenantId("benchmark")
+RUNS = 5
+
+
+class Sized(NamedTuple):
+    """A model as an allocator sees it, and the time of one of its runs."""
+
+    name: str
+    blocks: dict[Address, int]
+    run_s: float
+
+
+class Cost(NamedTuple):
+    """What one request cost."""
+
+    model: Sized
+    seconds: float
+    native_calls: int
+
+
+class Residents:
+    """The functions on one device, the least recently used first."""
+
+    def __init__(self, name: str, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._device = VirtualDevice(name, allocator)
+        self._used: dict[str, None] = {}
+
+    def request(self, function: str, model: Sized) -> Cost:
+        """Place the function's blocks."""
+        blocks = {Address(f"{function} {address}"): nbytes for address, nbytes in model.blocks.items()}
+        calls = self._calls()
+        began = time.perf_counter()
+        while self._device.hold(function, TENANT, blocks) is None:
+            first = next(iter(self._used))
+            del self._used[first]
+            self._device.evict(first)
+        seconds = time.perf_counter() - began
+        self._used.pop(function, None)
+        self._used[function] = None
+        return Cost(model, seconds, self._calls() - calls)
+
+    def _calls(self) -> int:
+        return self._allocator.native_calls if isinstance(self._allocator, CachedAllocator) else 0
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def measured(name: str) -> Sized:
+    """Export a model and time its run."""
+    family = Family(name)
+    blocks = family.packaged(name).manifest.blocks
+    one = family.one()
+    inputs = [one[spec.name] for spec in family.program.inputs]
+    run, taken = compile_program(family.program), []
+    with torch.inference_mode():
+        for _ in range(RUNS + 1):
+            began = time.perf_counter()
+            run(family.weights, inputs)
+            taken.append(time.perf_counter() - began)
+    return Sized(name, {block.address: block.nbytes for block in blocks}, median(taken[1:]))
+
+
+def compare(models: Sequence[Sized], copies: int, requests: int, seed: int) -> dict[str, list[Cost]]:
+    """Send the same requests to both allocators, by turns."""
+    functions = [(f"{model.name}-{copy}", model) for model in models for copy in range(copies)]
+    total = sum(sum(model.blocks.values()) for _, model in functions)
+    nbytes = -(-int(total * ARENA_SHARE) // PARTITION_BYTES) * PARTITION_BYTES
+    print(f"{len(functions)} functions of {total / 1e9:.1f} GB share an arena of {nbytes / 1e9:.1f} GB")
+    devices = {
+        "partitions": Residents("partitions", PartitionedAllocator(nbytes)),
+        "cached": Residents("cached", CachedAllocator(nbytes)),
+    }
+    costs: dict[str, list[Cost]] = {name: [] for name in devices}
+    random = Random(seed)
+    gc.disable()
+    for number in range(WARM_UP + requests):
+        function, model = random.choice(functions)
+        for name, device in devices.items():
+            cost = device.request(function, model)
+            if number >= WARM_UP:
+                costs[name].append(cost)
+    gc.enable()
+    for device in devices.values():
+        device.close()
+    return costs
+
+
+def shares(costs: Sequence[Cost], native_s: float) -> list[float]:
+    """Return the time of each request's places over that of its run."""
+    return [(cost.seconds + cost.native_calls * native_s) / cost.model.run_s for cost in costs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
+    parser.add_argument("--copies", type=int, default=COPIES, help="functions of each model, without common blocks")
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--native-us", type=float, default=NATIVE_US)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    costs = compare([measured(name) for name in options.models], options.copies, options.requests, options.seed)
+    native_s = options.native_us / 1e6
+    rows = {
+        "partitions": shares(costs["partitions"], 0.0),
+        "cached, native calls free": shares(costs["cached"], 0.0),
+        f"cached, native calls of {options.native_us:g} us": shares(costs["cached"], native_s),
+    }
+    print(
+        f"\ntime to place blocks over that of a run\n{'allocator':36}{'median':>10}{'p90':>10}{'p99':>10}{'most':>10}"
+    )
+    for name, row in rows.items():
+        cuts = quantiles(row, n=100)
+        print(f"{name:36}{median(row):10.3f}{cuts[89]:10.3f}{cuts[98]:10.3f}{max(row):10.3f}")
+    calls = [cost.native_calls for cost in costs["cached"]]
+    print(f"\nnative calls of a request to the cached allocator: {sum(calls) / len(calls):.1f}, at most {max(calls)}")
+    figures = {
+        name: round(quantiles(row, n=100)[98], 4)
+        for name, row in zip(("partitions", "cached", "cached_native"), rows.values(), strict=True)
+    }
+    print("RESULT " + json.dumps({"allocation_over_run": figures}))
+
+
+if __name__ == "__main__":
+    main()
