@@ -30,7 +30,7 @@ class Tenancy:
 
     def give(self, start: int, stop: int, tenant: TenantId) -> None:
         """The range now holds this tenant's bytes, and no other's."""
-        pieces = [(start, tenant)]
+        pieces: list[tuple[int, TenantId | None]] = [(start, tenant)]
         if stop < self._nbytes:
             pieces.append((stop, self._tenants[self._at(stop)]))
         first, last = bisect_left(self._starts, start), bisect_right(self._starts, stop)
