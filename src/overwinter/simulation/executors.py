@@ -23,6 +23,7 @@ class DeviceRun(msgspec.Struct, eq=False):
     """A run in progress."""
 
     action: RunOnDevice
+    began: float
     moved_bytes: int
     ends: float
     """When it ends if its blocks arrive in time."""
@@ -51,6 +52,9 @@ class Executors:
         self._timeline = timeline
         self._handle = handle
         self._executors: dict[WorkerId, Executor] = {}
+        self.busy_s = dict.fromkeys(self._devices, 0.0)
+        """The time of all runs that have ended on each device."""
+        self.moved_bytes = 0
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._executors
@@ -119,7 +123,7 @@ class Executors:
         moved, after_s = sum(missing.values()), 0.0
         if moved:
             after_s = device.first_group_s(moved, device.config.bytes_per_s) + function.model.swap_ms / 1000
-        run = executor.run = DeviceRun(action, moved, now + seconds + after_s, after_s)
+        run = executor.run = DeviceRun(action, now, moved, now + seconds + after_s, after_s)
         if crash is not None:
             self._timeline.after(seconds * crash, partial(self._crash, executor, run))
         self._bring(executor, run, missing)
@@ -172,4 +176,6 @@ class Executors:
     def _ended(self, executor: Executor, run: DeviceRun) -> None:
         if executor.run is run:
             executor.run = None
+            self.busy_s[run.action.device] += self._timeline.now - run.began
+            self.moved_bytes += run.moved_bytes
             self._handle(RunEnded(executor.id, run.action.run, moved_bytes=run.moved_bytes))

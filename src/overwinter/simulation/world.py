@@ -97,7 +97,7 @@ class World:
         self._disk, self._zygote = Queue(), Queue()
         self._prepared: set[tuple[TenantId, Address]] = set()
         self._workers: dict[WorkerId, ModelledWorker] = {}
-        self._executors = Executors(scenario.devices, self._timeline, self._handle)
+        self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
         self._chance = FaultModel(scenario.faults, self._stream("faults"))
         self._jitter = self._stream("jitter")
@@ -105,7 +105,7 @@ class World:
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
-        self._reader = StepReader(scenario.duration_s, self._policy.shares)
+        self.reader = StepReader(scenario.duration_s, self._policy.shares)
         self._ids = count(1)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
@@ -133,7 +133,7 @@ class World:
         self._drain()
         if progress is not None:
             progress(self._scenario.duration_s)
-        report = self._reader.report(Seconds(timeline.now))
+        report = self.reader.report(Seconds(timeline.now))
         return msgspec.structs.replace(report, applications=self._applications.figures())
 
     def _stream(self, *names: object) -> Random:
@@ -179,14 +179,14 @@ class World:
         self._timeline.now = max(self._timeline.now, end)
 
     def _has_open_requests(self) -> bool:
-        return bool(self._reader.open_requests or self._applications.open_stages)
+        return bool(self.reader.open_requests or self._applications.open_stages)
 
     def _handle(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
         actions = self._scheduler.handle(event, now)
         if self._journal is not None:
             self._journal.record(now, event, actions)
-        self._reader.observe(now, event, actions)
+        self.reader.observe(now, event, actions)
         self._steps += 1
         if self._checked and self._steps % CHECK_EVERY == 0:
             check(self._scheduler.cycle)
@@ -217,13 +217,13 @@ class World:
                 self._start_executor(action)
             case RunOnDevice():
                 self._run_on_device(action)
-            case StopWorker(worker) if worker in self._executors:
-                self._executors.exit(worker, "stopped", self._machine.stop_s)
+            case StopWorker(worker) if worker in self.executors:
+                self.executors.exit(worker, "stopped", self._machine.stop_s)
             case StopWorker(worker):
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
             case Unbind(worker, function):
                 # The time of an unbind is negligible.
-                self._executors.unbind(worker, function)
+                self.executors.unbind(worker, function)
             case LoadBlocks(function, operation):
                 self._load_blocks(self._by_id[function], operation)
             case Drop(addresses, store):
@@ -373,14 +373,14 @@ class World:
     def _start_executor(self, action: StartExecutor) -> None:
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
         seconds = forked - self._timeline.now + self._machine.executor_start_s * self._chance.slowness()
-        self._executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
+        self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
         function = self._by_id[action.function]
         if not self._host.holds(function.spec, self._timeline.now):
             raise RuntimeError(f"{action.function} is run on a device, and its blocks are not in the host store")
         seconds = self._durations.on_device_s(function, len(action.requests)) * self._varied(function)
-        self._executors.run(action, function, seconds, self._chance.run_crash(), self._chance.unplaced())
+        self.executors.run(action, function, seconds, self._chance.run_crash(), self._chance.unplaced())
 
     # Zygotes
 
@@ -394,7 +394,7 @@ class World:
         self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
         for worker in list(self._workers):
             self._exit(worker, "WorkerError", "its zygote died")
-        for executor in self._executors.ids:
-            self._executors.exit(executor, "its zygote died")
+        for executor in self.executors.ids:
+            self.executors.exit(executor, "its zygote died")
         self._handle(ZygoteLost())
         self._await_zygote_death()

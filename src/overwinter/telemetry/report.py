@@ -4,6 +4,7 @@ It needs only the events and actions, and the memory of one worker of each funct
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -211,6 +212,10 @@ class StepReader(Tracker[Outcomes]):
         self._memory.advance(now)
         blocks = self._blocks.get(action.store, {})
         self._memory.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
+
+    def latencies(self, names: Iterable[FunctionName]) -> Latencies:
+        """Return the latencies of the answers of these functions together."""
+        return Latencies().merge(self._report_of(name).latencies for name in names)
 
     def report(self, now: Seconds) -> Report:
         """Return the figures at `now`, the end of the simulation."""
