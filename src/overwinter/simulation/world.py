@@ -232,8 +232,6 @@ class World:
                 self._prepare(action)
             case LoadFinished() | Evict() | Explanation():
                 pass
-            case StartExecutor() | RunOnDevice():
-                raise NotImplementedError
             case _:
                 assert_never(action)
 
