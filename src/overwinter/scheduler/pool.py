@@ -158,6 +158,10 @@ class RunTimes(msgspec.Struct):
         before = known.get(count, own)
         known[count] = before + SMOOTHING * (own - before)
 
+    def measured_s(self, count: int) -> float | None:
+        """The seconds of runs of exactly so many requests without a transfer; None: there was none."""
+        return self._resident.get(count)
+
     def expected_s(self, count: int, profiled: float | None = None) -> float:
         """Expected seconds of the execution of so many requests, by the profile as long as no run without a transfer
         was measured; 0: unknown.
@@ -205,6 +209,8 @@ class Pool(msgspec.Struct):
     """The number of runs that were bound to a device."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window."""
+    required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
+    """The required requests of the judged functions that need some."""
     alpha: float = 1.0
     """The part of the required requests of functions with high priority (policies/device_queueing.py)."""
     ratio: float | None = None

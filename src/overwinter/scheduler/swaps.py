@@ -30,6 +30,9 @@ def owner_of(cycle: Cycle, function: Function) -> Owner:
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:
     """Expected seconds of the execution of so many requests on a device; 0: unknown."""
+    measured = facts(function).times.measured_s(count)
+    if measured is not None:
+        return measured
     model = function.latency
     profiled = expected_s(cycle.state, function, model.usual, count) if model.points else None
     return facts(function).times.expected_s(count, profiled)
