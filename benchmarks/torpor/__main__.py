@@ -24,7 +24,7 @@ from benchmarks.torpor.figures import (
 )
 from benchmarks.torpor.setting import paper
 
-WHOLE = Sizes(functions=(160, 320, 400, 480, 560), cluster=(500, 1000, 2000), step=40, most=1200, seeds=1)
+WHOLE = Sizes(functions=(160, 320, 480, 560), cluster=(500, 1000), step=40, most=960, seeds=1)
 QUICK = Sizes(functions=(80, 160), cluster=(60,), step=80, most=160, seeds=1)
 QUICK_MINUTES = 0.5
 

@@ -48,8 +48,9 @@ INFLESS = msgspec.structs.replace(NATIVE, device_binding="infless", keep_alive="
 
 
 def paper(minutes: float) -> Scenario:
-    """Return the node of the paper with 560 functions."""
-    return msgspec.structs.replace(read_scenario(SCENARIO), duration_s=60.0 * minutes)
+    """Return the node of the paper with 560 functions, and so many minutes after the first, which does not count."""
+    scenario = read_scenario(SCENARIO)
+    return msgspec.structs.replace(scenario, duration_s=scenario.settle_s + 60.0 * minutes)
 
 
 def with_policy(scenario: Scenario, policy: Policy) -> Scenario:

@@ -240,7 +240,9 @@ class Scenario(_Part, frozen=True, kw_only=True):
     duration_s: float
     """The duration of arrivals; requests that have arrived are still answered afterwards."""
     settle_s: float = 0.0
-    """The first part of the duration, which the figures of applications exclude."""
+    """The first part of the duration, whose requests the figures of applications exclude; without applications, those
+    of functions do.
+    """
     node: Machine = Machine()
     devices: tuple[DeviceConfig, ...] = ()
     """The devices of the pool."""

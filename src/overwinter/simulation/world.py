@@ -105,7 +105,8 @@ class World:
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
-        self.reader = StepReader(scenario.duration_s, self._policy.shares)
+        settle_s = 0.0 if scenario.applications else scenario.settle_s
+        self.reader = StepReader(scenario.duration_s, self._policy.shares, settle_s)
         self._ids = count(1)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
