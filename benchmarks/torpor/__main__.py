@@ -20,13 +20,20 @@ from benchmarks.torpor.figures import (
     figure_14,
     figure_16,
     full_compliance,
-    mean,
 )
 from benchmarks.torpor.setting import paper
 
 WHOLE = Sizes(functions=(160, 320, 480, 560), cluster=(500, 1000), step=40, most=960, seeds=1)
 QUICK = Sizes(functions=(80, 160), cluster=(60,), step=80, most=160, seeds=1)
 QUICK_MINUTES = 0.5
+PARTS = {
+    "10": figure_10,
+    "11": figure_11,
+    "12": figure_12,
+    "14": figure_14,
+    "16": figure_16,
+    "full": full_compliance,
+}
 
 
 def main() -> None:
@@ -34,28 +41,17 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="the directory in which torpor-alibaba-fc lies")
     parser.add_argument("--minutes", type=float, default=10.0, help="of the trace, of 30; default 10")
     parser.add_argument("--seeds", type=int, default=1, help="of figure 11; default 1")
+    parser.add_argument("--part", action="append", choices=PARTS, help="a figure, also several; default all")
     parser.add_argument("--quick", action="store_true", help="few functions for half a minute, to try it")
     options = parser.parse_args()
     sizes, minutes = (QUICK, QUICK_MINUTES) if options.quick else (WHOLE._replace(seeds=options.seeds), options.minutes)
     node, traces = paper(minutes), options.traces
-    print(f"{minutes:g} minutes of the trace")
+    print(f"{minutes:g} minutes of the trace after one that does not count")
     calibration(node)
-    ten = figure_10(node, traces)
-    ratios = figure_11(node, sizes, traces)
-    figure_12(node, traces)
-    figure_14(node, sizes, traces)
-    figure_16(node, traces)
-    distinct, shared = full_compliance(node, sizes, traces)
-    print_result(
-        {
-            "compliant_160": ten["torpor"].compliant,
-            "native_run_160": ten["native"].run,
-            "infless_compliant_160": ten["infless-ka"].compliant,
-            "ratio_560": {name: mean(each) for name, each in ratios.items()},
-            "full_distinct": distinct,
-            "full_shared": shared,
-        }
-    )
+    result: dict[str, object] = {}
+    for part in options.part or PARTS:
+        result |= PARTS[part](node, sizes, traces)
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.torpor.outcomes import Outcome, simulate_all
+from benchmarks.torpor.outcomes import simulate_all
 from benchmarks.torpor.setting import (
     ABLATIONS,
     BERT,
@@ -33,6 +33,8 @@ DEADLINES_MS = (60, 70, 80)
 NODES = 6
 CLUSTER = ("torpor", "simple-swap", "non-swap", "overwinter")
 CLUSTER_SLO_MS = 150, 250
+Result = dict[str, object]
+"""A part of RESULT."""
 FULL: Mapping[str, Policy] = {"torpor": TORPOR, "overwinter": OURS}
 
 
@@ -49,7 +51,7 @@ class Sizes(NamedTuple):
     seeds: int
 
 
-def figure_10(node: Scenario, traces: Path) -> dict[str, Outcome]:
+def figure_10(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Compare with native processes and INFless's keep-alive on a node of 160 functions."""
     small = with_functions(node, NODE)
     made = {
@@ -64,11 +66,15 @@ def figure_10(node: Scenario, traces: Path) -> dict[str, Outcome]:
     print(f"  {'':16}{'run':>8}{'comply':>8}{'in time':>10}{'load':>8}")
     for name, each in found.items():
         print(f"  {name:16}{each.run:8}{each.compliant:8}{each.attainment:10.2%}{each.load:8.1%}", flush=True)
-    return found
+    return {
+        "compliant_160": found["torpor"].compliant,
+        "native_run_160": found["native"].run,
+        "infless_compliant_160": found["infless-ka"].compliant,
+    }
 
 
-def figure_11(node: Scenario, sizes: Sizes, traces: Path) -> dict[str, list[float]]:
-    """Replace one policy at a time; return the ratios at the largest number of functions, one for each seed."""
+def figure_11(node: Scenario, sizes: Sizes, traces: Path) -> Result:
+    """Replace one policy at a time; the result has the ratios at the largest number of functions."""
     keys = [(name, count, seed) for name in ABLATIONS for count in sizes.functions for seed in range(sizes.seeds)]
     made = [with_policy(seeded(with_functions(node, count), seed), ABLATIONS[name]) for name, count, seed in keys]
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
@@ -76,18 +82,18 @@ def figure_11(node: Scenario, sizes: Sizes, traces: Path) -> dict[str, list[floa
     print("The paper: Torpor over 80 % with 560 and all with 480; without one of its policies fewer, random worst.")
     print("simple-swap and non-swap are figure 14's, here on one node")
     print(f"  {'':16}" + "".join(f"{count:>8}" for count in sizes.functions) + f"{'load':>8}{'moved GB':>10}")
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[str, float] = {}
     for name in ABLATIONS:
         cells = [[found[name, count, seed] for seed in range(sizes.seeds)] for count in sizes.functions]
         row = "".join(f"{mean([each.ratio for each in cell]):8.1%}" for cell in cells)
         last = cells[-1]
         load, moved = mean([each.load for each in last]), mean([each.moved_gb for each in last])
         print(f"  {name:16}{row}{load:8.1%}{moved:10.0f}", flush=True)
-        ratios[name] = [each.ratio for each in last]
-    return ratios
+        ratios[name] = mean([each.ratio for each in last])
+    return {"ratio_560": ratios}
 
 
-def figure_12(node: Scenario, traces: Path) -> None:
+def figure_12(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Compare evictions by heaviness and by LRU where heavy models hold most of the memory."""
     weights = {model.name: sum(part.mib for part in model.blocks) for model in node.functions}
     memory_mib = 1.2 * sum(device.memory_bytes for device in node.devices) / MIB
@@ -105,9 +111,10 @@ def figure_12(node: Scenario, traces: Path) -> None:
     for name, each in zip(names, found, strict=True):
         tails = [each.tails[model] for model in counts]
         print(f"  {name:16}" + "".join(f"{tail.p90_ms:18.0f}{tail.p98_ms:8.0f}" for tail in tails), flush=True)
+    return {}
 
 
-def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> None:
+def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Simulate six nodes side by side: functions are divided equally, and each node has its own part of the trace."""
     node = with_deadlines(node, *CLUSTER_SLO_MS)
     keys = [(name, count, place) for name in (*CLUSTER, "native") for count in sizes.cluster for place in range(NODES)]
@@ -127,9 +134,10 @@ def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> None:
         cells = [[found[name, count, place] for place in range(NODES)] for count in sizes.cluster]
         row = "".join(f"{sum(e.compliant for e in cell) / sum(e.functions for e in cell):8.1%}" for cell in cells)
         print(f"  {name:16}{row}{mean([each.load_variance for each in cells[-1]]):10.3f}", flush=True)
+    return {}
 
 
-def figure_16(node: Scenario, traces: Path) -> None:
+def figure_16(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Vary the deadlines of one model under FIFO and under the SLO-aware order."""
     names = ("torpor", "torpor-fifo", "overwinter")
     keys = [(name, deadline) for name in names for deadline in DEADLINES_MS]
@@ -143,9 +151,10 @@ def figure_16(node: Scenario, traces: Path) -> None:
     print(f"  {'':16}" + "".join(f"{deadline:>8}" for deadline in DEADLINES_MS))
     for name in names:
         print(f"  {name:16}" + "".join(f"{found[name, each].ratio:8.1%}" for each in DEADLINES_MS), flush=True)
+    return {}
 
 
-def full_compliance(node: Scenario, sizes: Sizes, traces: Path) -> tuple[dict[str, int], dict[str, int]]:
+def full_compliance(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Find the most functions of which all comply, each with its own weights, and as variants of the eight models."""
     made = {(name, shared): node for name in FULL for shared in (False, True)}
     found = _largest({key: sharing_bases(node) if key[1] else node for key in made}, sizes, traces)
@@ -158,7 +167,7 @@ def full_compliance(node: Scenario, sizes: Sizes, traces: Path) -> tuple[dict[st
     print("  overwinter over torpor:", ", ".join(f"{factor:.2f}" for factor in factors))
     if distinct["torpor"]:
         print(f"  overwinter with variants over torpor with distinct: {shared['overwinter'] / distinct['torpor']:.2f}")
-    return distinct, shared
+    return {"full_distinct": distinct, "full_shared": shared}
 
 
 def _largest(nodes: Mapping[tuple[str, bool], Scenario], sizes: Sizes, traces: Path) -> dict[tuple[str, bool], int]:

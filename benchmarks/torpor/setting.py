@@ -65,9 +65,10 @@ def with_functions(scenario: Scenario, count: int, first_row: int = 0) -> Scenar
     models = []
     for place, model in enumerate(scenario.functions):
         share = count // len(scenario.functions) + (place < count % len(scenario.functions))
-        models.append(_placed(model, share, first_row))
+        if share:
+            models.append(_placed(model, share, first_row))
         first_row += share
-    return msgspec.structs.replace(scenario, functions=tuple(model for model in models if model.variants))
+    return msgspec.structs.replace(scenario, functions=tuple(models))
 
 
 def only(scenario: Scenario, counts: Mapping[str, int], scale: float = 1.0) -> Scenario:
