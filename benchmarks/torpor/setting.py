@@ -41,6 +41,8 @@ NATIVE_MS = {
 """The paper's table 4."""
 COLD_MS, COLD_BERT_MS = 8000.0, 11000.0
 """Cold starts of ResNet-152 and Bert-qa in the paper's table 1; the others have ResNet-152's."""
+NATIVE_TIMEOUT_S = 60.0
+"""A cold start takes longer than the timeout of a node that swaps."""
 SLOTS = 18
 """The models that a device has room for in native processes, as the prototype counts them; 72 on a node."""
 NATIVE = Policy(device_order="fifo", device_binding="native", device_eviction="lru")
@@ -127,6 +129,7 @@ def native(scenario: Scenario, infless: bool) -> Scenario:
             blocks=(Blocks(mib=1.0),),
             latency_ms={1: float(NATIVE_MS[model.name])},
             swap_ms=(COLD_BERT_MS if model.name == BERT else COLD_MS) if infless else 0.0,
+            settings=msgspec.structs.replace(model.settings, timeout_s=NATIVE_TIMEOUT_S),
         )
         for model in scenario.functions
     )

@@ -188,6 +188,8 @@ class PoolFunction(msgspec.Struct, eq=False):
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first request."""
+    crowded: int | None = None
+    """`left` of the pool when it fitted on no device beside the functions that are bound there."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
     """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left
     there that could be evicted.
@@ -209,6 +211,8 @@ class Pool(msgspec.Struct):
     """The number of runs that were bound to a device."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window."""
+    left: int = 0
+    """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
     """The required requests of the judged functions that need some."""
     alpha: float = 1.0
