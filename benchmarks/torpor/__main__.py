@@ -23,9 +23,9 @@ from benchmarks.torpor.figures import (
 )
 from benchmarks.torpor.setting import paper
 
-WHOLE = Sizes(functions=(160, 320, 480, 560), cluster=(500, 1000), step=40, most=960, seeds=1)
-QUICK = Sizes(functions=(80, 160), cluster=(60,), step=80, most=160, seeds=1)
-QUICK_MINUTES = 0.5
+WHOLE = Sizes(functions=(160, 320, 480, 560), cluster=(500, 1000), step=40, most=960, seeds=1, same=560, overfull=1.2)
+QUICK = Sizes(functions=(40,), cluster=(30,), step=80, most=160, seeds=1, same=40, overfull=0.1)
+QUICK_MINUTES = 0.2
 PARTS = {
     "10": figure_10,
     "11": figure_11,

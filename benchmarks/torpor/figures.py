@@ -24,7 +24,6 @@ from overwinter.core.policies import Policy
 from overwinter.simulation.scenario import MIB, Scenario
 
 NODE = 160
-MOST = 560
 LIGHT = "densenet-201"
 HEAVY_MEMORY_SHARE = 0.6
 """Of all models, Bert-qa's part in figure 12."""
@@ -49,6 +48,10 @@ class Sizes(NamedTuple):
     most: int
     """The largest of them that is tried."""
     seeds: int
+    same: int
+    """The functions of figure 16, all of one model."""
+    overfull: float
+    """The models of figure 12 together, relative to the memory of the devices."""
 
 
 def figure_10(node: Scenario, sizes: Sizes, traces: Path) -> Result:
@@ -96,7 +99,7 @@ def figure_11(node: Scenario, sizes: Sizes, traces: Path) -> Result:
 def figure_12(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Compare evictions by heaviness and by LRU where heavy models hold most of the memory."""
     weights = {model.name: sum(part.mib for part in model.blocks) for model in node.functions}
-    memory_mib = 1.2 * sum(device.memory_bytes for device in node.devices) / MIB
+    memory_mib = sizes.overfull * sum(device.memory_bytes for device in node.devices) / MIB
     counts = {
         BERT: round(HEAVY_MEMORY_SHARE * memory_mib / weights[BERT]),
         LIGHT: round((1 - HEAVY_MEMORY_SHARE) * memory_mib / weights[LIGHT]),
@@ -141,13 +144,13 @@ def figure_16(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Vary the deadlines of one model under FIFO and under the SLO-aware order."""
     names = ("torpor", "torpor-fifo", "overwinter")
     keys = [(name, deadline) for name in names for deadline in DEADLINES_MS]
-    same = only(node, {"resnet-152": MOST})
+    same = only(node, {"resnet-152": sizes.same})
     made = [with_policy(with_deadlines(same, deadline, deadline), ABLATIONS[name]) for name, deadline in keys]
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
     print(
-        f"\nFigure 16: {MOST} functions of ResNet-152: the share that complies, by the deadline in ms. The paper: the"
+        f"\nFigure 16: {sizes.same} functions of ResNet-152: the share that complies, by the deadline in ms. The paper:"
     )
-    print("SLO-aware order is better than FIFO with each")
+    print("the SLO-aware order is better than FIFO with each")
     print(f"  {'':16}" + "".join(f"{deadline:>8}" for deadline in DEADLINES_MS))
     for name in names:
         print(f"  {name:16}" + "".join(f"{found[name, each].ratio:8.1%}" for each in DEADLINES_MS), flush=True)
