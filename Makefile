@@ -53,7 +53,7 @@ fmt: setup ## format the code
 # Benchmarks that replay a recording need TRACES, the directory that contains torpor-alibaba-fc (docs/benchmarks.md).
 bench: setup ## the benchmarks of the README and docs/benchmarks.md, TRACES=DIR for all of them
 	for name in wake density overhead churn tetris "asyfunc --level model" scaling fidelity \
-	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)"); do \
+	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)" "torpor --traces $(TRACES)"); do \
 	    $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 pictures: setup ## draw the pictures of the docs

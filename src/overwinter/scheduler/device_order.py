@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from overwinter.core.ids import Seconds
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.policies.device_queueing import PERIOD_S, RULES, Rank, Waiting, boundary, next_alpha
+from overwinter.scheduler.policies.device_queueing import EVERYONE, PERIOD_S, RULES, Rank, Waiting, boundary, next_alpha
+from overwinter.scheduler.pool import Pool
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts
 
@@ -29,7 +30,8 @@ def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
     if cycle.policy.device_order != "rrc" or function.removed:
         return
     facts(function).outcomes.add(cycle.now, in_time)
-    pool.is_stale, pool.judged[id_] = True, function
+    pool.judged[id_] = function
+    _require(pool, function)
     if cycle.timers.at(KEY) is None:
         cycle.timers.arm(KEY, cycle.now + PERIOD_S)
 
@@ -40,6 +42,7 @@ def end_period(cycle: Cycle) -> None:
     for id_, function in list(pool.judged.items()):
         outcomes = facts(function).outcomes
         outcomes.forget(cycle.now)
+        _require(pool, function)
         if not outcomes.count:
             del pool.judged[id_]
     pool.is_stale = True
@@ -53,8 +56,17 @@ def end_period(cycle: Cycle) -> None:
     cycle.timers.arm(KEY, Seconds(cycle.now + PERIOD_S))
 
 
+def _require(pool: Pool, function: Function) -> None:
+    """Note the required requests of a function. Only positive counts matter, and few functions have one."""
+    id_, required = function.spec.id, facts(function).outcomes.required
+    if required > 0:
+        pool.is_stale, pool.required[id_] = True, required
+    elif pool.required.pop(id_, None) is not None:
+        pool.is_stale = True
+
+
 def _update_boundary(cycle: Cycle) -> None:
     pool = cycle.state.pool
     if pool.is_stale:
-        required = ((facts(each).outcomes.required, id_) for id_, each in pool.judged.items())
-        pool.boundary, pool.is_stale = boundary(required, pool.alpha), False
+        required = ((count, id_) for id_, count in pool.required.items())
+        pool.boundary, pool.is_stale = EVERYONE if pool.alpha >= 1 else boundary(required, pool.alpha), False

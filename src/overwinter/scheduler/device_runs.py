@@ -5,6 +5,8 @@ other, which costs nothing: the host store has their blocks. If the free memory 
 executor reports that nothing ran; the next attempt there evicts at least one function more.
 """
 
+from collections.abc import Iterator
+
 from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.events import RunEnded
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
@@ -101,8 +103,10 @@ def _make_room(cycle: Cycle, function: Function, device: Device) -> tuple[Functi
     pooled, evicted = facts(function), list[FunctionId]()
     capacity = device.config.memory_bytes
     least = 1 if device.config.name in pooled.unplaced else 0
+    victims: Iterator[Function] | None = None
     while len(evicted) < least or device.blocks.nbytes + device.blocks.missing(pooled.sizes) > capacity:
-        victim = swaps.victim(cycle, function, device)
+        victims = iter(swaps.victims(cycle, function, device)) if victims is None else victims
+        victim = next(victims, None)
         if victim is None:
             break
         residency.drop(cycle, device, victim.spec.id)
@@ -136,7 +140,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     resident = device.residents[function.spec.id]
     if event.unplaced:
         residency.drop(cycle, device, function.spec.id)
-        pooled.unplaced[device.config.name] = swaps.victim(cycle, function, device) is None
+        pooled.unplaced[device.config.name] = not swaps.victims(cycle, function, device)
         put_back(cycle, function, operation)
     else:
         pooled.unplaced.clear()

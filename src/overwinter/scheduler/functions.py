@@ -98,7 +98,9 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
+    state.pool.left += function.pool is not None
     if state.pool.judged.pop(id_, None) is not None:
+        state.pool.required.pop(id_, None)
         state.pool.is_stale = True
     families.leave(cycle, function)
     for worker in function.workers.values():

@@ -25,9 +25,10 @@ def are_used(cycle: Cycle) -> bool:
 
 def find(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
-    pooled = facts(function)
-    if pooled.home is None:
+    pooled, left = facts(function), cycle.state.pool.left
+    if pooled.home is None and pooled.crowded != left:
         pooled.home = home(dict(_rooms(cycle, function)))
+        pooled.crowded = left if pooled.home is None else None
     return pooled.home
 
 
@@ -62,3 +63,4 @@ def check(cycle: Cycle, function: Function) -> None:
     if leaves_at(cycle, function) <= cycle.now:
         residency.forget(cycle, function)
         facts(function).home, cycle.devices_changed = None, True
+        cycle.state.pool.left += 1

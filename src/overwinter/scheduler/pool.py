@@ -158,6 +158,10 @@ class RunTimes(msgspec.Struct):
         before = known.get(count, own)
         known[count] = before + SMOOTHING * (own - before)
 
+    def measured_s(self, count: int) -> float | None:
+        """The seconds of runs of exactly so many requests without a transfer; None: there was none."""
+        return self._resident.get(count)
+
     def expected_s(self, count: int, profiled: float | None = None) -> float:
         """Expected seconds of the execution of so many requests, by the profile as long as no run without a transfer
         was measured; 0: unknown.
@@ -184,6 +188,8 @@ class PoolFunction(msgspec.Struct, eq=False):
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first request."""
+    crowded: int | None = None
+    """`left` of the pool when it fitted on no device beside the functions that are bound there."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
     """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left
     there that could be evicted.
@@ -205,6 +211,10 @@ class Pool(msgspec.Struct):
     """The number of runs that were bound to a device."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window."""
+    left: int = 0
+    """How many functions have left the device to which they were bound, or were removed."""
+    required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
+    """The required requests of the judged functions that need some."""
     alpha: float = 1.0
     """The part of the required requests of functions with high priority (policies/device_queueing.py)."""
     ratio: float | None = None

@@ -7,11 +7,11 @@ from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, is_heavy, transfer_s
-from overwinter.scheduler.policies.device_eviction import Candidate
+from overwinter.scheduler.policies.device_eviction import Candidate, Value
 from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
 from overwinter.scheduler.state import Function
 
-WORTHLESS = (0.0, 0.0, 0.0)
+WORTHLESS: Value = (0.0, 0.0, 0.0)
 
 
 def facts(function: Function) -> PoolFunction:
@@ -30,6 +30,9 @@ def owner_of(cycle: Cycle, function: Function) -> Owner:
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:
     """Expected seconds of the execution of so many requests on a device; 0: unknown."""
+    measured = facts(function).times.measured_s(count)
+    if measured is not None:
+        return measured
     model = function.latency
     profiled = expected_s(cycle.state, function, model.usual, count) if model.points else None
     return facts(function).times.expected_s(count, profiled)
@@ -107,17 +110,20 @@ def swap_times(cycle: Cycle, function: Function, device: Device, peer: DeviceId 
     return host_s + config.latency_s + provided / config.peers[peer], host_s
 
 
-def victim(cycle: Cycle, function: Function, device: Device) -> Function | None:
-    """Return the function that is evicted next from a device for this one; None: none may be."""
-    rule, best, least = device_eviction.RULES[cycle.policy.device_eviction], None, WORTHLESS
-    for resident in device.residents.values():
-        other = resident.function
-        if other is function or facts(other).home == device.config.name:
-            continue
-        value = call_policy(cycle.state, other, WORTHLESS, rule, _candidate(cycle, function, device, resident))
-        if best is None or value < least:
-            best, least = other, value
-    return best
+def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
+    """Return the functions that may be evicted from a device for this one, the first to evict first."""
+    rule = device_eviction.RULES[cycle.policy.device_eviction]
+    may = [
+        each
+        for each in device.residents.values()
+        if each.function is not function and facts(each.function).home != device.config.name
+    ]
+
+    def value(resident: Resident) -> Value:
+        candidate = _candidate(cycle, function, device, resident)
+        return call_policy(cycle.state, resident.function, WORTHLESS, rule, candidate)
+
+    return [each.function for each in sorted(may, key=value)]
 
 
 def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:

@@ -30,6 +30,13 @@ class Durations:
             self._own[model] = own_part(*(sizes_of(self._functions[id_].spec.blobs) for id_ in counts))
         return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), self._own[model])
 
+    def on_device_s(self, function: Simulated, batch: int) -> float:
+        """Return the seconds of a run on a device on which nothing is missing."""
+        profile = function.spec.profile
+        seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
+        assert seconds is not None  # A model has latencies for its own settings.
+        return seconds
+
     def _one_s(self, worker: ModelledWorker, batch: int) -> float:
         """Return the seconds of a run of one function."""
         name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1

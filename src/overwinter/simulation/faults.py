@@ -29,6 +29,14 @@ class FaultModel:
         """The maximum lifetime of a new worker in seconds; None: unbounded."""
         return self._life(self._faults.worker_life_s)
 
+    def executor_life_s(self) -> float | None:
+        """The maximum lifetime of a new executor in seconds; None: unbounded."""
+        return self._life(self._faults.executor_life_s)
+
+    def unplaced(self) -> bool:
+        """Whether the blocks of a run do not fit on its device, because the free memory is not adjacent."""
+        return self._within(self._faults.unplaced_share) is not None
+
     def zygote_life_s(self) -> float | None:
         """The maximum lifetime of a new zygote in seconds; None: unbounded."""
         return self._life(self._faults.zygote_life_s)

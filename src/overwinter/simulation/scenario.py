@@ -15,6 +15,7 @@ import msgspec
 
 from overwinter.core.bounds import check_bounds
 from overwinter.core.config import SchedulerConfig
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id
@@ -53,10 +54,12 @@ class Machine(_Part, frozen=True, kw_only=True):
     zygote_start_s: float = 3.0
     load_mib_per_s: float = 600.0
     """The speed at which a worker with its own copy of the weights reads it from the page cache."""
+    executor_start_s: float = 0.5
+    """The time from the fork of an executor until its device can be used."""
 
     def __post_init__(self) -> None:
         self.check_above("cores", "host_mib", "disk_mib_per_s", "load_mib_per_s")
-        self.check_above("fork_s", "contain_s", "stop_s", "zygote_start_s", least=0)
+        self.check_above("fork_s", "contain_s", "stop_s", "zygote_start_s", "executor_start_s", least=0)
 
 
 class Blocks(_Part, frozen=True, kw_only=True):
@@ -78,7 +81,9 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     variants: int = 1
     blocks: tuple[Blocks, ...]
     latency_ms: dict[int, float] = {}
-    """The latency of one run by batch size; linear between and beyond the given sizes."""
+    """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
+    settings: on a device that has all blocks.
+    """
     profile: tuple[Row, ...] = ()
     """Replaces latency_ms: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
     configuration.
@@ -99,6 +104,10 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     """The further time of the first start of a program, and the time that the zygote takes to compile it."""
     bind_s: float = 0.002
     """The time to bind another function of the family in a worker, on one core."""
+    swap_ms: float = 0.0
+    """On a device: the time by which a run that brings blocks takes longer than its first group, and then its execution
+    or its transfer, whichever is longer.
+    """
     worker_mib: float = 20.0
     """The private memory of one worker."""
     sandboxed: bool = False
@@ -138,7 +147,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.check_above("variants", "worker_mib", "gmacs")
-        self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", least=0)
+        self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", "swap_ms", least=0)
         if self.serial is not None and (self.serial > 1 or not self.latency_ms):
             raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
         if (bool(self.latency_ms), bool(self.profile), self.law is not None).count(True) != 1:
@@ -198,17 +207,22 @@ class Faults(_Part, frozen=True, kw_only=True):
     """The factor by which slow starts and loads take longer."""
     worker_life_s: float | None = None
     """The mean lifetime of a worker that dies at random."""
+    executor_life_s: float | None = None
+    """The mean lifetime of an executor that dies at random."""
+    unplaced_share: float = 0.0
+    """The share of swaps for which the free memory of the device is not adjacent, unless no other function is there."""
     zygote_life_s: float | None = None
     """The mean lifetime of the zygote. Its workers die with it."""
     store_full: tuple[Window, ...] = ()
     """The spans in which the host store accepts nothing."""
 
     def __post_init__(self) -> None:
-        self.check_above("run_crash_share", "start_crash_share", "slow_load_share", least=0)
-        for share in (self.run_crash_share, self.start_crash_share, self.slow_load_share):
+        shares = ("run_crash_share", "start_crash_share", "slow_load_share", "unplaced_share")
+        self.check_above(*shares, least=0)
+        for share in (getattr(self, name) for name in shares):
             if share > 1:
                 raise ValueError(f"a share is at most 1, got {share}")
-        self.check_above("slow_load_factor", "worker_life_s", "zygote_life_s")
+        self.check_above("slow_load_factor", "worker_life_s", "zygote_life_s", "executor_life_s")
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -226,8 +240,12 @@ class Scenario(_Part, frozen=True, kw_only=True):
     duration_s: float
     """The duration of arrivals; requests that have arrived are still answered afterwards."""
     settle_s: float = 0.0
-    """The first part of the duration, which the figures of applications exclude."""
+    """The first part of the duration, whose requests the figures of applications exclude; without applications, those
+    of functions do.
+    """
     node: Machine = Machine()
+    devices: tuple[DeviceConfig, ...] = ()
+    """The devices of the pool."""
     scheduler: SchedulerConfig = SchedulerConfig()
     faults: Faults = Faults()
     functions: tuple[FunctionModel, ...]
@@ -239,6 +257,12 @@ class Scenario(_Part, frozen=True, kw_only=True):
         names = [function.name for function in self.functions]
         if len(set(names)) != len(names):
             raise ValueError(f"function names must be unique, got {sorted(names)}")
+        if len({device.name for device in self.devices}) != len(self.devices):
+            raise ValueError(f"device names must be unique, got {sorted(device.name for device in self.devices)}")
+        if self.scheduler.devices:
+            raise ValueError("give the devices as devices of the scenario, not of its scheduler")
+        if not self.devices and any(function.settings.device == "pool" for function in self.functions):
+            raise ValueError('a function has device = "pool", and the scenario has no devices')
         self._check_applications()
 
     def _check_applications(self) -> None:
@@ -264,6 +288,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
             self.scheduler,
             cores=self.scheduler.cores or self.node.cores,
             host_bytes=self.scheduler.host_bytes or host_bytes,
+            devices=self.devices,
         )
 
     def times(self, copies: int) -> "Scenario":

@@ -4,9 +4,9 @@ The world feeds events to `scheduler.Scheduler` and carries out its actions: eac
 returns as an event. All randomness comes from the scenario's seed: equal scenarios give equal journals.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, repeat, takewhile
+from itertools import count, repeat, takewhile
 from math import inf
 from operator import gt
 from pathlib import Path
@@ -57,10 +57,12 @@ from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.durations import Durations
+from overwinter.simulation.executors import Executors
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.forecasts import rates_ahead
 from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
 from overwinter.simulation.scenario import MIB, Scenario, Simulated
+from overwinter.simulation.streams import Arrival, by_time
 from overwinter.simulation.timeline import Timeline
 from overwinter.simulation.workloads import Workload, arrivals
 from overwinter.telemetry.report import Report, StepReader
@@ -70,37 +72,8 @@ RING = 1
 DRAIN_TIMEOUTS = 10
 """How long the world continues after the last arrival while requests are open, as a multiple of the longest timeout."""
 PROGRESS_EVERY = 1024
-SORTED_S = 60.0
-"""The arrivals are sorted in pieces of this duration."""
 CHECK_EVERY = 32
 """The steps between two checks of the scheduler's tables, if they are checked."""
-
-
-Arrival = tuple[float, FunctionName]
-
-
-def by_time(streams: Iterable[Iterator[Arrival]]) -> Iterator[Arrival]:
-    """Yield the arrivals of all streams in time order. Sorting minute by minute costs less than merging streams."""
-    following = [(first, stream) for stream in streams if (first := next(stream, None)) is not None]
-    while following:
-        ends = min(at for (at, _), _ in following) + SORTED_S
-        piece: list[Arrival] = []
-        later: list[tuple[Arrival, Iterator[Arrival]]] = []
-        for first, stream in following:
-            next_arrival = _move(chain((first,), stream), ends, piece)
-            if next_arrival is not None:
-                later.append((next_arrival, stream))
-        yield from sorted(piece)
-        following = later
-
-
-def _move(stream: Iterator[Arrival], ends: float, piece: list[Arrival]) -> Arrival | None:
-    """Move the arrivals before `ends` to the piece; return the next arrival, or None if there is none."""
-    for arrival in stream:
-        if arrival[0] >= ends:
-            return arrival
-        piece.append(arrival)
-    return None
 
 
 class World:
@@ -124,6 +97,7 @@ class World:
         self._disk, self._zygote = Queue(), Queue()
         self._prepared: set[tuple[TenantId, Address]] = set()
         self._workers: dict[WorkerId, ModelledWorker] = {}
+        self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
         self._chance = FaultModel(scenario.faults, self._stream("faults"))
         self._jitter = self._stream("jitter")
@@ -131,7 +105,8 @@ class World:
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
-        self._reader = StepReader(scenario.duration_s, self._policy.shares)
+        settle_s = 0.0 if scenario.applications else scenario.settle_s
+        self.reader = StepReader(scenario.duration_s, self._policy.shares, settle_s)
         self._ids = count(1)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
@@ -159,7 +134,7 @@ class World:
         self._drain()
         if progress is not None:
             progress(self._scenario.duration_s)
-        report = self._reader.report(Seconds(timeline.now))
+        report = self.reader.report(Seconds(timeline.now))
         return msgspec.structs.replace(report, applications=self._applications.figures())
 
     def _stream(self, *names: object) -> Random:
@@ -205,14 +180,14 @@ class World:
         self._timeline.now = max(self._timeline.now, end)
 
     def _has_open_requests(self) -> bool:
-        return bool(self._reader.open_requests or self._applications.open_stages)
+        return bool(self.reader.open_requests or self._applications.open_stages)
 
     def _handle(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
         actions = self._scheduler.handle(event, now)
         if self._journal is not None:
             self._journal.record(now, event, actions)
-        self._reader.observe(now, event, actions)
+        self.reader.observe(now, event, actions)
         self._steps += 1
         if self._checked and self._steps % CHECK_EVERY == 0:
             check(self._scheduler.cycle)
@@ -239,19 +214,25 @@ class World:
                 self._fork_ahead(worker, self._by_id[id_])
             case Bind():
                 self._bind(action)
+            case StartExecutor():
+                self._start_executor(action)
+            case RunOnDevice():
+                self._run_on_device(action)
+            case StopWorker(worker) if worker in self.executors:
+                self.executors.exit(worker, "stopped", self._machine.stop_s)
             case StopWorker(worker):
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
+            case Unbind(worker, function):
+                # The time of an unbind is negligible.
+                self.executors.unbind(worker, function)
             case LoadBlocks(function, operation):
                 self._load_blocks(self._by_id[function], operation)
             case Drop(addresses, store):
                 self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
-            case LoadFinished() | Evict() | Explanation() | Unbind():
-                # The time of an unbind is negligible.
+            case LoadFinished() | Evict() | Explanation():
                 pass
-            case StartExecutor() | RunOnDevice():
-                raise NotImplementedError
             case _:
                 assert_never(action)
 
@@ -353,11 +334,14 @@ class World:
         if process is None:
             # Its exit is about to reach the scheduler.
             return
-        model = process.function.model
         seconds = self._durations.run_s(process, len(action.requests), action.functions)
-        if model.jitter:
-            seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
+        seconds *= self._varied(process.function)
         self._work(process, process.run_cores, seconds, self._chance.run_crash(), RunEnded(process.worker, action.run))
+
+    def _varied(self, function: Simulated) -> float:
+        """Return the factor on the time of a run of this function."""
+        jitter = function.model.jitter
+        return max(0.1, self._jitter.gauss(1.0, jitter)) if jitter else 1.0
 
     def _work(self, process: ModelledWorker, cores: int, seconds: float, crash: float | None, event: Event) -> None:
         """Keep cores busy; `event` follows, or the worker's death after the share `crash` of the time."""
@@ -383,6 +367,20 @@ class World:
         for job in process.jobs:
             self._cores.cancel(job)
 
+    # Executors
+
+    def _start_executor(self, action: StartExecutor) -> None:
+        forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
+        seconds = forked - self._timeline.now + self._machine.executor_start_s * self._chance.slowness()
+        self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
+
+    def _run_on_device(self, action: RunOnDevice) -> None:
+        function = self._by_id[action.function]
+        if not self._host.holds(function.spec, self._timeline.now):
+            raise RuntimeError(f"{action.function} is run on a device, and its blocks are not in the host store")
+        seconds = self._durations.on_device_s(function, len(action.requests)) * self._varied(function)
+        self.executors.run(action, function, seconds, self._chance.run_crash(), self._chance.unplaced())
+
     # Zygotes
 
     def _await_zygote_death(self) -> None:
@@ -395,5 +393,7 @@ class World:
         self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
         for worker in list(self._workers):
             self._exit(worker, "WorkerError", "its zygote died")
+        for executor in self.executors.ids:
+            self.executors.exit(executor, "its zygote died")
         self._handle(ZygoteLost())
         self._await_zygote_death()

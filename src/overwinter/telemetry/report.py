@@ -4,17 +4,19 @@ It needs only the events and actions, and the memory of one worker of each funct
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
 from overwinter.core.actions import Drop, Reply, Run
+from overwinter.core.events import Arrived
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LiveWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
 SAMPLES = 600
 """The number of points of each curve over time."""
@@ -155,11 +157,14 @@ class StepReader(Tracker[Outcomes]):
     largest batch that it has run. If workers share no weights, each has its own copy, and there is no host store.
     """
 
-    def __init__(self, duration_s: float, shared: bool = True) -> None:
+    def __init__(self, duration_s: float, shared: bool = True, settle_s: float = 0.0) -> None:
+        """`settle_s`: requests that arrive earlier are not counted."""
         self._reports: dict[FunctionName, Outcomes] = {}
         """The outcomes of all deployed functions; the empty name has the requests and workers of no function."""
         super().__init__(self._report_of)
         self._shared = shared
+        self._settle_s = settle_s
+        self._settling = Outcomes(FunctionName(""))
         self._sizes: dict[Worker, deque[tuple[int, int]]] = {}
         """For each worker the largest batch that it has run, and the larger measured ones, each with its memory."""
         self._blocks: dict[StoreName, dict[Address, int]] = {}
@@ -168,6 +173,12 @@ class StepReader(Tracker[Outcomes]):
 
     def _report_of(self, name: FunctionName) -> Outcomes:
         return self._reports.setdefault(name, Outcomes(name))
+
+    def _arrived(self, event: Arrived, now: Seconds) -> None:
+        if now < self._settle_s:
+            self._requests[event.request] = OpenRequest(self._settling, now)
+        else:
+            super()._arrived(event, now)
 
     def _answered(self, tally: Outcomes, action: Reply, seconds: float, now: Seconds) -> None:
         tally.latencies.add(seconds)
@@ -211,6 +222,10 @@ class StepReader(Tracker[Outcomes]):
         self._memory.advance(now)
         blocks = self._blocks.get(action.store, {})
         self._memory.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
+
+    def latencies(self, names: Iterable[FunctionName]) -> Latencies:
+        """Return the latencies of the answers of these functions together."""
+        return Latencies().merge(self._report_of(name).latencies for name in names)
 
     def report(self, now: Seconds) -> Report:
         """Return the figures at `now`, the end of the simulation."""

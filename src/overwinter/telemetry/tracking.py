@@ -243,7 +243,10 @@ class Tracker(Hooks[T]):
             worker.unbind(event.function, now)
 
     def _unbind(self, action: Unbind, now: Seconds) -> None:
-        self.workers[action.worker].unbind(action.function, now)
+        worker = self.workers.get(action.worker)
+        # None: it is an executor.
+        if worker is not None:
+            worker.unbind(action.function, now)
 
     # Blocks
 

@@ -1,0 +1,98 @@
+"""One device of a simulated pool: the blocks in its memory, and how fast more can be brought."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from math import ceil
+
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Address, DeviceId, FunctionId
+from overwinter.simulation.links import Switch
+from overwinter.simulation.timeline import Timeline
+
+Blocks = Mapping[Address, int]
+"""The bytes of each block."""
+
+
+def weights_of(spec: FunctionSpec) -> Blocks:
+    """Return the blocks that a run needs on its device: all but the program."""
+    return {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
+
+
+class DeviceMemory:
+    """The blocks on a device, each once, and the functions for which they are there."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.functions: dict[FunctionId, Blocks] = {}
+        self.nbytes = 0
+        self.coming: Collection[Address] = ()
+        """The blocks that are there only when the transfer in progress has ended."""
+        self._holders: Counter[Address] = Counter()
+
+    def missing(self, blocks: Blocks) -> dict[Address, int]:
+        """Return those of these blocks that are not on the device."""
+        return {address: nbytes for address, nbytes in blocks.items() if not self._holders[address]}
+
+    def has(self, address: Address) -> bool:
+        """Whether another device can copy the block."""
+        return bool(self._holders[address]) and address not in self.coming
+
+    def hold(self, function: FunctionId, blocks: Blocks) -> None:
+        """Give a function's blocks places. OverflowError if they do not fit."""
+        if function in self.functions:
+            return
+        self.nbytes += sum(self.missing(blocks).values())
+        if self.nbytes > self.capacity_bytes:
+            raise OverflowError(f"{self.nbytes} bytes on a device of {self.capacity_bytes}, with those of {function}")
+        self.functions[function] = blocks
+        self._holders.update(blocks.keys())
+
+    def forget(self, function: FunctionId) -> None:
+        """Evict a function: free the blocks that no other holds."""
+        blocks = self.functions.pop(function, {})
+        self._holders.subtract(blocks.keys())
+        self.nbytes -= sum(self.missing(blocks).values())
+
+    def clear(self) -> None:
+        """Forget everything: the executor has ended."""
+        self.functions.clear()
+        self._holders.clear()
+        self.nbytes = 0
+        self.coming = ()
+
+
+class ModelledDevice:
+    """A device and its links."""
+
+    def __init__(self, config: DeviceConfig, host: Switch, timeline: Timeline) -> None:
+        self.config = config
+        self.memory = DeviceMemory(config.memory_bytes)
+        self.host = host
+        """The switch between it and the host."""
+        self.peers: Mapping[DeviceId, Switch] = {
+            name: Switch(bytes_per_s, timeline) for name, bytes_per_s in config.peers.items()
+        }
+
+    def transfer_s(self, nbytes: int, bytes_per_s: float) -> float:
+        """Return the time of a transfer that is alone on its link: each group waits for its first byte."""
+        return ceil(nbytes / self.config.group_bytes) * self.config.latency_s + nbytes / bytes_per_s
+
+    def first_group_s(self, missing_bytes: int, bytes_per_s: float) -> float:
+        """Return the time before the program can begin."""
+        return self.transfer_s(min(missing_bytes, self.config.group_bytes), bytes_per_s)
+
+
+def modelled(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, ModelledDevice]:
+    """Return the devices by name. A switch has the least bandwidth that a device behind it says."""
+    switches: dict[str, float] = {}
+    for each in configs:
+        own = each.switch_bytes_per_s or each.bytes_per_s
+        switches[_switch(each)] = min(own, switches.get(_switch(each), own))
+    made = {name: Switch(bytes_per_s, timeline) for name, bytes_per_s in switches.items()}
+    return {each.name: ModelledDevice(each, made[_switch(each)], timeline) for each in configs}
+
+
+def _switch(config: DeviceConfig) -> str:
+    """Return the key of a device's switch; a device without one has a link of its own."""
+    return f"switch {config.switch}" if config.switch else f"link {config.name}"

@@ -1,0 +1,181 @@
+"""Carries out the actions for the devices of a simulated pool: executors start, run, swap and end.
+
+A run takes the longer of its execution and its transfer, and the time of the first group, before which it cannot begin.
+The pool knows by itself what lies on each device, and raises RuntimeError where the scheduler believes otherwise.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+import msgspec
+
+from overwinter.core.actions import RunOnDevice, StartExecutor
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
+from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
+from overwinter.simulation.devices import ModelledDevice, modelled, weights_of
+from overwinter.simulation.links import Switch, Transfer
+from overwinter.simulation.scenario import Simulated
+from overwinter.simulation.timeline import Timeline
+
+
+class DeviceRun(msgspec.Struct, eq=False):
+    """A run in progress."""
+
+    action: RunOnDevice
+    began: float
+    moved_bytes: int
+    ends: float
+    """When it ends if its blocks arrive in time."""
+    after_s: float
+    """The time from the end of a transfer that was too late to the end of the run."""
+    transfer: tuple[Switch, Transfer] | None = None
+    """The transfer in progress."""
+
+
+class Executor:
+    """The process of a device."""
+
+    def __init__(self, id_: WorkerId, device: ModelledDevice, tenant: TenantId | None) -> None:
+        self.id = id_
+        self.device = device
+        self.tenant = tenant
+        self.ready = False
+        self.run: DeviceRun | None = None
+
+
+class Executors:
+    """The executors of all devices. `handle` gets the events."""
+
+    def __init__(self, configs: Collection[DeviceConfig], timeline: Timeline, handle: Callable[[Event], None]) -> None:
+        self._devices: Mapping[DeviceId, ModelledDevice] = modelled(configs, timeline)
+        self._timeline = timeline
+        self._handle = handle
+        self._executors: dict[WorkerId, Executor] = {}
+        self.busy_s = dict.fromkeys(self._devices, 0.0)
+        """The time of all runs that have ended on each device."""
+        self.moved_bytes = 0
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._executors
+
+    @property
+    def ids(self) -> list[WorkerId]:
+        """The executors that live."""
+        return list(self._executors)
+
+    def start(self, action: StartExecutor, seconds: float, crash: float | None, life_s: float | None) -> None:
+        """Fork the executor of a device, which dies after the share `crash` of its start, or after `life_s`."""
+        device = self._devices[action.device]
+        if any(each.device is device for each in self._executors.values()):
+            raise RuntimeError(f"device {action.device} has an executor already")
+        self._executors[action.executor] = Executor(action.executor, device, action.tenant)
+        if crash is None:
+            self._timeline.after(seconds, partial(self._ready, action.executor))
+        else:
+            self._timeline.after(seconds * crash, partial(self.exit, action.executor, "crashed by a fault"))
+        if life_s is not None:
+            self._timeline.after(life_s, partial(self.exit, action.executor, "killed by a fault"))
+
+    def _ready(self, id_: WorkerId) -> None:
+        executor = self._executors.get(id_)
+        if executor is not None:
+            executor.ready = True
+            self._handle(WorkerReady(id_))
+
+    def exit(self, id_: WorkerId, reason: str, seconds: float = 0.0) -> None:
+        """End an executor with its run; its device is empty. A process ends only once."""
+        executor = self._executors.pop(id_, None)
+        if executor is None:
+            return
+        if executor.run is not None and executor.run.transfer is not None:
+            switch, transfer = executor.run.transfer
+            switch.cancel(transfer)
+        executor.run = None
+        executor.device.memory.clear()
+        self._timeline.after(seconds, partial(self._handle, WorkerExited(id_, "WorkerError", reason)))
+
+    def unbind(self, id_: WorkerId, function: FunctionId) -> None:
+        """Forget a function. Nothing is to be done if its executor has ended."""
+        executor = self._executors.get(id_)
+        if executor is None:
+            return
+        if executor.run is not None and executor.run.action.function == function:
+            raise RuntimeError(f"{function} is unbound during its run on device {executor.device.config.name}")
+        executor.device.memory.forget(function)
+
+    def run(
+        self, action: RunOnDevice, function: Simulated, seconds: float, crash: float | None, unplaced: bool
+    ) -> None:
+        """Run requests whose execution takes so many seconds. `unplaced`: free memory is not adjacent; on a device
+        without other functions it always is.
+        """
+        executor = self._executors.get(action.executor)
+        if executor is None:
+            # Its exit is about to reach the scheduler.
+            return
+        missing = self._place(executor, action, function)
+        if unplaced and missing and len(executor.device.memory.functions) > 1:
+            executor.device.memory.forget(function.spec.id)
+            self._timeline.after(0.0, partial(self._handle, RunEnded(action.executor, action.run, unplaced=True)))
+            return
+        now, device = self._timeline.now, executor.device
+        moved, after_s = sum(missing.values()), 0.0
+        if moved:
+            after_s = device.first_group_s(moved, device.config.bytes_per_s) + function.model.swap_ms / 1000
+        run = executor.run = DeviceRun(action, now, moved, now + seconds + after_s, after_s)
+        if crash is not None:
+            self._timeline.after(seconds * crash, partial(self._crash, executor, run))
+        self._bring(executor, run, missing)
+
+    def _place(self, executor: Executor, action: RunOnDevice, function: Simulated) -> dict[Address, int]:
+        """Evict, and give the function's blocks places; return those to be brought."""
+        device, blocks = executor.device, weights_of(function.spec)
+        if device.config.name != action.device or not executor.ready or executor.run is not None:
+            raise RuntimeError(f"run {action.run} was sent to an executor that is not free on device {action.device}")
+        if executor.tenant not in (None, function.spec.tenant):
+            raise RuntimeError(f"run {action.run} of {function.spec.tenant} was sent to {executor.tenant}'s executor")
+        for each in action.evict:
+            device.memory.forget(each)
+        missing = device.memory.missing(blocks)
+        if sum(missing.values()) != action.missing_bytes:
+            said = f"{action.missing_bytes} bytes of {function.spec.id} were said to be missing"
+            raise RuntimeError(f"{said} on device {action.device}, and {sum(missing.values())} are")
+        device.memory.hold(function.spec.id, blocks)
+        return missing
+
+    def _bring(self, executor: Executor, run: DeviceRun, missing: Mapping[Address, int]) -> None:
+        """Bring blocks from the peer that was chosen, then those that it lacks from the host."""
+        device, peer = executor.device, run.action.peer
+        there = () if peer is None else [each for each in missing if self._devices[peer].memory.has(each)]
+        near = sum(missing[address] for address in there)
+        ways = [(device.host, device.config.bytes_per_s, run.moved_bytes - near)]
+        if peer is not None:
+            ways.append((device.peers[peer], device.config.peers[peer], near))
+        device.memory.coming = missing.keys()
+        self._transfer(executor, run, [way for way in ways if way[2]])
+
+    def _transfer(self, executor: Executor, run: DeviceRun, ways: list[tuple[Switch, float, int]]) -> None:
+        """Transfer over the last of these ways, and then over the others."""
+        run.transfer = None
+        if not ways:
+            executor.device.memory.coming = ()
+            late = self._timeline.now + run.after_s
+            self._timeline.at(max(run.ends, late), partial(self._ended, executor, run))
+            return
+        switch, bytes_per_s, nbytes = ways.pop()
+        alone_s = executor.device.transfer_s(nbytes, bytes_per_s)
+        transfer = Transfer(nbytes, nbytes / alone_s, partial(self._transfer, executor, run, ways))
+        run.transfer = switch, transfer
+        switch.begin(transfer)
+
+    def _crash(self, executor: Executor, run: DeviceRun) -> None:
+        if executor.run is run:
+            self.exit(executor.id, "crashed by a fault")
+
+    def _ended(self, executor: Executor, run: DeviceRun) -> None:
+        if executor.run is run:
+            executor.run = None
+            self.busy_s[run.action.device] += self._timeline.now - run.began
+            self.moved_bytes += run.moved_bytes
+            self._handle(RunEnded(executor.id, run.action.run, moved_bytes=run.moved_bytes))

@@ -1,0 +1,69 @@
+"""The scheduler and the simulated devices of a pool agree on what lies where, and no request is lost."""
+
+import io
+
+import pytest
+
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function, scene
+
+SMALL = [
+    {"name": name, "memory_bytes": 40 << 20, "bytes_per_s": 2e9, "switch": "s", "peers": {peer: 8e9}}
+    for name, peer in (("a", "b"), ("b", "a"))
+]
+FAULTS = {
+    "run_crash_share": 0.02,
+    "start_crash_share": 0.1,
+    "unplaced_share": 0.2,
+    "executor_life_s": 20.0,
+    "zygote_life_s": 60.0,
+}
+
+
+def pool(faults=None, policy="overwinter", **changes):
+    """Return a scenario of five functions, of which the two devices together hold about three."""
+    on_device = {"settings": {"device": "pool", "slo_ms": 200, "timeout_s": 20}, "latency_ms": {"1": 10}, "rate": 5.0}
+    models = [
+        function("siblings", variants=3, **on_device),
+        function("alone", variants=2, blocks=[{"mib": 35}], **on_device),
+    ]
+    return scene(*models, devices=SMALL, faults=faults or {}, scheduler={"policy": policy}, **changes)
+
+
+def journal_of(scenario):
+    file = io.BytesIO()
+    World(scenario, journal=file, checked=True).run()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("binding", ["missing-bytes", "torpor", "random", "native", "infless"])
+@pytest.mark.parametrize("faults", [None, FAULTS], ids=["sound", "faults"])
+def test_no_request_is_lost(binding, faults):
+    report = World(pool(faults, {"device_binding": binding}, seed=3), checked=True).run()
+    total = report.total
+    assert total.requests > 1000
+    assert total.lost == 0
+    assert total.answered + sum(total.refused.values()) == total.requests
+    if faults is None and binding in ("missing-bytes", "torpor"):
+        assert total.answered == total.requests
+
+
+def test_equal_scenarios_give_equal_journals():
+    assert journal_of(pool(FAULTS)) == journal_of(pool(FAULTS))
+    assert journal_of(pool(FAULTS)) != journal_of(pool(FAULTS, seed=2))
+
+
+def test_siblings_bring_their_own_blocks_and_those_of_their_base_once():
+    siblings = function("f", variants=4, settings={"device": "pool"}, latency_ms={"1": 10}, rate=5.0)
+    world = World(scene(siblings, devices=[{"name": "a", "memory_bytes": 64 << 20}]))
+    assert world.run().total.answered > 500
+    assert world.executors.moved_bytes == (30 + 4 * 1) << 20
+
+
+def test_devices_are_named_once_and_in_their_place():
+    with pytest.raises(ValueError, match="no devices"):
+        scene(function(settings={"device": "pool"}))
+    with pytest.raises(ValueError, match="unique"):
+        scene(devices=[SMALL[0], SMALL[0]])
+    with pytest.raises(ValueError, match="devices of the scenario"):
+        scene(scheduler={"devices": SMALL})
