@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-machine test-pure check fmt bench pictures clean
+.PHONY: help setup demo serve test test-machine test-nodes test-others check fmt bench pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,19 +26,21 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Two halves run concurrently; the output of each is printed when it has ended.
+# Two halves that take about the same time run concurrently; the output of each is printed when it has ended.
 test: setup ## all tests
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-machine test-pure
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-nodes test-others
 
-# These tests start processes and check what remains on the machine, so they run one after another. Their results depend
-# on the user who runs them. All others only compute.
-MACHINE := $(addprefix tests/,benchmarks cli docs examples node replay store system tasks worker)
+NODES := $(addprefix tests/,benchmarks cli node system worker)
 
+test-nodes: setup
+	$(BIN)/python -m pytest $(NODES)
+
+test-others: setup
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(NODES))
+
+# The results of these tests depend on the user who runs them, because they start processes. All others only compute.
 test-machine: setup
-	$(BIN)/python -m pytest $(MACHINE)
-
-test-pure: setup
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(MACHINE))
+	$(BIN)/python -m pytest $(NODES) $(addprefix tests/,docs examples replay store tasks)
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .
