@@ -311,3 +311,12 @@ def test_two_devices_of_one_name_are_refused():
         World(devices=(device(), device()))
     with pytest.raises(ValueError, match="virtual:7"):
         World(devices=(device(peers={"virtual:7": 1e9}),))
+
+
+def test_the_last_binding_names_evicted_functions_of_the_same_tenant_only():
+    world = World(devices=(device(),), device_isolation="none")
+    for name, tenant, size in (("f", "t", 400_000), ("g", "u", 400_000), ("h", "t", 900_000)):
+        world.deploy(spec(name, 1, [(f"{name}-weights", size)], tenant=tenant, device="pool"))
+    served(world, "f", "g", "h")
+    last = Published(world.scheduler.cycle).detail("h@1", world.now).pool.last
+    assert last.endswith("evicted f@1, 1 of other tenants")

@@ -126,12 +126,13 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
 
 
 def _pool(cycle: Cycle, function: Function, pooled: PoolFunction) -> PoolDetail:
+    own = cycle.state.tenants[function.spec.tenant].functions
     return PoolDetail(
         nbytes=pooled.nbytes,
         devices=[device.config.name for device in cycle.state.pool.holders(function)],
         run_s=run_s(cycle, function, 1),
         never=pooled.never,
-        last="" if pooled.last is None else pooled.last.text,
+        last="" if pooled.last is None else pooled.last.text(own),
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,
         required=pooled.outcomes.required,

@@ -1,6 +1,6 @@
 """The tables of the pool: devices, their executors, and the functions that run there. Data, and no decisions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -130,16 +130,18 @@ class LastBinding(msgspec.Struct, frozen=True):
     """The free devices, with the missing bytes and that time for each."""
     evicted: Sequence[FunctionId]
 
-    @property
-    def text(self) -> str:
-        """The reasons in words."""
+    def text(self, own: Collection[FunctionId]) -> str:
+        """The reasons in words; of the evicted functions only these `own` ones are named."""
         brings = f"{self.missing_bytes} bytes were missing there, for which it waits about {1e3 * self.start_s:.1f} ms"
         text = f"{self.device}: {brings if self.missing_bytes else 'all its blocks were there'}"
         if self.peer is not None:
             text += f"; {self.peer} provides what it has"
         others = [f"{name} ({missing} missing, {1e3 * start_s:.1f} ms)" for name, missing, start_s in self.free]
         text += f"; free: {', '.join(others)}"
-        return text + (f"; evicted {', '.join(self.evicted)}" if self.evicted else "")
+        evicted: list[str] = [id_ for id_ in self.evicted if id_ in own]
+        if len(evicted) < len(self.evicted):
+            evicted.append(f"{len(self.evicted) - len(evicted)} of other tenants")
+        return text + (f"; evicted {', '.join(evicted)}" if evicted else "")
 
 
 class RunTimes(msgspec.Struct):
