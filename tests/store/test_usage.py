@@ -1,5 +1,7 @@
 """Usage is added up by day, tenant and function, and survives a restart of the node."""
 
+import sqlite3
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from overwinter.core.errors import StoreError
 from overwinter.store.usage import Amounts, UsageFile
 
-AMOUNTS = st.builds(Amounts, st.integers(0, 9), *[st.integers(0, 99).map(float)] * 5)
+AMOUNTS = st.builds(Amounts, st.integers(0, 9), *[st.integers(0, 99).map(float)] * 9)
 
 
 def test_amounts_add_up_over_restarts(tmp_path):
@@ -29,6 +31,19 @@ def test_amounts_add_up_over_restarts(tmp_path):
 @given(AMOUNTS, AMOUNTS)
 def test_what_is_added_can_be_taken_away(one, other):
     assert one.plus(other).plus(other, -1) == one
+
+
+def test_a_file_of_an_older_version_is_read_and_continued(tmp_path):
+    columns = "requests, core_s, idle_core_s, disk_byte_s, host_byte_s, private_byte_s"
+    with sqlite3.connect(tmp_path / "usage.sqlite") as db:
+        db.execute(f"CREATE TABLE usage (day, tenant, function, {columns}, PRIMARY KEY (day, tenant, function))")
+        db.execute("INSERT INTO usage VALUES ('2025-01-02', 't', 'f', 1, 2, 3, 4, 5, 6)")
+    db.close()
+    ledger = UsageFile(tmp_path / "usage.sqlite")
+    ledger.add("2025-01-02", {("t", "f"): Amounts(device_s=7.0)})
+    [entry] = ledger.entries()
+    assert entry.amounts == Amounts(1, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+    ledger.close()
 
 
 def test_a_file_that_is_none_is_named(tmp_path):

@@ -24,6 +24,13 @@ class Amounts(msgspec.Struct, frozen=True):
     disk_byte_s: float = 0.0
     host_byte_s: float = 0.0
     private_byte_s: float = 0.0
+    device_s: float = 0.0
+    """The run time on devices."""
+    idle_device_s: float = 0.0
+    """The time in the host store without a run on a device."""
+    moved_bytes: float = 0.0
+    """The bytes that were transferred to devices."""
+    device_byte_s: float = 0.0
 
     def plus(self, other: "Amounts", times: int = 1) -> "Amounts":
         """Return the sum; with `times` -1 the difference."""
@@ -43,7 +50,7 @@ class Entry(NamedTuple):
 _COLUMNS = Amounts.__struct_fields__
 _SCHEMA = f"""CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, tenant TEXT NOT NULL, function TEXT NOT NULL,
-    {", ".join(f"{column} REAL NOT NULL" for column in _COLUMNS)},
+    {", ".join(f"{column} REAL NOT NULL DEFAULT 0" for column in _COLUMNS)},
     PRIMARY KEY (day, tenant, function)) WITHOUT ROWID"""
 _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)})
     ON CONFLICT DO UPDATE SET {", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)}"""
@@ -57,6 +64,10 @@ class UsageFile:
         try:
             with self._file.transaction() as db:
                 db.execute(_SCHEMA)
+                # A file of an older version lacks the last columns.
+                known = {name for _, name, *_ in db.execute("PRAGMA table_info(usage)")}
+                for column in [each for each in _COLUMNS if each not in known]:
+                    db.execute(f"ALTER TABLE usage ADD COLUMN {column} REAL NOT NULL DEFAULT 0")
         except BaseException:
             self._file.close()
             raise

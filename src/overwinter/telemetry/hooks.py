@@ -8,6 +8,7 @@ from overwinter.core.actions import Decision, Refuse, Reply, Run
 from overwinter.core.events import Event, Profiled, RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
+from overwinter.telemetry.pool import DeviceRun
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.underway import LiveWorker, OpenRun
 
@@ -28,6 +29,9 @@ class Hooks(Generic[T]):
 
     def _run_completed(self, worker: LiveWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
         """A run ended; None: the worker died."""
+
+    def _run_on_device_completed(self, run: DeviceRun[T], now: Seconds) -> None:
+        """A run on a device ended, or its executor died."""
 
     def _worker_started(self, worker: LiveWorker[T], now: Seconds) -> None:
         """A worker was started."""

@@ -1,9 +1,12 @@
 """Meters usage by function, for billing.
 
 A core has two prices: the full price for the time of runs, and a tenth of it for the time in which a worker was alive
-and idle, as in Torpor. What a worker computes outside runs has the full price. A worker that was started to try a
-version is not billed until it serves a request. Memory is counted in byte-seconds for each tier; the sharers of a block
-pay equal parts of it. Usage is written to its file once a minute and at a clean stop: a crash loses at most a minute.
+and idle, as in Torpor. What a worker computes outside runs has the full price. A device has two prices too: a function
+of the pool pays the full one for the time of its runs, and a tenth of it for the time that it lies in the host store.
+
+A worker that was started to try a version is not billed until it serves a request. Memory is counted in byte-seconds
+for each tier; the sharers of a block pay equal parts of it. Usage is written to its file once a minute and at a clean
+stop: a crash loses at most a minute.
 """
 
 import threading
@@ -16,13 +19,36 @@ import msgspec
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
 from overwinter.store.usage import Amounts, UsageFile
+from overwinter.telemetry.pool import TrackedPool
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics
 from overwinter.telemetry.underway import LiveWorker
 
 IDLE_PRICE = 0.1
 """The price of an idle core, as a share of the price of a core that runs something."""
 
+IDLE_DEVICE_PRICE = 0.1
+"""The price of a function of the pool that lies in the host store and does not run, as a share of the price of a device
+(Torpor, section 8).
+"""
+
 Key = tuple[TenantId, FunctionName]
+
+
+class DeviceUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of the pool by a function, in milliseconds of a device."""
+
+    device_ms: float
+    """The run time on devices, with the time of the transfers for which it waited."""
+    idle_ms: float
+    """The time in the host store without a run on a device."""
+    billed_ms: float
+    """The price in milliseconds of a whole device: the sum of both, with idle time at a tenth."""
+    moved_bytes: int | None
+    """The bytes that were transferred to devices; None for a tenant, because with executors that all tenants share it
+    would reveal the blocks of other tenants.
+    """
+    device_byte_s: float | None
+    """Its part of the blocks on devices, over time; None for a tenant."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +78,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The first of the functions with which it may share workers, whose idle cores and memory are split among them;
     itself if it shares with none, None if it is not deployed.
     """
+    device: DeviceUsage | None = None
+    """None: it was never a function of the pool."""
 
 
 class Meter:
@@ -69,8 +97,8 @@ class Meter:
         """Write the usage since the last call; what cannot be written is kept for the next."""
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
-            # A removed function has no further usage once its last worker has ended.
-            gone = [tally for tally in self._statistics.removed_tallies if tally.workers == 0]
+            # A removed function has no further usage once its last worker has ended, and no device holds its blocks.
+            gone = [tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.places)]
             totals = self._totals(now)
             try:
                 self._file.add(day, self._unwritten(totals))
@@ -113,19 +141,10 @@ class Meter:
         continues meanwhile; an error of the copy is corrected by the next difference.
         """
         seen = self._statistics
-        totals = {
-            tally: Amounts(
-                tally.answered,
-                tally.core_s + tally.background_core_s,
-                tally.idle_core_s,
-                tally.disk_byte_s,
-                tally.host_byte_s,
-                tally.private_byte_s,
-            )
-            for tally in [*list(seen.tallies.values()), *seen.removed_tallies]
-        }
+        totals = {tally: _ended(tally) for tally in [*list(seen.tallies.values()), *seen.removed_tallies]}
         for worker in list(seen.workers.values()):
             _add_worker(totals, worker, now)
+        _add_devices(totals, seen.pool, now)
         for spec in list(seen.specs.values()):
             tally = seen.tallies.get(spec.name)
             if tally in totals:
@@ -135,6 +154,40 @@ class Meter:
                     Amounts(disk_byte_s=seen.disk.owed(spec.id, now), host_byte_s=owed_s)
                 )
         return totals
+
+
+def _ended(tally: FunctionStatistics) -> Amounts:
+    """Return the usage by operations that have ended."""
+    on_devices = tally.on_devices
+    return Amounts(
+        requests=tally.answered,
+        core_s=tally.core_s + tally.background_core_s,
+        idle_core_s=tally.idle_core_s,
+        disk_byte_s=tally.disk_byte_s,
+        host_byte_s=tally.host_byte_s,
+        private_byte_s=tally.private_byte_s,
+        device_s=on_devices.run_s,
+        idle_device_s=tally.idle_device_s,
+        moved_bytes=on_devices.moved_bytes,
+        device_byte_s=tally.device_byte_s,
+    )
+
+
+def _add_devices(
+    totals: dict[FunctionStatistics, Amounts], pool: TrackedPool[FunctionStatistics], now: Seconds
+) -> None:
+    """Add the runs in progress on devices, the blocks there, and the time of functions that do not run."""
+    runs = [executor.run for executor in list(pool.executors.values())]
+    owed = [(run.tally, Amounts(device_s=now - run.begun)) for run in runs if run is not None]
+    owed += [(tally, Amounts(idle_device_s=now - since)) for tally, since in list(pool.idle.values())]
+    owed += [
+        (tally, Amounts(device_byte_s=device.blocks.owed(function, now)))
+        for device in list(pool.devices.values())
+        for function, tally in list(device.residents.items())
+    ]
+    for tally, amounts in owed:
+        if tally in totals:
+            totals[tally] = totals[tally].plus(amounts)
 
 
 def _add_worker(
@@ -156,6 +209,7 @@ def _add_worker(
 
 def _usage_of(key: Key, since: str, amounts: Amounts) -> Usage:
     tenant, function = key
+    used_devices = amounts.device_s or amounts.idle_device_s
     return Usage(
         tenant=tenant,
         function=function,
@@ -167,4 +221,15 @@ def _usage_of(key: Key, since: str, amounts: Amounts) -> Usage:
         disk_byte_s=amounts.disk_byte_s,
         host_byte_s=amounts.host_byte_s,
         private_byte_s=amounts.private_byte_s,
+        device=_device_usage_of(amounts) if used_devices else None,
+    )
+
+
+def _device_usage_of(amounts: Amounts) -> DeviceUsage:
+    return DeviceUsage(
+        device_ms=amounts.device_s * 1e3,
+        idle_ms=amounts.idle_device_s * 1e3,
+        billed_ms=(amounts.device_s + IDLE_DEVICE_PRICE * amounts.idle_device_s) * 1e3,
+        moved_bytes=int(amounts.moved_bytes),
+        device_byte_s=amounts.device_byte_s,
     )

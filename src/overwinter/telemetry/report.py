@@ -14,7 +14,8 @@ from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
-from overwinter.telemetry.tally import Tally
+from overwinter.telemetry.pool import TrackedDevice
+from overwinter.telemetry.tally import DeviceCounts, Tally
 from overwinter.telemetry.tracking import Tracker
 from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
@@ -32,6 +33,7 @@ SUMMED = (
     "busy_s",
     "worker_core_s",
     "core_s",
+    "idle_device_s",
 )
 """The figures that are summed for the total."""
 
@@ -71,6 +73,30 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     """The cores of its workers times the time in which they were alive, divided likewise."""
     busy_core_s: float
     """The part of this in which they ran or bound something; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
+    device_seconds: float = 0.0
+    """The time of its runs on devices."""
+    idle_device_seconds: float = 0.0
+    """The time in which it lay in the host store and did not run on a device, if it is a function of the pool."""
+    moved_bytes: int = 0
+    """The bytes that were transferred to devices."""
+    hit_ratio: float | None = None
+    """The share of its runs on devices whose blocks were all there; None: there was none."""
+
+
+class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one device."""
+
+    runs: int
+    busy_share: float
+    """The share of the time in which it ran something, transfers included."""
+    hit_ratio: float | None
+    moved_bytes: int
+    executors: int
+    """The started executors."""
+    crashes: int
+    """The executors that died without being stopped, or hung."""
+    unplaced: int
+    """The runs that were ordered again, because the free memory was not adjacent."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +129,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     functions: dict[str, Figures]
     applications: dict[str, RequestFigures] = {}
+    devices: dict[str, DeviceFigures] = {}
     samples: list[Sample]
     latencies: list[tuple[float, float]]
     """Pairs of seconds and the share of the answers up to them."""
@@ -119,6 +146,8 @@ class Outcomes(Tally):
         """Add the counts of another."""
         for field in SUMMED:
             setattr(self, field, getattr(self, field) + getattr(other, field))
+        for name, counts in other.on.items():
+            self.on[name] = DeviceCounts.sum([self.on.get(name, DeviceCounts()), counts])
         self.latencies.merge([other.latencies])
 
     def request_figures(self) -> RequestFigures:
@@ -135,6 +164,7 @@ class Outcomes(Tally):
 
     def figures(self) -> Figures:
         """Return all counts as data."""
+        on_devices = self.on_devices
         return Figures(
             **msgspec.structs.asdict(self.request_figures()),
             cancelled=self.cancelled,
@@ -146,6 +176,10 @@ class Outcomes(Tally):
             busy_seconds=self.busy_s,
             worker_core_s=self.worker_core_s,
             busy_core_s=self.core_s,
+            device_seconds=on_devices.run_s,
+            idle_device_seconds=self.idle_device_s,
+            moved_bytes=on_devices.moved_bytes,
+            hit_ratio=on_devices.hit_ratio,
         )
 
 
@@ -232,6 +266,7 @@ class StepReader(Tracker[Outcomes]):
         self._memory.advance(now)
         for worker in self.workers.values():
             worker.charge_all(now)
+        self.pool.charge_all(now)
         total = Outcomes(FunctionName(""))
         for tally in self._reports.values():
             total.add(tally)
@@ -242,6 +277,7 @@ class StepReader(Tracker[Outcomes]):
             duration_s=now,
             total=msgspec.structs.replace(total.figures(), attainment=attainment),
             memory=self._memory.figures(now),
+            devices={name: _device_figures(each, now) for name, each in self.pool.devices.items()},
             functions={name: tally.figures() for name, tally in self._reports.items() if name},
             samples=self._memory.samples,
             latencies=total.latencies.shares(),
@@ -295,6 +331,19 @@ def _sizes(profile: Profile | None, worker: Worker, shared: bool) -> deque[tuple
     measured = profile.worker_bytes(worker.cores, worker.concurrency) or {1: 0}
     own = 0 if shared else profile.weight_bytes
     return deque((batch, nbytes + own) for batch, nbytes in measured.items())
+
+
+def _device_figures(device: TrackedDevice[Outcomes], seconds: float) -> DeviceFigures:
+    counts = device.counts
+    return DeviceFigures(
+        runs=counts.runs,
+        busy_share=counts.run_s / (seconds or 1.0),
+        hit_ratio=counts.hit_ratio,
+        moved_bytes=counts.moved_bytes,
+        executors=device.starts,
+        crashes=device.crashes,
+        unplaced=device.unplaced,
+    )
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -16,9 +16,10 @@ from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
+from overwinter.telemetry.pool import DeviceRun
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LiveWorker, OpenRun
+from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
 SMOOTHING = 0.2
 """The weight of the latest value in smoothed values."""
@@ -144,12 +145,16 @@ class Statistics(Tracker[FunctionStatistics]):
         return private
 
     def running(self) -> Counter[str]:
-        """Return the requests in workers, by function; 0 for a function that is bound but not running."""
+        """Return the requests in workers and on devices, by function; 0 for one that is bound but not running."""
         running: Counter[str] = Counter()
         for worker in list(self.workers.values()):
             running.update({tally.name: 0 for tally in list(worker.bound.values())})
             for run in list(worker.runs.values()):
                 running.update({tally.name: count for tally, count in run.requests.items()})
+        for executor in list(self.pool.executors.values()):
+            on_device = executor.run
+            if on_device is not None:
+                running[on_device.tally.name] += len(on_device.requests)
         return running
 
     # Hooks of the tracker
@@ -182,14 +187,17 @@ class Statistics(Tracker[FunctionStatistics]):
     def _run_started(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
         run.full = len(worker.runs) == worker.concurrency and not action.functions
         for id_ in action.requests:
-            request = self._requests[id_]
-            if request.ran:
-                request.tally.retries += 1
-                continue
-            request.ran = True
-            waited = now - request.arrived
-            request.tally.wait_s += waited
-            self.waits.add(waited)
+            self._sent(self._requests[id_], now)
+
+    def _sent(self, request: OpenRequest[FunctionStatistics], at: Seconds) -> None:
+        """A request was sent to a worker or a device."""
+        if request.ran:
+            request.tally.retries += 1
+            return
+        request.ran = True
+        waited = at - request.arrived
+        request.tally.wait_s += waited
+        self.waits.add(waited)
 
     def _run_completed(
         self, worker: Worker, run: OpenRun[FunctionStatistics], event: RunEnded | None, now: Seconds
@@ -217,6 +225,20 @@ class Statistics(Tracker[FunctionStatistics]):
                     run.function, Configuration(worker.cores, run.batch, worker.concurrency), seconds, now
                 )
             worker.warm = True
+
+    def _run_on_device_completed(self, run: DeviceRun[FunctionStatistics], now: Seconds) -> None:
+        # Only now, because a run that found no place is ordered again.
+        for id_ in run.requests:
+            request = self._requests.get(id_)
+            if request is not None:
+                self._sent(request, run.begun)
+        seconds, count, tally = now - run.begun, len(run.requests), run.tally
+        self.run_times.add(seconds)
+        self.batches.add(count)
+        tally.runs += 1
+        tally.batched += count
+        tally.run_s += seconds
+        tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
 
     def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)

@@ -1,9 +1,50 @@
 """Counts for one function, updated while a scheduler's steps are read, live or simulated."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from overwinter.core.actions import Start
-from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.ids import DeviceId, FunctionName, TenantId
+
+
+class DeviceCounts:
+    """The completed runs on a device: those of one function, or all."""
+
+    def __init__(self) -> None:
+        self.hits = self.misses = 0
+        """The runs whose blocks were all there, and those that brought missing bytes."""
+        self.run_s = 0.0
+        self.moved_bytes = 0
+
+    @property
+    def runs(self) -> int:
+        """The completed runs."""
+        return self.hits + self.misses
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """The share of the runs that were hits; None: nothing ran."""
+        return self.hits / self.runs if self.runs else None
+
+    def add(self, missing_bytes: int, moved_bytes: int, seconds: float) -> None:
+        """Count a run."""
+        if missing_bytes:
+            self.misses += 1
+        else:
+            self.hits += 1
+        self.moved_bytes += moved_bytes
+        self.run_s += seconds
+
+    @staticmethod
+    def sum(counts: "Iterable[DeviceCounts]") -> "DeviceCounts":
+        """Return the sum."""
+        total = DeviceCounts()
+        for each in counts:
+            total.hits += each.hits
+            total.misses += each.misses
+            total.run_s += each.run_s
+            total.moved_bytes += each.moved_bytes
+        return total
 
 
 class Tally:
@@ -45,6 +86,19 @@ class Tally:
         """The private memory of workers over time."""
         self.workers = 0
         """The current workers."""
+        self.on: dict[DeviceId, DeviceCounts] = {}
+        """Its runs on devices."""
+        self.idle_device_s = 0.0
+        """The time for which its versions lay in the host store and did not run, if it is a function of the pool."""
+        self.device_byte_s = 0.0
+        """Its part of the blocks on devices that it no longer holds, over time."""
+        self.places = 0
+        """The devices that hold blocks for a version of it, over all versions."""
+
+    @property
+    def on_devices(self) -> DeviceCounts:
+        """Its runs on all devices together."""
+        return DeviceCounts.sum(list(self.on.values()))
 
     @property
     def ended(self) -> int:

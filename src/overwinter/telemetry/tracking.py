@@ -18,7 +18,9 @@ from overwinter.core.actions import (
     Refuse,
     Reply,
     Run,
+    RunOnDevice,
     Start,
+    StartExecutor,
     StartWorker,
     StopWorker,
     Unbind,
@@ -44,6 +46,7 @@ from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.versions import Versions
 from overwinter.telemetry.hooks import Hooks
+from overwinter.telemetry.pool import DeviceRun, TrackedPool
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
@@ -62,6 +65,7 @@ class Tracker(Hooks[T]):
         """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LiveWorker[T]] = {}
+        self.pool: TrackedPool[T] = TrackedPool()
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
         self._proven: dict[FunctionName, Versions] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
@@ -97,6 +101,8 @@ class Tracker(Hooks[T]):
             Unbind: self._unbind,
             LoadBlocks: self._load_blocks,
             Evict: self._evict,
+            StartExecutor: self._start_executor,
+            RunOnDevice: self._run_on_device,
             Explanation: self._explain,
             LoadFinished: self._load_finished,
         }
@@ -160,7 +166,9 @@ class Tracker(Hooks[T]):
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
-        if worker is not None and event.run in worker.runs:
+        if worker is None:
+            self._end_run_on_device(event.worker, event, now)
+        elif event.run in worker.runs:
             self._end_run(worker, event.run, event, now)
 
     def _end_run(self, worker: LiveWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
@@ -193,6 +201,9 @@ class Tracker(Hooks[T]):
         worker = self.workers.get(action.worker)
         if worker is not None:
             worker.stopping = True
+        elif action.worker in self.pool.executors:
+            self._end_run_on_device(action.worker, None, now)
+            self.pool.stop(action, now)
 
     def _ready(self, event: WorkerReady, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
@@ -206,6 +217,10 @@ class Tracker(Hooks[T]):
     def _exited(self, event: WorkerExited, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
         if worker is None:
+            run_on_device = self._end_run_on_device(event.worker, None, now)
+            self.pool.exit(event.worker, now)
+            if run_on_device is not None and event.lost_blocks:
+                self._release(run_on_device.function, now)
             return
         for run in list(worker.runs):
             self._end_run(worker, run, None, now)
@@ -243,10 +258,25 @@ class Tracker(Hooks[T]):
             worker.unbind(event.function, now)
 
     def _unbind(self, action: Unbind, now: Seconds) -> None:
-        worker = self.workers.get(action.worker)
-        # None: it is an executor.
-        if worker is not None:
-            worker.unbind(action.function, now)
+        if action.worker in self.workers:
+            self.workers[action.worker].unbind(action.function, now)
+        else:
+            self.pool.unbind(action, now)
+
+    # Devices
+
+    def _start_executor(self, action: StartExecutor, now: Seconds) -> None:
+        self.pool.start(action)
+
+    def _run_on_device(self, action: RunOnDevice, now: Seconds) -> None:
+        spec = self.specs[action.function]
+        self.pool.run(action, spec, self.tallies[spec.name], now)
+
+    def _end_run_on_device(self, executor: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
+        run = self.pool.end_run(executor, event, now)
+        if run is not None:
+            self._run_on_device_completed(run, now)
+        return run
 
     # Blocks
 
@@ -279,6 +309,8 @@ class Tracker(Hooks[T]):
 
     def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
         self._kept.add(spec.id)
+        if spec.settings.device == "pool":
+            self.pool.held(spec.id, self.tallies[spec.name], now)
         self._blocks_held(spec, now)
 
     def _evict(self, action: Evict, now: Seconds) -> None:
@@ -295,6 +327,7 @@ class Tracker(Hooks[T]):
         self._from_disk.pop(function, None)
         if function in self._kept:
             self._kept.remove(function)
+            self.pool.released(function, now)
             self._blocks_released(self.specs[function], now)
 
     # Functions

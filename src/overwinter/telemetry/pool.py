@@ -1,0 +1,184 @@
+"""Tracks the devices from a scheduler's steps: their executors, what lies there, and what ran.
+
+A run counts as a hit if all blocks of its function were on the device, and otherwise as a miss. A function pays for the
+time of its runs, and for the time that it lies in the host store without a run.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
+from overwinter.core.events import RunEnded
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
+from overwinter.store.shares import Shares
+from overwinter.telemetry.tally import DeviceCounts, Tally
+
+T = TypeVar("T", bound=Tally)
+
+
+class DeviceRun(msgspec.Struct, Generic[T], eq=False):
+    """A run on a device that has not ended."""
+
+    id: RunId
+    begun: Seconds
+    function: FunctionId
+    tally: T
+    requests: tuple[RequestId, ...]
+    missing_bytes: int
+
+
+class LiveExecutor(msgspec.Struct, Generic[T], eq=False):
+    """An executor, from its start to its end."""
+
+    device: "TrackedDevice[T]"
+    run: DeviceRun[T] | None = None
+    stopping: bool = False
+
+
+class TrackedDevice(Generic[T]):
+    """One device: the counts of its runs and executors, and the functions with blocks there."""
+
+    def __init__(self, name: DeviceId) -> None:
+        self.name = name
+        self.counts = DeviceCounts()
+        self.starts = self.crashes = 0
+        """The started executors, and those that died or hung."""
+        self.unplaced = 0
+        """The attempts of a run whose blocks found no adjacent place."""
+        self.blocks: Shares[FunctionId] = Shares()
+        self.residents: dict[FunctionId, T] = {}
+
+    def hold(self, function: FunctionId, tally: T, sizes: Mapping[Address, int], now: Seconds) -> None:
+        """A run brings the function's missing blocks."""
+        if function not in self.residents:
+            self.residents[function] = tally
+            tally.places += 1
+            self.blocks.hold(function, sizes, now)
+
+    def forget(self, function: FunctionId, now: Seconds) -> None:
+        """The function's blocks are no longer there for it."""
+        tally = self.residents.pop(function, None)
+        if tally is not None:
+            tally.device_byte_s += self.blocks.release(function, now)
+            tally.places -= 1
+
+
+class TrackedPool(Generic[T]):
+    """All devices. Other threads may read while steps are observed."""
+
+    def __init__(self) -> None:
+        self.devices: dict[DeviceId, TrackedDevice[T]] = {}
+        """The devices that ever had an executor."""
+        self.executors: dict[WorkerId, LiveExecutor[T]] = {}
+        self.idle: dict[FunctionId, tuple[T, Seconds]] = {}
+        """The functions in the host store that do not run, and since when."""
+        self._in_host: dict[FunctionId, T] = {}
+        self._running: Counter[FunctionId] = Counter()
+
+    # Executors
+
+    def start(self, action: StartExecutor) -> None:
+        """The executor of a device is forked."""
+        device = self.devices.get(action.device)
+        if device is None:
+            device = self.devices[action.device] = TrackedDevice(action.device)
+        device.starts += 1
+        self.executors[action.executor] = LiveExecutor(device)
+
+    def stop(self, action: StopWorker, now: Seconds) -> None:
+        """An executor is stopped; its device is empty from now on. Only one that hangs is killed at once."""
+        executor = self.executors[action.worker]
+        if action.kill and not executor.stopping:
+            executor.device.crashes += 1
+        executor.stopping = True
+        self._empty(executor.device, now)
+
+    def exit(self, id_: WorkerId, now: Seconds) -> None:
+        """An executor ended."""
+        executor = self.executors.pop(id_, None)
+        if executor is not None and not executor.stopping:
+            executor.device.crashes += 1
+            self._empty(executor.device, now)
+
+    def _empty(self, device: TrackedDevice[T], now: Seconds) -> None:
+        for function in list(device.residents):
+            device.forget(function, now)
+
+    # Runs
+
+    def run(self, action: RunOnDevice, spec: FunctionSpec, tally: T, now: Seconds) -> None:
+        """A run begins."""
+        executor = self.executors[action.executor]
+        for function in action.evict:
+            executor.device.forget(function, now)
+        sizes = {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
+        executor.device.hold(spec.id, tally, sizes, now)
+        executor.run = DeviceRun(action.run, now, spec.id, tally, action.requests, action.missing_bytes)
+        self._end_idle(spec.id, now)
+        self._running[spec.id] += 1
+
+    def end_run(self, id_: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
+        """The run in progress of an executor ended; without an event the executor died or hangs. Return the run if it
+        has run.
+        """
+        executor = self.executors.get(id_)
+        run = None if executor is None else executor.run
+        if executor is None or run is None or (event is not None and event.run != run.id):
+            return None
+        executor.run, device = None, executor.device
+        self._running[run.function] -= 1
+        if not self._running[run.function]:
+            del self._running[run.function]
+            self._begin_idle(run.function, now)
+        if event is not None and event.unplaced:
+            device.unplaced += 1
+            device.forget(run.function, now)
+            return None
+        self._count(device, run, 0 if event is None else event.moved_bytes, now)
+        return run
+
+    def _count(self, device: TrackedDevice[T], run: DeviceRun[T], moved_bytes: int, now: Seconds) -> None:
+        own = run.tally.on.get(device.name)
+        if own is None:
+            own = run.tally.on[device.name] = DeviceCounts()
+        for counts in (own, device.counts):
+            counts.add(run.missing_bytes, moved_bytes, now - run.begun)
+
+    def unbind(self, action: Unbind, now: Seconds) -> None:
+        """A device forgets a function."""
+        executor = self.executors.get(action.worker)
+        if executor is not None:
+            executor.device.forget(action.function, now)
+
+    # The host store
+
+    def held(self, function: FunctionId, tally: T, now: Seconds) -> None:
+        """The host store has all blocks of a function of the pool."""
+        self._in_host[function] = tally
+        self._begin_idle(function, now)
+
+    def released(self, function: FunctionId, now: Seconds) -> None:
+        """The host store no longer has them for it."""
+        self._end_idle(function, now)
+        self._in_host.pop(function, None)
+
+    def charge_all(self, now: Seconds) -> None:
+        """Charge the functions for the time up to now in which they lay in the host store and did not run."""
+        for function in list(self.idle):
+            self._end_idle(function, now)
+            self._begin_idle(function, now)
+
+    def _begin_idle(self, function: FunctionId, now: Seconds) -> None:
+        tally = self._in_host.get(function)
+        if tally is not None and function not in self._running:
+            self.idle[function] = tally, now
+
+    def _end_idle(self, function: FunctionId, now: Seconds) -> None:
+        idle = self.idle.pop(function, None)
+        if idle is not None:
+            tally, since = idle
+            tally.idle_device_s += now - since

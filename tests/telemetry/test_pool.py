@@ -1,0 +1,212 @@
+"""The readers derive what happens on devices from the steps alone, and count it as the scheduler does."""
+
+from random import Random
+
+import pytest
+
+from overwinter.core.actions import Reply, RunOnDevice
+from overwinter.core.events import LoadAsked, Removed, UnloadAsked
+from overwinter.store.usage import UsageFile
+from overwinter.telemetry.metering import IDLE_DEVICE_PRICE, Meter
+from overwinter.telemetry.report import StepReader
+from overwinter.telemetry.statistics import Statistics
+from tests.scheduler.test_devices import device, of, pooled
+from tests.scheduler.world import World, spec
+
+DAY = 86400.0
+
+
+class Watched(World):
+    """A world whose steps are read."""
+
+    def __init__(self, **config) -> None:
+        super().__init__(**config)
+        self.statistics, self.reader = Statistics(), StepReader(100.0)
+
+    def send(self, event) -> list:
+        actions = super().send(event)
+        for reader in (self.statistics, self.reader):
+            reader.observe(self.now, event, actions)
+        return actions
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def serve(self, name="f", seconds=1.0) -> None:
+        """Let a request be answered by a run of this time."""
+        self.arrive(name)
+        self.settle_processes()
+        self.wait(seconds)
+        self.settle()
+
+    def agree(self) -> None:
+        """The statistics have what the scheduler's tables have."""
+        pool, seen = self.state.pool, self.statistics.pool
+        assert seen.executors.keys() == pool.executors.keys()
+        for id_, known in pool.executors.items():
+            executor, run = known.executor, seen.executors[id_].run
+            assert seen.executors[id_].stopping == executor.stopping
+            assert (None if run is None else (run.id, run.function, run.requests)) == (
+                None
+                if executor.operation is None
+                else (executor.run, executor.operation.function.spec.id, executor.operation.requests)
+            )
+        for name, device_ in seen.devices.items():
+            assert device_.residents.keys() == pool.devices[name].residents.keys()
+            assert device_.blocks.nbytes == pool.devices[name].blocks.nbytes
+        running = {each.operation.function.spec.id for each in pool.devices.values() if each.operation is not None}
+        loaded = {id_ for id_, each in self.state.functions.items() if each.loaded and each.pool is not None}
+        assert seen.idle.keys() == loaded - running
+
+
+@pytest.mark.parametrize("isolation", ["none", "tenant", "function"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_readers_agree_with_the_scheduler_whatever_happens(seed, isolation, tmp_path):
+    chance, world = Random(seed), Watched(devices=(device(0), device(1)), device_isolation=isolation)
+    names = "fghi"
+    for name in names:
+        blobs = [("trunk", 300_000), (f"{name}-head", chance.choice((10_000, 400_000)))]
+        world.deploy(spec(name, 1, blobs, device="pool", max_batch=2, tenant="tu"[name in "hi"]))
+    for _ in range(300):
+        world.wait(chance.random())
+        may = [lambda: world.arrive(chance.choice(names))] * 4
+        may += [lambda: world.send(chance.choice((UnloadAsked, LoadAsked))(f"{chance.choice(names)}@1"))]
+        may += [world.load_blocks] * 3 if world.loads else []
+        may += [world.ready] * 3 if world.starting else []
+        if world.devices.running:
+            may += [world.finish_on_device] * 4
+            may += [lambda: world.finish_on_device(next(iter(world.devices.running.values())).requests[:1])]
+            may += [lambda: world.finish_on_device(unplaced=True)]
+        if world.devices.executors:
+            may += [lambda: world.die(chance.choice(list(world.devices.executors)), lost_blocks=chance.random() < 0.3)]
+        if world.stopping:
+            may += [lambda: world.die(min(world.stopping))] * 3
+        if world.alarm is not None and world.alarm <= world.now:
+            may = [world.ring]
+        chance.choice(may)()
+        world.agree()
+    for name in names:
+        world.send(Removed(f"{name}@1"))
+        world.agree()
+    world.calm()
+    world.agree()
+    ledger = UsageFile(tmp_path / "usage.sqlite")
+    Meter(world.statistics, ledger, print).flush(world.now, DAY)
+    ledger.close()
+    assert world.statistics.removed_tallies == []
+
+
+def test_a_run_counts_where_and_for_whom_it_ran():
+    world = Watched(devices=(device(),))
+    for name in "fg":
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool", slo_ms=1500))
+    for name, seconds in (("f", 2.0), ("f", 1.0), ("g", 0.5)):
+        world.serve(name, seconds)
+    seen, f = world.statistics.pool.devices["virtual:0"].counts, world.statistics.tallies["f"]
+    assert (seen.hits, seen.misses, seen.run_s, seen.moved_bytes) == (1, 2, 3.5, 520_000)
+    assert (f.on["virtual:0"].hits, f.on["virtual:0"].misses, f.on_devices.run_s) == (1, 1, 3.0)
+    assert (f.on_devices.moved_bytes, f.on_devices.hit_ratio) == (510_000, 0.5)
+    assert (f.runs, f.batched, f.run_s, f.answered, f.attainment, f.core_s) == (2, 2, 3.0, 2, 0.5, 0.0)
+    assert f.started == {"disk": 1, "warm": 1}
+    assert world.statistics.tallies["g"].started == {"disk": 1}
+
+
+def test_a_request_waits_for_a_device_and_a_run_that_found_no_place_is_no_retry():
+    world = Watched(devices=(device(),))
+    world.deploy(pooled())
+    world.deploy(pooled("g", 300_000))
+    world.serve("g")
+    world.arrive()
+    world.settle_processes()
+    world.wait(1.0)
+    world.finish_on_device(unplaced=True)
+    world.wait(1.0)
+    assert len(of(world, RunOnDevice)) == 3
+    assert world.statistics.running() == {"f": 1}
+    world.settle()
+    f, counts = world.statistics.tallies["f"], world.statistics.pool.devices["virtual:0"]
+    assert (f.retries, f.wait_s, f.on_devices.runs, f.on_devices.run_s, counts.unplaced) == (0, 1.0, 1, 1.0, 1)
+
+
+def test_an_executor_that_dies_or_hangs_is_counted_and_its_run_is_paid():
+    world = Watched(devices=(device(),))
+    world.deploy(pooled(timeout_s=5.0))
+    world.arrive()
+    world.settle_processes()
+    world.wait(1.0)
+    world.die(of(world, RunOnDevice)[-1].executor)
+    while not world.devices.running:
+        world.settle_processes()
+        if not world.devices.running:
+            world.ring()
+    f, seen = world.statistics.tallies["f"], world.statistics.pool.devices["virtual:0"]
+    assert (seen.starts, seen.crashes, f.on_devices.run_s, f.on_devices.moved_bytes) == (2, 1, 1.0, 0)
+    world.settle()
+    assert (f.retries, f.answered, f.runs) == (1, 1, 2)
+    world.arrive()
+    while not world.stopping:
+        world.ring()
+    assert (seen.crashes, f.runs, seen.residents) == (2, 3, {})
+    world.settle_processes()
+    world.agree()
+
+
+def test_a_function_pays_for_its_runs_and_a_tenth_while_it_lies_in_the_host_store(tmp_path):
+    world = Watched(devices=(device(),))
+    for name in "fg":
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))
+    ledger = UsageFile(tmp_path / "usage.sqlite")
+    meter = Meter(world.statistics, ledger, print)
+    world.serve("f", 2.0)
+    world.wait(1.0)
+    world.serve("g", 1.0)
+    world.wait(6.0)
+    meter.flush(world.now, DAY)
+    world.serve("f", 3.0)
+    world.arrive("f")
+    world.wait(4.0)
+    f, g = (each.device for each in meter.usage(None, world.now, DAY))
+    # At 0 to 2, 10 to 13 and from 13 on it ran.
+    assert (f.device_ms, f.idle_ms) == (pytest.approx(9000), pytest.approx(8000))
+    assert f.billed_ms == pytest.approx(9000 + IDLE_DEVICE_PRICE * 8000)
+    assert (g.device_ms, g.idle_ms) == (pytest.approx(1000), pytest.approx(13_000))
+    assert (f.moved_bytes, g.moved_bytes) == (510_000, 10_000)
+    # Alone for 3 s, then each has half of the trunk.
+    assert f.device_byte_s == pytest.approx(3 * 510_000 + 14 * 260_000)
+    assert g.device_byte_s == pytest.approx(14 * 260_000)
+    world.settle()
+    for name in "fg":
+        world.send(Removed(f"{name}@1"))
+    meter.flush(world.now, DAY)
+    after = [each.device for each in meter.usage(None, world.now + 9, DAY)]
+    assert after == [f, g]
+    ledger.close()
+
+
+def test_without_devices_nothing_is_added(tmp_path):
+    world = Watched()
+    world.deploy(spec())
+    world.serve()
+    ledger = UsageFile(tmp_path / "usage.sqlite")
+    [used] = Meter(world.statistics, ledger, print).usage(None, world.now, DAY)
+    ledger.close()
+    assert used.device is None
+    assert isinstance(world.answers[1], Reply)
+    assert not world.statistics.pool.devices
+
+
+def test_a_report_has_the_same_figures():
+    world = Watched(devices=(device(0), device(1)))
+    for name in "fg":
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))
+    for name, seconds in (("f", 2.0), ("f", 1.0), ("g", 1.0)):
+        world.serve(name, seconds)
+    world.wait(4.0)
+    report = world.reader.report(world.now)
+    [used] = report.devices.values()
+    assert (used.runs, used.busy_share, used.hit_ratio) == (3, 0.5, pytest.approx(1 / 3))
+    assert (used.moved_bytes, used.executors, used.crashes, used.unplaced) == (520_000, 1, 0, 0)
+    f, total = report.functions["f"], report.total
+    assert (f.device_seconds, f.idle_device_seconds, f.hit_ratio, f.moved_bytes) == (3.0, 5.0, 0.5, 510_000)
+    assert (total.device_seconds, total.hit_ratio, total.moved_bytes) == (4.0, pytest.approx(1 / 3), 520_000)
+    assert (total.busy_core_s, total.worker_seconds) == (0, 0)
