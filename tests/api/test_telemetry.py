@@ -19,6 +19,9 @@ class Telemetry:
     async def activity(self):
         return {"functions": []}
 
+    async def devices(self):
+        return [{"name": "virtual:0"}]
+
     async def explain(self, name, version):
         if name == "none":
             raise NotFoundError("no function 'none' here")
@@ -43,6 +46,7 @@ def test_metrics_come_as_text_that_prometheus_reads(http: httpx.Client) -> None:
     ("path", "expected"),
     [
         ("activity", {"functions": []}),
+        ("devices", [{"name": "virtual:0"}]),
         ("usage", [{"tenant": None}]),
         ("usage/some.one", [{"tenant": "some.one"}]),
         ("functions/f/explain", {"name": "f", "version": None}),

@@ -2,13 +2,25 @@
 
 import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+
+import msgspec
 
 from overwinter.api.tenancy import TenantNames
 from overwinter.api.tenant_telemetry import SHARED_METRICS, TenantTelemetry, own_activity, own_metrics
 from overwinter.scheduler.snapshot import FamilyWorker
+from overwinter.store.host import Health
+from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.activity import FunctionActivity, NodeActivity
+from overwinter.telemetry.devices import DeviceActivity, devices_activity, of_tenant
+from overwinter.telemetry.metering import DeviceUsage, Usage
+from overwinter.telemetry.sources import Sources
+from tests.scheduler.test_devices import device
+from tests.scheduler.test_snapshot import taken
+from tests.scheduler.world import spec
+from tests.telemetry.test_pool import Watched
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -77,6 +89,7 @@ def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     numbers = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes", "wakes", "requests", "refused"), 3)
     numbers |= {"members": 1, "rate": 1.0, "shared": None, "p50_ms": None, "p99_ms": None, "attainment": None}
     result = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
+    result |= {"device": "cpu", "devices": ()}
     mine = FunctionActivity(**result, **numbers, exclusive_bytes=3)
     # Only its tenant is read, so that no other conversion is possible.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
@@ -89,3 +102,55 @@ def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     assert (own.cores_running, own.host_budget, own.private_budget) == (None, None, None)
     assert [(each.name, each.exclusive_bytes) for each in own.functions] == [("mine", None)]
     assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})
+
+
+def pool(isolation: str) -> list[DeviceActivity]:
+    """Three devices: one with functions of two tenants or of `them`, one of `me` and one that serves nobody."""
+    world = Watched(devices=tuple(map(device, range(3))), device_isolation=isolation)
+    for name, tenant in (("theirs", "them"), ("mine", "me"), ("mine2", "me")):
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool", tenant=tenant))
+    for name in ("theirs", "mine", "mine2"):
+        world.serve(name)
+    world.arrive("theirs")
+    config = world.scheduler.cycle.config
+    sources = Sources(config, world.statistics, Accounts(), Health(), Counter())
+    return devices_activity(sources, taken(world.scheduler, world.now).devices, world.now)
+
+
+def test_a_tenant_sees_only_its_own_functions_on_a_device_that_all_tenants_share() -> None:
+    every = pool("none")
+    assert len(every) == 3
+    assert (every[0].shared_bytes, every[0].run.function, every[0].history.runs) == (500_000, "theirs@1", 3)
+    assert {each.tenant for each in every[0].functions} == {"me", "them"}
+    [own] = of_tenant(every, "me")
+    assert [each.function for each in own.functions] == ["mine2@1", "mine@1"]
+    assert {each.exclusive_bytes for each in own.functions} == {None}
+    hidden = (own.state, own.run, own.taken_bytes, own.shared_bytes, own.failures, own.fault, own.history)
+    assert hidden == (None,) * 7
+    assert b"theirs" not in msgspec.json.encode(own)
+    assert of_tenant(every, "nobody") == []
+
+
+def test_a_tenant_sees_the_devices_that_serve_it_alone() -> None:
+    every = pool("tenant")
+    [own] = of_tenant(every, "me")
+    assert (own.tenant, own.state, len(own.functions)) == ("me", "idle", 2)
+    [other] = of_tenant(every, "them")
+    assert (other.name != own.name, other.state, other.run.function) == (True, "busy", "theirs@1")
+
+
+def test_the_bytes_that_a_tenants_functions_moved_are_left_out() -> None:
+    used = DeviceUsage(device_ms=1.0, idle_ms=2.0, billed_ms=1.2, moved_bytes=9, device_byte_s=9.0)
+    numbers = dict.fromkeys(("core_ms", "idle_core_ms", "billed_core_ms", "private_byte_s"), 1.0)
+    numbers |= {"disk_byte_s": 9.0, "host_byte_s": 9.0}
+    usage = [
+        Usage(tenant="me", function=f"me..{name}", since="2025-01-02", requests=1, **numbers, device=device_)
+        for name, device_ in (("f", used), ("g", None))
+    ]
+    node = SimpleNamespace(telemetry=SimpleNamespace(usage=lambda tenant: asyncio.sleep(0, usage)))
+    own = TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
+    f, g = msgspec.json.decode(bytes(asyncio.run(own.usage(None))))
+    assert (f["function"], g["device"]) == ("f", None)
+    assert f["device"] == {
+        "device_ms": 1.0, "idle_ms": 2.0, "billed_ms": 1.2, "moved_bytes": None, "device_byte_s": None,
+    }  # fmt: skip

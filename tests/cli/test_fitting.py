@@ -12,6 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
+from overwinter.cli.device_tables import described_devices, devices_table
 from overwinter.cli.list_tables import functions_table, pipelines_table
 from overwinter.cli.telemetry_tables import activity_table, rows_for, usage_table
 from tests.cli.conftest import Run, Serving
@@ -51,17 +52,48 @@ USED = {
     "requests": 12_345_678_901, "core_ms": 9.87e12, "idle_core_ms": 8.76e12, "billed_core_ms": 1.23e13,
     "disk_byte_s": 3600.0 * (1023 << 40), "host_byte_s": 3600.0 * (1022 << 40), "private_byte_s": 3600.0 * (1021 << 40),
 }  # fmt: skip
+DEVICE = {
+    "name": "virtual:12", "kind": "virtual", "state": "stopping", "executor": 123_456, "tenant": USED["tenant"],
+    "taken_bytes": 1022 << 30, "total_bytes": 1023 << 30, "shared_bytes": 1021 << 30,
+    "functions": [
+        {"function": f"{NAME}@1234", "tenant": USED["tenant"], "nbytes": 1020 << 30, "exclusive_bytes": 1019 << 30}
+    ],
+    "run": {"function": NAME, "tenant": "t", "requests": 123, "missing_bytes": 1 << 30, "seconds": 1.5},
+    "failures": 3, "fault": "the executor was killed", "backoff_s": 12.5,
+    "links": {
+        "bytes_per_s": 12e9, "latency_s": 2e-5, "switch": "s0", "switch_bytes_per_s": 24e9,
+        "peers": {"virtual:1": 25e9}, "group_bytes": 2 << 20,
+    },
+    "history": {
+        "runs": 12_345_678, "run_s": 1e6, "hits": 1, "misses": 2, "hit_ratio": 0.98765, "moved_bytes": 1023 << 40,
+        "executors": 1234, "crashes": 123,
+    },
+}  # fmt: skip
+IDLE = {**DEVICE, "name": "virtual:1", "tenant": None, "functions": [], "run": None, "failures": 0, "history": None}
+USED_DEVICES = {
+    "device_ms": 9.87e12, "idle_ms": 8.76e12, "billed_ms": 1.23e13, "moved_bytes": 1023 << 40,
+    "device_byte_s": 3600.0 * (1023 << 40),
+}  # fmt: skip
+POOLED = {"workers": [], "devices": ["virtual:0", "virtual:12"]}
 TABLES = {
     "top": activity_table(ACTIVITY, None),
     "ps": functions_table([LISTED, {**LISTED, "name": "f", "members": 1, "workers": []}], 86_400 * 123.0),
     "pipelines": pipelines_table([PIPELINE], 86_400 * 123.0),
     "usage": usage_table([USED, {**USED, "tenant": "t", "function": "f"}]),
+    "devices": devices_table([DEVICE, IDLE]),
+    "ps with devices": functions_table(
+        [{**LISTED, **POOLED, "settings": {"slo_ms": 80.0, "device": "pool"}}], 86_400 * 123.0
+    ),
+    "usage with devices": usage_table([{**USED, "device": USED_DEVICES}, {**USED, "function": "f", "device": None}]),
 }
 STAY = {
     "top": ["FUNCTION", "STATE", "QUEUE", "P99"],
     "ps": ["NAME", "VERSION", "STATE"],
     "pipelines": ["PIPELINE", "VERSION", "STATE", "ANSWERED", "FAILED"],
     "usage": ["FUNCTION", "REQUESTS", "BILLED"],
+    "devices": ["DEVICE", "STATE", "TAKEN", "OF", "RUNNING"],
+    "ps with devices": ["NAME", "VERSION", "STATE"],
+    "usage with devices": ["FUNCTION", "REQUESTS", "BILLED", "DEVICE BILLED"],
 }
 
 
@@ -99,6 +131,46 @@ def test_nothing_is_cut(name: str, width: int) -> None:
     if name == "top":
         above = " ".join(" ".join(lines[: lines.index("")]).split())
         assert above == " ".join(" ".join(shown(name, 2000)[:2]).split())
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_top_has_a_line_for_each_device_and_cuts_nothing(width: int) -> None:
+    def rendered(seen: dict, width: int) -> list[str]:
+        console = Console(width=width, markup=False, highlight=False, emoji=False)
+        with console.capture() as captured:
+            console.print(activity_table(seen, None))
+        return captured.get().splitlines()
+
+    function = {**FEW, "device": "pool", "devices": ["virtual:12"], "workers": []}
+    lines = rendered({**ACTIVITY, "functions": [function], "devices": [DEVICE, IDLE]}, width)
+    without = rendered({**ACTIVITY, "functions": [function], "devices": []}, width)
+    start = lines.index("")
+    devices = lines[start + 1 : start + 1 + len(lines) - len(without)]
+    assert max(map(len, lines)) <= width
+    assert lines[: start + 1] + lines[start + 1 + len(devices) :] == without
+    titles, rows = cells(devices)
+    whole = cells(shown("devices", 2000))
+    assert {"DEVICE", "STATE", "TAKEN", "OF", "RUNNING"} <= set(titles) <= set(whole[0])
+    known = {cell for row in whole[1] for cell in row}
+    names = (NAME, USED["tenant"])
+    assert [cell for row in rows for cell in row if cell not in known and not any(cell in name for name in names)] == []
+    assert [row[0] for row in rows if row[0].startswith("virtual")] == ["virtual:12", "virtual:1"]
+    assert ("pool: virtual:12" in "".join(lines)) == (width == 160)
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_description_of_devices_cuts_nothing(width: int) -> None:
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    with console.capture() as captured:
+        for part in described_devices([DEVICE, IDLE]):
+            console.print(part)
+    text = captured.get()
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for each in ("22.4 GiB/s", "behind s0", "23.3 GiB/s from virtual:1", "2.0 MiB", "123 requests", "3 times in a row"):
+        assert each in words
+    assert all(each in words for each in ("1020.0 GiB", "1019.0 GiB", "killed; tried again in 12.5 s"))
+    assert "…" not in text
 
 
 @pytest.mark.parametrize("name", TABLES)

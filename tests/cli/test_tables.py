@@ -108,3 +108,14 @@ def test_a_function_tells_its_siblings_and_what_each_worker_has(capsys: pytest.C
     assert "worker 5 busy, has a@1, b@1" in lines
     many = {**sharing, "members": [f"m{number}@1" for number in range(30)], "workers": []}
     assert "and 10 more" in "".join(printed(function_table({**FUNCTION, "sharing": many}, 60.0), capsys))
+
+
+def test_a_function_of_the_pool_shows_its_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    pooled = {**FUNCTION, "workers": [], "settings": {"slo_ms": None, "device": "pool"}}
+    for devices, listed, shown in (
+        ([], "pool", "resident on no device"),
+        (["virtual:0", "virtual:1"], "pool: virtual:0, virtual:1", "resident on virtual:0, virtual:1"),
+    ):
+        function = {**pooled, "devices": devices}
+        assert f"b 1 READY awake a@1 (2) {listed} 4" in "".join(printed(functions_table([function], 0.0), capsys))
+        assert shown in printed(function_table(function, 0.0), capsys)

@@ -108,6 +108,35 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
     assert "they took 62.5% of the time of separate runs" in " ".join(text(*result).split())
 
 
+def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() -> None:
+    pool = {
+        "devices": ["virtual:0"], "never": "", "last": "virtual:0: 5 bytes were missing there", "answers": 9,
+        "in_time": 8, "required": 4.2, "runs": {"virtual:0": 7, "virtual:1": 2}, "hit_ratio": 0.5,
+        "moved_bytes": 2048, "nbytes": 4096, "run_s": 0.1,
+    }  # fmt: skip
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": pool})).split())
+    assert "after 3 failures, on virtual:0, 0 waiting" in shown
+    assert "runs on devices 7 on virtual:0, 2 on virtual:1; 50.0% missed no bytes; 2.0 KiB moved" in shown
+    assert "last binding virtual:0: 5 bytes were missing there" in shown
+    assert "8 of the last 9 answers were in time; 4 more in time are required to meet the SLO" in shown
+    assert "runs take 100 ms" in shown
+    assert "never" not in shown
+    unused = {**pool, "devices": [], "runs": {}, "hit_ratio": None, "moved_bytes": None, "required": -2.0}
+    unused |= {"last": "", "never": "no"}
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())
+    assert all(each in shown for each in ("on no device", "runs on devices none", "last binding none", "never no"))
+    assert "required" not in shown
+
+
+def test_usage_of_devices_is_shown_when_there_is_some() -> None:
+    used = {"device_ms": 30.0, "idle_ms": 100.0, "billed_ms": 40.0, "moved_bytes": 1024, "device_byte_s": 3600.0}
+    lines = text(usage_table([{**USED, "device": used}, {**USED, "function": "g", "device": None}])).splitlines()
+    assert lines[0].split()[-8:] == ["DEVICE", "IDLE", "DEVICE", "DEVICE", "BILLED", "MOVED", "ON", "DEVICE"]
+    assert " ".join(lines[-2].split()).endswith("30 ms 100 ms 40 ms 1.0 KiB 1 B h")
+    assert lines[-1].split()[-5:] == ["-"] * 5
+    assert "DEVICE" not in text(usage_table([USED]))
+
+
 def test_usage_is_printed_in_readable_units() -> None:
     row = text(usage_table([USED])).splitlines()[-1]
     assert " ".join(row.split()) == "t f a@1 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"

@@ -19,8 +19,10 @@ from overwinter.telemetry.metrics import render
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import Statistics
+from tests.scheduler.test_devices import device
 from tests.scheduler.test_snapshot import taken
 from tests.scheduler.world import spec
+from tests.telemetry.test_pool import Watched
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
@@ -151,9 +153,47 @@ def test_histograms_are_cumulative_and_end_with_their_count(seen):
     assert seen["request_duration_seconds_bucket", "function=f", "le=2.5", "start=host"] == 1
 
 
+def on_devices() -> bytes:
+    """The metrics of a node with two devices, of which one is used."""
+    world = Watched(devices=(device(0), device(1)))
+    for name in "fg":
+        world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool", slo_ms=9000))
+    for name in "ffg":
+        world.serve(name)
+    world.arrive("f")
+    sources = Sources(world.scheduler.cycle.config, world.statistics, Accounts(), Health(), Counter())
+    return render(sources, taken(world.scheduler, world.now), (), world.now)
+
+
+def test_devices_have_metrics_of_their_own():
+    seen = samples_of(on_devices())
+    states = {labels[-1]: value for (name, *labels), value in seen.items() if name == "device_state"}
+    assert seen["device_state", "device=virtual:0", "state=busy"] == 1
+    assert seen["device_state", "device=virtual:1", "state=empty"] == 1
+    assert len(states) == 7
+    assert (seen["device_bytes", "device=virtual:0"], seen["device_bytes", "device=virtual:1"]) == (520_000, 0)
+    assert seen["device_budget_bytes", "device=virtual:1"] == 1 << 20
+    assert (seen["device_functions", "device=virtual:0"], seen["executor_starts_total", "device=virtual:0"]) == (2, 1)
+    assert seen["executor_starts_total", "device=virtual:1"] == 0
+    names = ("runs", "hits", "misses", "run_seconds", "moved_bytes")
+    counts = {
+        name: [seen[f"device_{each}_total", "device=virtual:0", f"function={name}"] for each in names] for name in "fg"
+    }
+    assert counts == {"f": [2, 1, 1, 2.0, 510_000], "g": [1, 0, 1, 1.0, 10_000]}
+    assert (seen["runs_total", "function=f"], seen["run_core_seconds_total", "function=f"]) == (2, 0)
+    assert (seen["slo_met_total", "function=f"], seen["requests_running", "function=f"]) == (2, 1)
+    assert seen["run_duration_seconds_count",] == 3
+
+
+def test_without_devices_there_are_none_of_their_metrics():
+    assert b"overwinter_device" not in rendered(*STEPS)
+    assert b"overwinter_executor" not in rendered(*STEPS)
+
+
 def test_the_docs_tell_every_name_its_kind_and_its_labels():
     text = rendered(*SPLIT, pipelines=[passed()]).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(on_devices().decode())}
+    families |= {family.name: family for family in text_string_to_metric_families(text)}
     result = {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
         for name, kind, labels, meaning in ROW.findall(DOCS.read_text())

@@ -158,14 +158,16 @@ class Client:
         """The current state of the node and its functions."""
         return _json(self._send("GET", "/overwinter/v1/activity"), dict[str, Any])
 
+    def devices(self) -> list[dict[str, Any]]:
+        """The devices of the pool, and what lies there."""
+        return _json(self._send("GET", "/overwinter/v1/devices"), list[dict[str, Any]])
+
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
         """The blocks, profile and workers of a function, and the last decisions about it. NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
 
     def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
-        """The last lines that the code of a function printed, oldest first: `at` (seconds since 1970), `worker` and
-        `text`. NotFoundError.
-        """
+        """The last lines that a function printed: `at` (seconds since 1970), `worker`, `text`. NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
 
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:

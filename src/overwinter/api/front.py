@@ -148,6 +148,10 @@ class Telemetry(Protocol):
         """The current activity."""
         ...
 
+    async def devices(self) -> object:
+        """The devices of the pool."""
+        ...
+
     async def explain(self, name: FunctionName, version: int | None, /) -> object:
         """The explanation of a function; NotFoundError."""
         ...

@@ -9,6 +9,7 @@ from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
 from overwinter.node.recent_output import Line
 from overwinter.telemetry.activity import NodeActivity
+from overwinter.telemetry.devices import DeviceActivity
 from overwinter.telemetry.explaining import Explanation
 from overwinter.telemetry.metering import Usage
 
@@ -25,6 +26,7 @@ class TelemetryApi:
         return [
             Operation("GET", "/metrics", "token", self.metrics, {200: (metrics,)}),
             Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_body(NodeActivity)}),
+            Operation("GET", "/overwinter/v1/devices", "token", self.devices, {200: json_body(list[DeviceActivity])}),
             Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
             Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
             *(
@@ -41,6 +43,10 @@ class TelemetryApi:
     async def activity(self, request: Request) -> Response:
         """The current state of the node and its functions."""
         return json_response(await request.caller.front.telemetry.activity())
+
+    async def devices(self, request: Request) -> Response:
+        """The devices of the pool, and what lies there; of a tenant, its own functions on the devices that serve it."""
+        return json_response(await request.caller.front.telemetry.devices())
 
     async def usage(self, request: Request) -> Response:
         """The usage of each function, of all tenants or of the one in the path."""

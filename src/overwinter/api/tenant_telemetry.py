@@ -15,8 +15,10 @@ import msgspec
 from overwinter.api.front import Front
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
+from overwinter.telemetry.devices import DeviceActivity, of_tenant
+from overwinter.telemetry.explaining import Explanation
 
-SHARED_METRICS = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
+SHARED_METRICS = (b"overwinter_function_bytes", b"overwinter_loaded_bytes", b"overwinter_device_moved_bytes")
 """The metrics of a function that depend on blocks that other tenants also hold."""
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
@@ -76,7 +78,11 @@ class TenantTelemetry:
             return []
         used = msgspec.to_builtins(await self._node.telemetry.usage(self._tenant))
         # These figures depend on how many tenants share a block.
-        visible = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
+        hidden = {"disk_byte_s": None, "host_byte_s": None}
+        visible = [
+            each | hidden | {"device": each["device"] and each["device"] | {"moved_bytes": None, "device_byte_s": None}}
+            for each in used
+        ]
         return self._names.translated_json(visible)
 
     async def activity(self) -> object:
@@ -85,9 +91,20 @@ class TenantTelemetry:
             return await self._node.telemetry.activity()
         return self._names.translated_json(await self._activity())
 
+    async def devices(self) -> object:
+        """The devices that serve the tenant, with its own functions there."""
+        found = await self._node.telemetry.devices()
+        if self._operator:
+            return found
+        return self._names.translated_json(of_tenant(cast(list[DeviceActivity], found), self._tenant))
+
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; NotFoundError."""
-        return self._names.translated_json(await self._node.telemetry.explain(self._inner(name), version))
+        explained = cast(Explanation, await self._node.telemetry.explain(self._inner(name), version))
+        if explained.pool is not None and not self._operator:
+            pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
+            explained = msgspec.structs.replace(explained, pool=pool)
+        return self._names.translated_json(explained)
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; NotFoundError."""
@@ -116,6 +133,7 @@ def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
         private_budget=None,
         functions=[msgspec.structs.replace(each, exclusive_bytes=None) for each in own],
         workers=workers,
+        devices=of_tenant(activity.devices, tenant),
     )
 
 

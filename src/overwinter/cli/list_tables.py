@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
-from overwinter.cli.tables import Description, age_text, family_text, slo_text, stage_text, version_text, workers_text
+from overwinter.cli.tables import Description, age_text, family_text, places_text, slo_text, stage_text, version_text
 
 
 def functions_table(functions: Sequence[Description], now: float) -> FittedTable:
@@ -16,7 +16,7 @@ def functions_table(functions: Sequence[Description], now: float) -> FittedTable
             each["state"],
             each["life"],
             family_text(each),
-            workers_text(each["workers"]),
+            places_text(each, each["settings"].get("device")),
             str(each["waiting"]),
             size_text(each["nbytes"]),
             size_text(each["missing_bytes"]),

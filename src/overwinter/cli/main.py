@@ -19,7 +19,7 @@ from overwinter.cli.options import printable
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
-from overwinter.cli.telemetry import explain, logs, top, usage
+from overwinter.cli.telemetry import devices, explain, logs, top, usage
 from overwinter.cli.token import token
 from overwinter.cli.traffic import promote, split
 
@@ -70,6 +70,7 @@ for _command in (
     simulate,
     profile,
     top,
+    devices,
     explain,
     logs,
     usage,

@@ -15,6 +15,7 @@ from overwinter.core.errors import CallerError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from overwinter.cli.fitting import FittedTable
     from overwinter.simulation.capacity import Attempt, Capacity
     from overwinter.simulation.scenario import Scenario
     from overwinter.telemetry.report import Figures, Report
@@ -154,6 +155,9 @@ def _print(found: "Capacity | Report") -> None:
     show(_figures_table([*worst[:ROWS], ("total", report.total)]))
     if len(worst) > ROWS:
         click.echo(f"the worst {ROWS} of {len(worst)} functions; report.json has all")
+    if report.devices:
+        click.echo()
+        show(_devices_table(report))
     memory = report.memory
     click.echo(
         f"\nmemory: {size_text(memory.mean)} on average, {size_text(memory.peak)} at peak; blocks "
@@ -185,6 +189,25 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
             f"{each.worker_seconds:.0f}",
         )
     return table
+
+
+def _devices_table(report: "Report") -> "FittedTable":
+    from overwinter.cli.fitting import Column, FittedTable
+
+    columns = (Column("DEVICE", "word"), *map(Column, ("RUNS", "BUSY", "HITS", "MOVED", "EXECUTORS", "CRASHES")))
+    rows = [
+        (
+            name,
+            str(each.runs),
+            f"{each.busy_share:.1%}",
+            "" if each.hit_ratio is None else f"{each.hit_ratio:.1%}",
+            size_text(each.moved_bytes),
+            str(each.executors),
+            str(each.crashes),
+        )
+        for name, each in sorted(report.devices.items())
+    ]
+    return FittedTable(columns, rows)
 
 
 def _share(figures: "Figures") -> float:

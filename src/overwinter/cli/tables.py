@@ -70,7 +70,9 @@ def function_table(function: Description, now: float) -> Table:
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:
-    """Return the functions that share its workers, and what each worker holds."""
+    """Return the functions that share its workers, and what each worker holds; for one of the pool, its devices."""
+    if function["settings"].get("device") == "pool":
+        return {"resident": f"on {', '.join(function['devices'])}" if function["devices"] else "on no device"}
     if function["sharing"] is None:
         return {"workers": workers_text(function["workers"])}
     sharing, members = function["sharing"], function["sharing"]["members"]
@@ -105,6 +107,13 @@ def ids_text(ids: Sequence[str], shown: int = 20) -> str:
 def family_text(function: Description) -> str:
     """Format the family of a function and the number of its members."""
     return "-" if function["members"] == 1 else f"{function['family']} ({function['members']})"
+
+
+def places_text(function: Description, device: str | None) -> str:
+    """Format which workers have bound a function, or for one of the pool, on which devices it is resident."""
+    if device != "pool":
+        return workers_text(function["workers"])
+    return f"pool: {', '.join(function['devices'])}" if function["devices"] else "pool"
 
 
 def workers_text(workers: Sequence[int]) -> str:
@@ -193,7 +202,7 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     """Build a table with one fact per row."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, fact in facts.items():
         table.add_row(name, fact)
     return table

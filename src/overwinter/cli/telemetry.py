@@ -67,6 +67,28 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
 
 
 @click.command()
+@node_url
+@as_json
+def devices(url: str, as_json: bool) -> None:
+    """Show the devices of the pool: their state, the functions there, their links, and failures.
+
+    TAKEN counts a block that several functions share once, BYTES counts it for each of them.
+    """
+    with connect(url) as client:
+        found = client.devices()
+    if as_json:
+        print_json(found)
+        return
+    from overwinter.cli.device_tables import described_devices
+    from overwinter.cli.tables import show
+
+    for part in described_devices(found) if found else ():
+        show(part)
+    if not found:
+        click.echo("no devices: the node has no pool, or none of its devices serves this tenant")
+
+
+@click.command()
 @named_function
 @node_url
 @as_json
@@ -113,10 +135,12 @@ def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool)
 @node_url
 @as_json
 def usage(tenant: str | None, url: str, as_json: bool) -> None:
-    """Show what each function used: cores during runs and while idle, and memory over time on each tier.
+    """Show what each function used: cores during runs and while idle, devices, and memory over time on each tier.
 
     Functions that share a block pay equal parts of it. Idle cores are billed at a tenth. A worker that tests a new
-    version is not billed before it serves a request. A terminal shows the columns that fit; a pipe and --json show all.
+    version is not billed before it serves a request. A function of the pool is billed in milliseconds of a device: its
+    runs in full, and the other time in which it lies in the host store at a tenth. A terminal shows the columns that
+    fit; a pipe and --json show all.
     """
     with connect(url) as client:
         used = client.usage(tenant)

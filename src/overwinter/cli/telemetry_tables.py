@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overwinter.cli.device_tables import devices_table
 from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
 from overwinter.cli.tables import (
@@ -16,10 +17,10 @@ from overwinter.cli.tables import (
     facts_table,
     family_text,
     members_text,
+    places_text,
     plain_table,
     slo_text,
     traffic_text,
-    workers_text,
 )
 
 SHOWN_MAX = 5
@@ -27,14 +28,14 @@ SHOWN_MAX = 5
 
 
 def activity_table(activity: Description, limit: int | None) -> RenderableType:
-    """Build a summary of the node in two lines and a row for each of at most `limit` functions."""
+    """Build a summary of the node in two lines, and a row for each device and each of at most `limit` functions."""
     shown = activity["functions"][:limit]
     rows = [
         (
             each["name"],
             each["state"],
             family_text(each),
-            workers_text(each["workers"]),
+            places_text(each, each.get("device")),
             str(each["running"]),
             str(each["queued"]),
             _share_text(each["shared"]),
@@ -54,7 +55,10 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
     ]
     more = len(activity["functions"]) - len(shown)
     rest = Text(f"and {more} more" if more else "")
-    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), FittedTable(_ACTIVITY, rows), rest)
+    above: list[RenderableType] = [Text(_node_text(activity)), Text(_memory_text(activity)), Text()]
+    if activity.get("devices"):
+        above += [devices_table(activity["devices"]), Text()]
+    return Group(*above, FittedTable(_ACTIVITY, rows), rest)
 
 
 def rows_for(activity: Description, console: Console) -> int:
@@ -133,20 +137,38 @@ def _facts_of(explained: Description) -> dict[str, str]:
         slo += f", met by {_share_text(explained['attainment'])}"
     if explained["best_effort"]:
         slo += "; no configuration meets it on this machine: it is served as fast as possible"
-    run_s = explained["run_s"]
-    own = _count(_workers_that_have(explained), "worker", "workers")
+    pool, run_s = explained.get("pool"), explained["run_s"]
+    own = f"bound in {_count(_workers_that_have(explained), 'worker', 'workers')}"
+    if pool is not None:
+        own, run_s = f"on {', '.join(pool['devices']) or 'no device'}", pool["run_s"] or None
     return {
         "function": f"{explained['name']}@{explained['version']}",
         "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
         "family": members_text(explained["members"]),
-        "state": f"{state}, bound in {own}, {explained['queued']} waiting",
+        "state": f"{state}, {own}, {explained['queued']} waiting",
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
-        "runs shared": _shared_text(explained["shared"]),
+        **({"runs shared": _shared_text(explained["shared"])} if pool is None else _pool_facts(pool)),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }
+
+
+def _pool_facts(pool: Description) -> dict[str, str]:
+    """Return where a function of the pool ran, why there, and what counts for its priority."""
+    runs = ", ".join(f"{count} on {name}" for name, count in pool["runs"].items()) or "none"
+    hits = "" if pool["hit_ratio"] is None else f"; {_share_text(pool['hit_ratio'])} missed no bytes"
+    moved = "" if pool["moved_bytes"] is None else f"; {size_text(pool['moved_bytes'])} moved"
+    priority = f"{pool['in_time']} of the last {pool['answers']} answers were in time"
+    if pool["required"] > 0:
+        priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
+    facts = {
+        "runs on devices": f"{runs}{hits}{moved}",
+        "last binding": pool["last"] or "none",
+        "priority": priority,
+    }
+    return {"never": pool["never"], **facts} if pool["never"] else facts
 
 
 def _shared_text(shared: Description) -> str:
@@ -222,6 +244,7 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
 
 def usage_table(used: Sequence[Description]) -> FittedTable:
     """Build a table with one row for each function of each tenant."""
+    with_devices = any(each.get("device") for each in used)
     rows = [
         (
             each["tenant"],
@@ -231,10 +254,18 @@ def usage_table(used: Sequence[Description]) -> FittedTable:
             str(each["requests"]),
             *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),
             *(_byte_hours_text(each[key]) for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
+            *(_device_texts(each.get("device")) if with_devices else ()),
         )
         for each in used
     ]
-    return FittedTable(_USAGE, rows)
+    return FittedTable(_USAGE + _DEVICE_USAGE if with_devices else _USAGE, rows)
+
+
+def _device_texts(used: Description | None) -> tuple[str, ...]:
+    if used is None:
+        return ("-",) * len(_DEVICE_USAGE)
+    times = (f"{used[key]:.0f} ms" for key in ("device_ms", "idle_ms", "billed_ms"))
+    return (*times, _size_text(used["moved_bytes"]), _byte_hours_text(used["device_byte_s"]))
 
 
 _USAGE = (
@@ -249,6 +280,15 @@ _USAGE = (
     Column("DISK", drop_order=3),
     Column("HOST", drop_order=5),
     Column("PRIVATE", drop_order=8),
+)
+
+
+_DEVICE_USAGE = (
+    Column("DEVICE", drop_order=10),
+    Column("IDLE DEVICE", drop_order=9),
+    Column("DEVICE BILLED"),
+    Column("MOVED", drop_order=9),
+    Column("ON DEVICE", drop_order=4),
 )
 
 

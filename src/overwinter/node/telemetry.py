@@ -21,6 +21,7 @@ from overwinter.scheduler.snapshot import Snapshot
 from overwinter.store.repository import Repository
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.activity import NodeActivity, activity
+from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.explaining import Explanation, Times, explanation, tiers_of
 from overwinter.telemetry.metering import Meter, Usage
 from overwinter.telemetry.metrics import render
@@ -112,6 +113,11 @@ class Telemetry:
     async def _compute_activity(self) -> NodeActivity:
         known = await self._snapshot()
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
+
+    async def devices(self) -> list[DeviceActivity]:
+        """Return the devices of the pool, and what lies there."""
+        now = clock.now()
+        return devices_activity(self._sources, self._parts.published.devices(now), now)
 
     async def _snapshot(self) -> Snapshot:
         """Take a snapshot of the scheduler's data; the loop runs between its steps."""

@@ -4,7 +4,7 @@ import msgspec
 
 from overwinter.core.agreement import Agreement
 from overwinter.core.function import Availability, Settings
-from overwinter.core.ids import Address, FunctionName, TenantId, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionName, TenantId, WorkerId
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
@@ -52,6 +52,8 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     life: str
     workers: tuple[WorkerId, ...]
     """The workers that have bound it; functions of a family share them."""
+    devices: tuple[DeviceId, ...]
+    """The devices with its blocks, if it is a function of the pool."""
     members: int
     """The number of functions in its family."""
     waiting: int
@@ -126,6 +128,7 @@ class DeployedView:
             handler=deployment.manifest.handler is not None,
             life="unloaded" if known is None else known.state,
             workers=() if known is None else known.workers,
+            devices=() if known is None else known.devices,
             family=self._function.id if known is None else known.family,
             members=1 if known is None else known.members,
             waiting=0 if known is None else known.queued,

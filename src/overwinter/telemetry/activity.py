@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
+from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import ANSWERS_KEPT, Answer, FunctionStatistics
 
@@ -27,8 +28,12 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The number of functions in the family."""
     workers: Sequence[WorkerId]
     """The workers that have bound it; functions of a family share them."""
+    device: str
+    """Where it runs: `cpu`, in workers, or `pool`, on any device."""
+    devices: Sequence[DeviceId]
+    """The devices with its blocks."""
     running: int
-    """The requests in workers."""
+    """The requests in workers and on devices."""
     queued: int
     shared: float | None
     """The share of the requests that ran together with those of other functions; None: nothing ran."""
@@ -73,6 +78,8 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     functions: Sequence[FunctionActivity]
     workers: Sequence[FamilyWorker]
     """The functions that each worker has bound."""
+    devices: Sequence[DeviceActivity] = ()
+    """The devices of the pool."""
 
 
 def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
@@ -103,6 +110,7 @@ def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
         private_budget=sources.config.memory_bytes,
         functions=functions,
         workers=known.workers,
+        devices=devices_activity(sources, known.devices, now),
     )
 
 
@@ -127,6 +135,8 @@ def _function(
         family=newest.family,
         members=newest.members,
         workers=workers,
+        device=newest.spec.settings.device,
+        devices=tuple(dict.fromkeys(name for function in versions for name in function.devices)),
         running=running[tally.name],
         queued=sum(function.queued for function in versions),
         shared=tally.shared_batched / tally.batched if tally.batched else None,

@@ -3,14 +3,14 @@ reasons.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
-from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.profile import Point
-from overwinter.scheduler.details import BindingDetail, FunctionDetail, WorkerDetail
+from overwinter.scheduler.details import BindingDetail, FunctionDetail, PoolDetail, WorkerDetail
 from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
@@ -23,7 +23,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Where a function's blocks are on one tier."""
 
     tier: str
-    """disk, host, or private: the workers' memory."""
+    """disk, host, private (the workers' memory), or the name of a device."""
     store: StoreName = StoreName("")
     """The name of a host store; empty for the shared one."""
     resident: int
@@ -92,6 +92,17 @@ class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
     bound: Sequence[BoundFacts]
 
 
+class PoolFacts(PoolDetail, frozen=True, kw_only=True):
+    """What is known of a function of the pool, and its runs since the node started, of all versions together."""
+
+    runs: Mapping[DeviceId, int]
+    """The completed runs on each device."""
+    hit_ratio: float | None
+    """The share of these whose blocks were all there; None: there was none."""
+    moved_bytes: int | None
+    """The bytes that were transferred to devices; None for a tenant."""
+
+
 class HistoryEntry(msgspec.Struct, frozen=True):
     """A decision or message, and its time in seconds since 1970."""
 
@@ -149,6 +160,8 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     decisions: Sequence[HistoryEntry]
     """The last decisions about all versions, the newest last."""
     refusals: Sequence[HistoryEntry]
+    pool: PoolFacts | None = None
+    """Its devices, if it is a function of the pool."""
 
 
 def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId, int], times: "Times") -> Explanation:
@@ -182,6 +195,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         refused=own.refused.total(),
         decisions=times.history(list(tally.decisions)),
         refusals=times.history(list(tally.refusals)),
+        pool=None if known.pool is None else _pool(known.pool, tally),
     )
 
 
@@ -223,8 +237,39 @@ def tiers_of(
                 sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in holding) if held else 0,
             )
         )
+    tiers += _devices(sources, function, others)
     private = seen.private_bytes()[function.id]
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
+
+
+def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
+    counts = tally.on_devices
+    return PoolFacts(
+        **msgspec.structs.asdict(known),
+        runs={name: each.runs for name, each in list(tally.on.items())},
+        hit_ratio=counts.hit_ratio,
+        moved_bytes=counts.moved_bytes,
+    )
+
+
+def _devices(sources: Sources, function: FunctionSpec, others: Sequence[Sibling]) -> Iterator[TierBytes]:
+    """Yield where the function's weights are on devices that have some of them."""
+    sizes = {blob.address: blob.nbytes for blob in function.blobs if blob.address != function.program}
+    for name, device in list(sources.statistics.pool.devices.items()):
+        holding = [addresses for id_, addresses in others if device.blocks.held(id_)]
+        held = sizes.keys() if device.blocks.held(function.id) else set().union(*holding) & sizes.keys()
+        if held:
+            sharers = [addresses for addresses in holding if not held.isdisjoint(addresses)]
+            shared = sum(sizes[each] for each in set().union(*sharers) & held)
+            resident = sum(sizes[each] for each in held)
+            yield TierBytes(
+                tier=name,
+                resident=resident,
+                missing=sum(sizes.values()) - resident,
+                exclusive=resident - shared,
+                shared=shared,
+                sharers=len(sharers),
+            )
 
 
 def _profile(known: FunctionDetail, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:

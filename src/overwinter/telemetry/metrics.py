@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from overwinter.core.actions import Decision
@@ -20,14 +20,11 @@ from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
 from overwinter.telemetry.accounts import KINDS, Accounts
-from overwinter.telemetry.histogram import Histogram
+from overwinter.telemetry.device_metrics import device_metrics
+from overwinter.telemetry.exposition import Sample, counter, gauge, histogram
 from overwinter.telemetry.pipelines import PipelineStatistics
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics, VersionStatistics
-
-PREFIX = "overwinter_"
-Labels = Sequence[str]
-Sample = tuple[Labels, float]
 
 
 def render(sources: Sources, known: Snapshot, pipelines: Sequence[PipelineStatistics], now: Seconds) -> bytes:
@@ -62,38 +59,10 @@ class _Node(Collector):
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
         yield from _health(sources.health)
+        if known.devices:
+            yield from device_metrics(known.devices, sources.statistics)
         help_text = "Periodic checks of the node that failed because of an error of the system."
         yield counter("checks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
-
-
-def counter(name: str, help_text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
-    """Format a family of counters."""
-    return _filled(CounterMetricFamily(PREFIX + name, help_text, labels=labels), samples)
-
-
-def gauge(name: str, help_text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
-    """Format a family of gauges."""
-    return _filled(GaugeMetricFamily(PREFIX + name, help_text, labels=labels), samples)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[Sample]) -> Metric:
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
-
-
-def histogram(name: str, help_text: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
-    """Format a family of histograms."""
-    family = HistogramMetricFamily(PREFIX + name, help_text, labels=labels)
-    for values, each in samples:
-        # Copy the counts once, because the loop continues to count.
-        counts, total, below = list(each.counts), each.total, 0
-        buckets = []
-        for bound, count in zip([*each.bounds, None], counts, strict=True):
-            below += count
-            buckets.append(("+Inf" if bound is None else str(bound), below))
-        family.add_metric(values, buckets, total)
-    return family
 
 
 def _requests(
@@ -251,7 +220,7 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
     best_effort = sum(function.best_effort for function in known.functions)
     yield gauge("functions_best_effort", "Functions whose SLO no configuration meets.", [], [((), best_effort)])
-    help_text = "Functions that wait for a core, a place for a worker, or space in a host store."
+    help_text = "Functions that wait for a core, a place for a worker, space in a host store, or a device."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
     )
