@@ -17,3 +17,8 @@ def test_a_function_without_requests_is_not_billed_for_its_trial(run: Run) -> No
     assert used() == {"core_ms": 0, "idle_core_ms": 0, "billed_core_ms": 0, "private_byte_s": 0}
     run("infer", "uncalled", "-i", "x=[[1, 2]]")
     assert min(used().values()) > 0
+
+
+def test_a_node_without_devices_says_so(run: Run) -> None:
+    assert run("devices").stdout.startswith("no devices")
+    assert json.loads(run("devices", "--json").stdout) == []

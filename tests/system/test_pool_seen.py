@@ -1,0 +1,68 @@
+"""What a real node with devices tells of them."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from .nodes import NodeProcess, wait_until
+from .test_pool import MODELS, SIZE, put, right
+
+
+@pytest.fixture
+def pool(make_node) -> NodeProcess:
+    """A node with one used device and one unused, after each model ran once and one of them twice."""
+    node = make_node("--devices", "2", "--device-memory", "8MiB")
+    put(node)
+    for name in ("f1", "f3", "f1", "f0", "f2", "f4", "f5"):
+        assert right(node, name, 1.0)
+    return node
+
+
+def told(node: NodeProcess, *command: str) -> str:
+    arguments = [sys.executable, "-m", "overwinter", *command, "--url", node.url]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_view_says_the_same_of_the_devices(pool: NodeProcess):
+    # All three siblings share a weight.
+    moved = 3 * 4 * 4 * SIZE + (1 + 3) * 4 * SIZE
+    devices = wait_until(lambda: (seen := pool.client.devices()) and seen[0]["history"]["runs"] == 7 and seen)
+    assert sum(each["history"]["moved_bytes"] for each in devices) == moved
+    used = devices[0]
+    assert (used["state"], used["tenant"], used["failures"], used["history"]["hits"]) == ("idle", "default", 0, 1)
+    assert used["taken_bytes"] >= moved
+    assert 0 <= used["shared_bytes"] - 4 * SIZE < SIZE
+    assert {each["function"] for each in used["functions"]} == {f"{name}@1" for name in MODELS}
+    assert pool.client.activity()["devices"][0] == used
+    assert pool.client.function("f1")["devices"] == [used["name"]]
+
+    explained = pool.client.explain("f1")
+    assert (explained["pool"]["runs"], explained["pool"]["hit_ratio"]) == ({used["name"]: 2}, 0.5)
+    assert explained["pool"]["last"].startswith(f"{used['name']}: all its blocks were there")
+    [on_device] = [each for each in explained["tiers"] if each["tier"] == used["name"]]
+    assert (on_device["missing"], on_device["shared"] >= 4 * SIZE) == (0, True)
+
+    usage = {each["function"]: each["device"] for each in pool.client.usage()}
+    assert (usage["f1"]["moved_bytes"], usage["f3"]["moved_bytes"]) == (8 * SIZE, 4 * SIZE)
+    for each in usage.values():
+        assert each["billed_ms"] == pytest.approx(each["device_ms"] + 0.1 * each["idle_ms"])
+        assert min(each["device_ms"], each["idle_ms"], each["device_byte_s"]) > 0
+
+    with urllib.request.urlopen(f"{pool.url}/metrics") as answer:
+        text = answer.read().decode()
+    assert f'overwinter_device_functions{{device="{used["name"]}"}} 6.0' in text
+    assert f'overwinter_device_hits_total{{device="{used["name"]}",function="f1"}} 1.0' in text
+
+
+def test_the_commands_show_the_devices(pool: NodeProcess):
+    assert len(json.loads(told(pool, "devices", "--json"))) == 2
+    shown = told(pool, "devices")
+    assert all(f"{name}@1" in shown for name in MODELS)
+    assert "from the host after" in shown
+    assert "RUNNING" in told(pool, "top", "--once")
+    assert "pool: " in told(pool, "ps")
+    assert "last binding" in told(pool, "explain", "f1")
+    assert "DEVICE BILLED" in told(pool, "usage")
