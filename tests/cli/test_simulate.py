@@ -85,3 +85,13 @@ def test_a_trace_that_is_not_there_is_named(local: Run, scenario, tmp_path) -> N
     (tmp_path / "s.toml").write_text(text)
     failed = local("simulate", scenario, "--no-figures", exit_code=1)
     assert "none.npy" in failed.stderr
+
+
+def test_the_devices_are_shown_if_there_are_any(local: Run, scenario, tmp_path) -> None:
+    assert "DEVICE" not in local("simulate", scenario, "--no-figures").stdout
+    pooled = SCENARIO.replace("slo_ms = 100", 'slo_ms = 100, device = "pool"')
+    (tmp_path / "p.toml").write_text(pooled + '[[devices]]\nname = "a"\nmemory_bytes = 4_000_000\n')
+    shown = local("simulate", "p.toml", "--no-figures").stdout
+    report = json.loads((tmp_path / "simulated" / "p" / "report.json").read_bytes())["devices"]["a"]
+    row = next(line.split() for line in shown.splitlines() if line.startswith("a "))
+    assert row[:3] == ["a", str(report["runs"]), f"{report['busy_share']:.1%}"]

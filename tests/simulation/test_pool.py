@@ -67,3 +67,19 @@ def test_devices_are_named_once_and_in_their_place():
         scene(devices=[SMALL[0], SMALL[0]])
     with pytest.raises(ValueError, match="devices of the scenario"):
         scene(scheduler={"devices": SMALL})
+
+
+def test_the_report_has_the_figures_of_each_device():
+    world = World(pool(FAULTS))
+    report = world.run()
+    devices, functions = report.devices, report.functions.values()
+    assert devices.keys() == {"a", "b"}
+    assert all(0 < each.busy_share < 1 and 0 < each.hit_ratio < 1 for each in devices.values())
+    assert all(each.executors > each.crashes > 0 for each in devices.values())
+    assert sum(each.unplaced for each in devices.values()) > 0
+    busy_s = sum(each.busy_share for each in devices.values()) * report.duration_s
+    assert busy_s == pytest.approx(report.total.device_seconds)
+    assert report.total.device_seconds == pytest.approx(sum(each.device_seconds for each in functions))
+    moved = {report.total.moved_bytes, sum(each.moved_bytes for each in functions)}
+    assert moved == {sum(each.moved_bytes for each in devices.values())}
+    assert 0 < report.total.idle_device_seconds <= len(functions) * report.duration_s
