@@ -165,6 +165,19 @@ def test_a_block_removed_behind_the_stores_back_can_be_loaded_again(repository, 
     assert host.load([BLOB]) == len(DATA)
 
 
+def test_of_several_blocks_removed_behind_the_stores_back_one_load_brings_all(repository, host):
+    blobs = stored(repository, 3)
+    host.load(blobs)
+    for blob in blobs[:2]:
+        (host.root / blob.address).unlink()
+    with pytest.raises(StoreError, match="load"):
+        host.open([blob.address for blob in blobs])
+    assert set(host.resident()) == {blobs[2].address}
+    host.load(blobs)
+    with opened(host, [blob.address for blob in blobs]) as descriptors:
+        assert len(descriptors) == 3
+
+
 def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])

@@ -114,6 +114,17 @@ def test_an_executor_that_dies_costs_no_answer(make_node):
     assert all(right(node, name, 3.0) for name in MODELS)
 
 
+def test_blocks_that_are_lost_are_loaded_again(make_node):
+    node = make_node("--devices", "2", "--device-memory", "4MiB")
+    put(node)
+    assert all(right(node, name, 1.0) for name in MODELS)
+    for block in node.store().iterdir():
+        block.unlink()
+    for pid in executors(node):
+        os.kill(pid, signal.SIGKILL)
+    assert all(right(node, name, 2.0) for name in MODELS)
+
+
 def test_tenants_take_turns_on_a_device(make_node):
     node = make_node("--devices", "1", "--device-memory", "4MiB")
     for tenant in ("ada", "bob"):

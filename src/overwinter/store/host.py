@@ -15,7 +15,7 @@ may use it concurrently.
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -125,14 +125,16 @@ class HostStore:
         """Return read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
         Raises StoreError when a block is not resident; when its size has changed, in which case it is dropped and can
-        be loaded again; and when an earlier owner left it and it is not verified.
+        be loaded again; and when an earlier owner left it and it is not verified. Of blocks whose files are gone all
+        are dropped, so that one load brings all.
         """
         descriptors: list[int] = []
+        wanted = tuple(addresses)
         with ExitStack() as undo:
-            for address in addresses:
+            for address in wanted:
                 if address in self._unverified:
                     raise StoreError(f"block {address} in {self.root} is not verified yet: try again")
-                descriptor = self._open(address)
+                descriptor = self._open(address, wanted)
                 undo.callback(os.close, descriptor)
                 descriptors.append(descriptor)
                 if os.fstat(descriptor).st_size != self._resident.get(address):
@@ -212,7 +214,7 @@ class HostStore:
         `pause` is called after each chunk. Raises StoreError when the block is missing, or is dropped meanwhile.
         """
         hasher = blake3()
-        with open(self._open(address), "rb") as file, disk_errors(f"read block {address}", self.root):
+        with open(self._open(address, (address,)), "rb") as file, disk_errors(f"read block {address}", self.root):
             for chunk in read_chunks(file.fileno()):
                 hasher.update(chunk)
                 self.health.verified_bytes += len(chunk)
@@ -242,11 +244,12 @@ class HostStore:
     def _path(self, address: Address) -> Path:
         return self.root / check_address(address)
 
-    def _open(self, address: Address) -> int:
+    def _open(self, address: Address, wanted: Sequence[Address]) -> int:
+        """Open a block; if its file is gone, drop those of the wanted blocks whose files are."""
         try:
             return os.open(f"{self.root}/{check_address(address)}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            self.drop([address])
+            self.drop([each for each in wanted if not self._path(each).exists()])
             raise StoreError(f"block {address} is not in the host store {self.root}: load it first") from None
         except OSError as error:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
