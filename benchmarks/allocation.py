@@ -87,15 +87,20 @@ def measured(name: str) -> Sized:
     """Export a model and time its run."""
     family = Family(name)
     blocks = family.packaged(name).manifest.blocks
+    return Sized(name, {block.address: block.nbytes for block in blocks}, run_seconds(family))
+
+
+def run_seconds(family: Family) -> float:
+    """Return the processor time of a run of the program in this thread: its time on an idle machine."""
     one = family.one()
     inputs = [one[spec.name] for spec in family.program.inputs]
     run, taken = compile_program(family.program), []
     with torch.inference_mode():
         for _ in range(RUNS + 1):
-            began = time.perf_counter()
+            began = time.thread_time()
             run(family.weights, inputs)
-            taken.append(time.perf_counter() - began)
-    return Sized(name, {block.address: block.nbytes for block in blocks}, median(taken[1:]))
+            taken.append(time.thread_time() - began)
+    return median(taken[1:])
 
 
 def compare(models: Sequence[Sized], copies: int, requests: int, seed: int) -> dict[str, list[Cost]]:
@@ -128,21 +133,15 @@ def shares(costs: Sequence[Cost], native_s: float) -> list[float]:
     return [(cost.seconds + cost.native_calls * native_s) / cost.model.run_s for cost in costs]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
-    parser.add_argument("--copies", type=int, default=COPIES, help="functions of each model, without common blocks")
-    parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--native-us", type=float, default=NATIVE_US)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    costs = compare([measured(name) for name in options.models], options.copies, options.requests, options.seed)
-    native_s = options.native_us / 1e6
+def measure(
+    models: Sequence[str], requests: int, *, copies: int = COPIES, native_us: float = NATIVE_US, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """Print the tables; return the figures."""
+    costs = compare([measured(name) for name in models], copies, requests, seed)
     rows = {
         "partitions": shares(costs["partitions"], 0.0),
         "cached, native calls free": shares(costs["cached"], 0.0),
-        f"cached, native calls of {options.native_us:g} us": shares(costs["cached"], native_s),
+        f"cached, native calls of {native_us:g} us": shares(costs["cached"], native_us / 1e6),
     }
     print(
         f"\ntime to place blocks over that of a run\n{'allocator':36}{'median':>10}{'p90':>10}{'p99':>10}{'most':>10}"
@@ -152,11 +151,25 @@ def main() -> None:
         print(f"{name:36}{median(row):10.3f}{cuts[89]:10.3f}{cuts[98]:10.3f}{max(row):10.3f}")
     calls = [cost.native_calls for cost in costs["cached"]]
     print(f"\nnative calls of a request to the cached allocator: {sum(calls) / len(calls):.1f}, at most {max(calls)}")
-    figures = {
-        name: round(quantiles(row, n=100)[98], 4)
-        for name, row in zip(("partitions", "cached", "cached_native"), rows.values(), strict=True)
+    names = ("partitions", "cached", "cached_native")
+    return {
+        "allocation_over_run": {
+            name: round(quantiles(row, n=100)[98], 4) for name, row in zip(names, rows.values(), strict=True)
+        }
     }
-    print("RESULT " + json.dumps({"allocation_over_run": figures}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
+    parser.add_argument("--copies", type=int, default=COPIES, help="functions of each model, without common blocks")
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--native-us", type=float, default=NATIVE_US)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    made = {"copies": options.copies, "native_us": options.native_us, "seed": options.seed}
+    print("RESULT " + json.dumps(measure(options.models, options.requests, **made)))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,10 @@ class Family:
         path = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.Linear)][-1]
         return [name for name in self.state() if name.startswith(f"{path}.")]
 
+    def floats(self) -> list[str]:
+        """Return all tensors that training may change: a variant in which they differ shares no block of weights."""
+        return [name for name, tensor in self.state().items() if tensor.is_floating_point()]
+
     def norms(self) -> list[str]:
         """Return the tensors of all batch norms, including statistics, which change in any training."""
         paths = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.BatchNorm2d)]

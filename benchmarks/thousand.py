@@ -116,15 +116,21 @@ def loaded_bytes(family: Family, root: Path) -> int:
 
 
 def deploy_variants(
-    node: Node, family: Family, indices: Sequence[int], settings: Mapping[str, Any]
+    node: Node,
+    family: Family,
+    indices: Sequence[int],
+    settings: Mapping[str, Any],
+    tensors: Sequence[str] | None = None,
 ) -> dict[int, Target]:
-    """Deploy the variants of one model; return how to call each, and print the times."""
+    """Deploy the variants of one model, in which these tensors differ, by default the head; return how to call each,
+    and print the times.
+    """
     targets = {}
     spent: Counter[str] = Counter()
     for variant, index in enumerate(indices, 1):
         name = f"{family.name}-{index:04}"
         marks = [time.perf_counter()]
-        family.vary(family.head(), variant)
+        family.vary(family.head() if tensors is None else tensors, variant)
         marks.append(time.perf_counter())
         package = family.packaged(name, slo_ms=slo_ms(family.name), **settings)
         marks.append(time.perf_counter())

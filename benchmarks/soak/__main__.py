@@ -71,26 +71,29 @@ COUNTED = slice(Standing._fields.index("descriptors"), None)
 class Soak:
     """A node, its functions, and the outcomes of requests and changes."""
 
+    pool = False
+    """Whether the functions run on devices."""
+
     def __init__(self, node: Node, options: argparse.Namespace) -> None:
         self.node = node
         self.rate = options.rate
-        families, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small)
+        families, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small, self.pool)
         self.sizes = [len(family) for family in families]
         self.members = [member for family in families for member in family]
         self.counts: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
-        self._weather = Weather()
-        self._expired: list[tuple[Span, str]] = []
+        self.weather = Weather()
+        self.expired: list[tuple[Span, str]] = []
         """The requests that timed out, with a message if one was not due to overload."""
         self._random = Random(options.seed)
-        self._seed = options.seed
+        self.seed = options.seed
         self._variants = 0
-        self._rounds = 0
+        self.rounds = 0
 
     def round(self, seconds: float) -> None:
         """Run a round: deploy all functions, call them with changes and kills for `seconds`, and remove them."""
-        self._rounds += 1
+        self.rounds += 1
         for member in self.members:
             self._surely(member, "deploy")
         plan = arrivals(seconds, self.rate, self.sizes, self._random)
@@ -122,31 +125,31 @@ class Soak:
             began = sender.began()
             outcomes = sender.outcomes()
         for outcome in outcomes:
-            self._judge(outcome, began)
+            self.judge(outcome, began)
 
-    def _judge(self, outcome: Outcome, began: float) -> None:
+    def judge(self, outcome: Outcome, began: float) -> None:
         place, input_ = divmod(outcome.target, ROWS)
         member = self.members[place]
-        found, span = verdict(outcome, began, input_, member.history, self._weather)
+        found, span = verdict(outcome, began, input_, member.history, self.weather)
         message = VARYING.sub("N", outcome.start.replace(member.name, "NAME"))[:120]
         if outcome.status != 200:
             self.refusals[f"{outcome.status} {found}: {message}"] += 1
-        at = f"round {self._rounds}, {span.begin:.3f} to {span.until:.3f}"
+        at = f"round {self.rounds}, {span.begin:.3f} to {span.until:.3f}"
         line = f"{found}: {member.name}, {at}: {outcome.status} {message}"
         if found == "expired":
-            self._expired.append((span, line))
+            self.expired.append((span, line))
             return
         self.counts[found] += 1
         if found in ("wrong", "lost"):
-            self._say(line)
+            self.say(line)
 
     def judge_expired(self, steps: Steps) -> None:
         """Judge timeouts, once it is known when the node had a free core."""
-        for span, line in self._expired:
+        for span, line in self.expired:
             explained = steps.overloaded(span)
             self.counts["refused" if explained else "lost"] += 1
             if not explained:
-                self._say(line)
+                self.say(line)
 
     # Changes and kills
 
@@ -154,7 +157,7 @@ class Soak:
     def _trouble(self) -> Iterator[None]:
         """Make changes and kills until the block ends."""
         over = threading.Event()
-        jobs = (self._changing, self._killing)
+        jobs = (self._changing, self.killing)
         with ThreadPoolExecutor(len(jobs)) as pool:
             ends = [pool.submit(job, over) for job in jobs]
             try:
@@ -165,18 +168,18 @@ class Soak:
             end.result()
 
     def _changing(self, over: threading.Event) -> None:
-        random = Random(f"{self._seed} changes {self._rounds}")
+        random = Random(f"{self.seed} changes {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_CHANGES_S)):
             away = [member for member in self.members if member.state != "present"]
             member = random.choice(away if away and random.random() < RETURNS else self.members)
             self._change(member, random.choice(CHANGES[member.state]))
 
-    def _killing(self, over: threading.Event) -> None:
-        random = Random(f"{self._seed} kills {self._rounds}")
+    def killing(self, over: threading.Event) -> None:
+        random = Random(f"{self.seed} kills {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
             kind = "zygote" if random.random() < ZYGOTES else "worker"
             if kill(self.node, kind, random):
-                self._weather.killed()
+                self.weather.killed()
                 self.done[f"kill {kind}"] += 1
 
     def _change(self, member: Member, what: str) -> bool:
@@ -186,13 +189,13 @@ class Soak:
         try:
             member.change(what, self.node.client, self._variants)
         except OverwinterError as error:
-            explained = self._weather.kills.meet(Span(began, time.monotonic()))
+            explained = self.weather.kills.meet(Span(began, time.monotonic()))
             self.counts["refused" if explained else "lost"] += 1
             self.refusals[
                 f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]
             ] += 1
             if not explained:
-                self._say(f"lost: {what} {member.name}: {error}")
+                self.say(f"lost: {what} {member.name}: {error}")
             return False
         self.done[what] += 1
         return True
@@ -202,7 +205,7 @@ class Soak:
         if not any(self._change(member, what) for _ in range(RETRIES)):
             raise RuntimeError(f"{what} of {member.name} fails")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         print(f"  {line}", file=sys.stderr, flush=True)
 
 

@@ -76,8 +76,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
 class Member:
     """One function. Its versions have different heads, and with a handler a factor or a tokenizer of their own."""
 
-    def __init__(self, family: Family, order: int, tenant: str) -> None:
-        """Create it; `order`: its index within the family."""
+    def __init__(self, family: Family, order: int, tenant: str, pool: bool) -> None:
+        """Create it; `order`: its index within the family; `pool`: it runs on devices, without a handler."""
         self.name = f"{family.name}-{order:03}"
         self.tenant = tenant
         self.state: Literal["absent", "present", "unloaded"] = "absent"
@@ -85,14 +85,16 @@ class Member:
         self.history = History(may_be_late=not late)
         self.history.gone.begin()
         self._family = family
-        self._handler = HANDLERS.get(family.name)
+        self._handler = None if pool else HANDLERS.get(family.name)
         self._words = {f"w{word}": 1 + (word + order) % IDS for word in range(ROWS * TOKENS)}
         self._factor = order + 2 if self._handler == FACTOR else None
+        self._exact = pool or family.name not in BATCHED
         self._settings = {
             "keep_alive_s": KEEP_ALIVE_S[order % len(KEEP_ALIVE_S)],
             "timeout_s": TIMEOUT_S,
-            "max_batch": MAX_BATCH if family.name in BATCHED else 1,
+            "max_batch": 1 if self._exact else MAX_BATCH,
             "isolation": "function" if order % OWN == 0 else "family",
+            "device": "pool" if pool else "cpu",
         }
         if late:
             self._settings |= {"slo_ms": SLO_MS, "late": "refuse"}
@@ -104,9 +106,8 @@ class Member:
 
     def targets(self, payload: int) -> list[Target]:
         """Return how to call it with each input; the first row is the plan's payload of this number."""
-        keep = self._family.name in BATCHED
         heads = [request.partition(END)[0] + END for request in self.requests()]
-        return [Target(head, payload + row, b"", keep) for row, head in enumerate(heads)]
+        return [Target(head, payload + row, b"", not self._exact) for row, head in enumerate(heads)]
 
     def change(self, what: str, client: Client, variant: int) -> None:
         """Make one of CHANGES; raise OverwinterError if the node refuses."""
@@ -128,7 +129,7 @@ class Member:
         family = self._family
         family.vary(family.head(), variant)
         made = family.packaged(self.name, self._handler, assets=self._assets(), tenant=self.tenant, **self._settings)
-        version = Version([self._answer(row) for row in range(ROWS)], exact=family.name not in BATCHED)
+        version = Version([self._answer(row) for row in range(ROWS)], exact=self._exact)
         older = list(self.history.versions)
         self.history.versions.append(version)
         version.served.begin()
@@ -184,7 +185,9 @@ class Member:
         self.history.unloaded.end()
 
 
-def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[list[Member]], list[Target], list[bytes]]:
+def made(
+    count: int, models: tuple[str, ...], small: bool, pool: bool = False
+) -> tuple[list[list[Member]], list[Target], list[bytes]]:
     """Return the members of all families, equally many of each, with the plan's targets (ROWS each) and payloads."""
     families: list[list[Member]] = []
     targets: list[Target] = []
@@ -192,7 +195,8 @@ def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[list[Me
     for place, model in enumerate(models):
         family = Family(model, tokens=TOKENS, small=small)
         wanted = range(place, count, len(models))
-        families.append([Member(family, order, TENANTS[place % len(TENANTS)]) for order in range(len(wanted))])
+        tenant = TENANTS[place % len(TENANTS)]
+        families.append([Member(family, order, tenant, pool) for order in range(len(wanted))])
         for member in families[-1]:
             targets += member.targets(len(payloads))
         payloads += [request.partition(END)[2] for request in families[-1][0].requests()]

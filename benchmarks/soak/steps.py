@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.harm import Span
-from overwinter.core.actions import Action, Bind, Run, StartWorker
+from overwinter.core.actions import Action, Bind, Run, RunOnDevice, StartExecutor, StartWorker
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 
@@ -55,5 +55,11 @@ class Steps:
                 self.counts["binds"] += 1
             case StartWorker():
                 self.counts["workers started"] += 1
+            case StartExecutor():
+                self.counts["executors started"] += 1
+            case RunOnDevice(missing_bytes=missing, evict=evicted):
+                self.counts["runs on devices"] += 1
+                self.counts["runs that brought blocks"] += missing > 0
+                self.counts["functions evicted from devices"] += len(evicted)
             case _:
                 pass

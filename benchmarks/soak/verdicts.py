@@ -86,10 +86,10 @@ class Weather:
     def __init__(self) -> None:
         self.kills = Spans()
 
-    def killed(self) -> None:
-        """Record the kill of a worker or zygote."""
+    def killed(self, stopped_s: float = 0.0) -> None:
+        """Record the kill of a process, or its stop for so long."""
         now = monotonic()
-        self.kills.add(Span(now, now + AFTERMATH_S))
+        self.kills.add(Span(now, now + stopped_s + AFTERMATH_S))
 
 
 def verdict(outcome: Outcome, began: float, row: int, history: History, weather: Weather) -> tuple[str, Span]:
@@ -114,10 +114,13 @@ def may_refuse(outcome: Outcome, span: Span, history: History, weather: Weather)
         case 404:
             return history.gone.meet(span)
         case 500:
-            return "failed twice" in outcome.start and weather.kills.meet(span)
+            known = any(why in outcome.start for why in ("failed twice", "are out of service"))
+            return known and weather.kills.meet(span)
         case 503 if "is unloaded" in outcome.start:
             return history.unloaded.meet(span)
         case 503:
             return "can no longer answer" in outcome.start and not history.may_be_late
+        case 504:
+            return "hung on" in outcome.start and weather.kills.meet(span)
         case _:
             return False

@@ -1,13 +1,10 @@
-"""Measures the pool of devices.
+"""Measures what a run through an executor adds to the same program in this process, in turns with it.
 
-`python -m benchmarks.pool` measures what a run through an executor adds to the same program in this process, in turns
-with it: from the scheduler's order to the end of the run, with the request's copy into the buffer and the answer's copy
-out of it. The model takes about 1 ms on one core, and its blocks are on the device. Both give the same bits.
+It counts from the scheduler's order to the end of the run, with the request's copy into the buffer and the answer's out
+of it. The model takes about 1 ms on one core, and its blocks are on the device. Both give the same bits.
 """
 
-import argparse
 import asyncio
-import gc
 import os
 import tempfile
 import time
@@ -17,7 +14,7 @@ from statistics import median
 import torch
 import uvloop
 
-from benchmarks.measure import print_result, quantile
+from benchmarks.measure import quantile
 from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import Package, package
 from overwinter.core.actions import RunOnDevice, StartExecutor
@@ -160,19 +157,11 @@ async def dispatch(rounds: int, root: Path) -> tuple[list[float], list[float]]:
     return here, there
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
-    gc.freeze()
+def measure(rounds: int) -> float:
+    """Print the quantiles of both; return the difference of their medians in milliseconds."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         here, there = uvloop.run(dispatch(rounds, Path(root)))
     for name, times in (("in this process", here), ("through an executor", there)):
         shown = "  ".join(f"p{round(100 * share)} {1e3 * quantile(times, share):.3f} ms" for share in SHOWN)
         print(f"{name:20} {shown}")
-    print_result({"dispatch_ms": round(1e3 * (median(there) - median(here)), 3)})
-
-
-if __name__ == "__main__":
-    main()
+    return 1e3 * (median(there) - median(here))

@@ -1,0 +1,78 @@
+"""Measures the pool of devices, on real nodes over HTTP and on virtual devices.
+
+`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has five parts: what a run through
+an executor adds (`dispatch`), throughput over early binding as rates fall (`falling`), the load of several devices
+under skewed rates (`balance`), the time to give places to blocks (`allocation`), and a recorded hour with and without
+content sharing (`trace`). `--soak` runs functions of the pool under faults and changes for so long instead.
+
+The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
+Every answer is compared with plain PyTorch's, bit for bit.
+"""
+
+import argparse
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from benchmarks import allocation
+from benchmarks.measure import print_result
+from benchmarks.pool import balance, dispatch, falling, trace
+from benchmarks.pool.soak import soak
+from overwinter.core.devices import DeviceIsolation
+from overwinter.device.partitioned import PARTITION_BYTES
+
+PARTS = ("dispatch", "falling", "balance", "allocation", "trace")
+SMALL_MODELS = ("mlp", "lstm")
+
+
+def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
+    """Measure one part; return its figures."""
+    quick, seed = options.quick, options.seed
+    seconds = options.seconds if options.seconds is not None else 3.0 if quick else 30.0
+    if part == "dispatch":
+        return {"dispatch_ms": dispatch.measure(100 if quick else options.rounds)}
+    if part == "falling":
+        small = {"model": "mlp", "memory_bytes": PARTITION_BYTES, "most": 12} if quick else {}
+        return {"throughput_over_native": falling.measure(seconds, seed, **small)}
+    if part == "balance":
+        small = {"model": "mlp", "functions": 8} if quick else {}
+        variances = balance.measure(seconds, seed, **small)
+        return {"load_variance": variances["missing-bytes"], "load_variances": variances}
+    if part == "allocation":
+        names = SMALL_MODELS if quick else allocation.MODELS
+        return allocation.measure(names, 100 if quick else allocation.REQUESTS, seed=seed)
+    small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
+    return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part, also several times; default all")
+    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; else made requests")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="run the soak for so long instead")
+    parser.add_argument("--isolation", choices=get_args(DeviceIsolation), default="tenant", help="in the soak")
+    parser.add_argument("--functions", type=int, default=64, help="in the soak; default 64")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests a second in the soak; default 10")
+    parser.add_argument("--seconds", type=float, help="of each row of a table, and a quarter of the trace; default 30")
+    parser.add_argument("--rounds", type=int, default=dispatch.ROUNDS, help="runs of dispatch")
+    parser.add_argument("--quick", action="store_true", help="small models and few requests")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.soak is not None:
+        kind: dict[str, Any] = {"small": options.quick, "isolation": options.isolation, "seed": options.seed}
+        print_result(soak(options.soak, functions=options.functions, rate=options.rate, **kind))
+        return
+    gc.freeze()
+    figures: dict[str, Any] = {}
+    for part in options.only or PARTS:
+        print(f"== {part}", flush=True)
+        figures |= run_part(part, options)
+    print_result(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The soak of `benchmarks.soak`, with functions of the pool on devices that hold a part of them.
+
+Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped until the node gives them up.
+No function allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped
+executor may time out; one that is answered later than its timeout counts as late. The node at rest is read without
+executors, which are killed before, since an idle executor stays.
+"""
+
+import argparse
+import os
+import signal
+import threading
+from contextlib import suppress
+from random import Random
+
+from benchmarks.harm import kill
+from benchmarks.openloop import Outcome
+from benchmarks.pool.readings import read
+from benchmarks.pool.serving import PoolNode, devices, pool_node, scheduling
+from benchmarks.soak.__main__ import BETWEEN_KILLS_S, UNNEEDED_S, Soak, list_counts, measure
+from benchmarks.soak.members import TIMEOUT_S
+from benchmarks.soak.steps import Steps
+from benchmarks.standing import Standing
+from overwinter.core.devices import DeviceIsolation
+
+DEVICES = 4
+MEMORY_BYTES = 160 << 20
+SMALL_MEMORY_BYTES = 1 << 20
+MODELS = ("mlp", "textcnn", "lstm", "dssm", "mobilenet-v2", "minilm", "densenet169", "resnet50")
+KINDS = ("kill executor", "kill executor", "stop executor", "stop executor", "hang executor", "kill zygote")
+STOP_S = (0.5, 6.0)
+LATE_S = 1.0
+"""How much later than its timeout an answer may come on a busy machine."""
+
+
+class PoolSoak(Soak):
+    """A soak of functions of the pool."""
+
+    pool = True
+    node: PoolNode
+
+    def judge(self, outcome: Outcome, began: float) -> None:
+        """Judge an outcome, and whether it came in time."""
+        super().judge(outcome, began)
+        waited_s = outcome.latency_s - outcome.late_s
+        if waited_s > TIMEOUT_S + LATE_S:
+            self.counts["late"] += 1
+            self.say(f"late: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
+
+    def judge_expired(self, steps: Steps) -> None:
+        """Judge timeouts: what explains them is a fault."""
+        for span, line in self.expired:
+            explained = self.weather.kills.meet(span)
+            self.counts["refused" if explained else "lost"] += 1
+            if not explained:
+                self.say(line)
+
+    def killing(self, over: threading.Event) -> None:
+        """Kill and stop executors, and kill zygotes, until the event."""
+        random = Random(f"{self.seed} faults {self.rounds}")
+        while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
+            kind = random.choice(KINDS)
+            is_zygote = kind == "kill zygote"
+            if kill(self.node, "zygote", random) if is_zygote else self._harm_executor(kind, random):
+                self.done[kind] += 1
+
+    def _harm_executor(self, kind: str, random: Random) -> bool:
+        pids = self.node.executor_pids()
+        if not pids:
+            return False
+        pid = random.choice(pids)
+        if kind == "kill executor":
+            self.weather.killed()
+            _signal(pid, signal.SIGKILL)
+            return True
+        stopped_s = TIMEOUT_S if kind == "hang executor" else random.uniform(*STOP_S)
+        self.weather.killed(stopped_s)
+        _signal(pid, signal.SIGSTOP)
+        timer = threading.Timer(stopped_s, _signal, (pid, signal.SIGCONT))
+        timer.daemon = True
+        timer.start()
+        return True
+
+    def rest(self) -> Standing:
+        """Return what the node holds without executors."""
+        for pid in self.node.executor_pids():
+            _signal(pid, signal.SIGKILL)
+        return super().rest()
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def soak(
+    seconds: float,
+    *,
+    functions: int,
+    rate: float,
+    seed: int,
+    small: bool,
+    isolation: DeviceIsolation,
+    models: tuple[str, ...] = MODELS,
+    rounds: int = 2,
+) -> dict[str, float]:
+    """Run the soak; print its tables, and return its counts and what is left."""
+    options = argparse.Namespace(functions=functions, models=models, small=small, rate=rate, seed=seed)
+    pool = devices(DEVICES, SMALL_MEMORY_BYTES if small else MEMORY_BYTES)
+    scheduler = scheduling(pool, device_isolation=isolation)
+    with pool_node(scheduler, unneeded_keep_s=float(UNNEEDED_S)) as node:
+        done = PoolSoak(node, options)
+        figures = measure(done, seconds, rounds, node.journal)
+        readings = read(node.journal)
+        list_counts("what the devices did", readings.counts)
+        if node.log is not None and "Traceback" in (text := node.log.read_text()):
+            print(text[-8000:])
+            figures["tracebacks"] = text.count("Traceback")
+    return {**figures, "late": done.counts["late"]}
