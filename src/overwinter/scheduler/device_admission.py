@@ -63,7 +63,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
         fitting = list(_large_enough(cycle, function))
         if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()
-            why = f"the {pooled.nbytes} bytes of function {id_} cannot be placed on any device, even an empty one"
+            why = f"the {pooled.nbytes} bytes of function {id_} find no adjacent memory on any device"
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
         elif any_out and all(each.is_out(cycle.now) for each in fitting):
             first = min(fitting, key=lambda each: each.backoff_until)
