@@ -20,10 +20,10 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from examples import demo_models
+from examples import demo_models, demo_pool
 from examples.demo_models import Model, Siblings
 from examples.demo_node import Node, NodeError, file_bytes, own_bytes, running_node
-from examples.demo_report import Asleep, show_functions, show_totals
+from examples.demo_report import Asleep, show_functions, show_pool, show_totals
 from examples.demo_stage import Stage
 from examples.demo_trial import ask
 from examples.plain_process import measure_plain_process
@@ -53,16 +53,17 @@ class Deployed(NamedTuple):
 def tour(stage: Stage) -> bool:
     """Deploy and call everything on a new node; return whether all answers agree with plain PyTorch."""
     require_weights()
+    siblings = Siblings()
     with (
         tempfile.TemporaryDirectory(prefix="overwinter-demo-") as data,
         # A separate directory, so that nothing stays in memory even if the node is killed.
         tempfile.TemporaryDirectory(prefix="overwinter-demo-", dir=MEMORY) as blocks,
-        running_node(Path(data), "--port", "0", "--host-store", blocks, say=stage.say) as node,
+        running_node(Path(data), "--port", "0", "--host-store", blocks, *demo_pool.OPTIONS, say=stage.say) as node,
     ):
         with stage.working("starting a node"):
             url = node.ready()
         with Client(url) as client:
-            deployed = list(deploy_all(stage, client, url, keep_alive_s=KEEP_ALIVE_S))
+            deployed = list(deploy_all(stage, client, url, siblings, keep_alive_s=KEEP_ALIVE_S))
             wait_until_asleep(stage, client)
             plain = demo_models.plain({each.model.name: each.model for each in deployed})
             questions = demo_models.questions()
@@ -70,6 +71,8 @@ def tour(stage: Stage) -> bool:
             rows = [ask(question, client, plain) for question in stage.counting("asking", questions, titles)]
             wait_until_asleep(stage, client)
             asleep = measure(node, Path(blocks))
+            # Afterwards: executors hold the memory of the devices, which a node without devices does not need.
+            pool = demo_pool.try_pool(stage, client, demo_pool.pooled(each.model for each in deployed), siblings)
     family = [each.model.module for each in deployed if isinstance(each.model.module, Classifier)]
     with stage.working("measuring one plain PyTorch process"):
         separate = measure_plain_process(family[0], "Is this function awake?")
@@ -78,7 +81,8 @@ def tour(stage: Stage) -> bool:
     show_functions(verdicts, uploads)
     # MiniLM itself is as large as its variants.
     show_totals(verdicts, uploads, 1 + len(family), asleep, separate)
-    return all(verdict.agrees for verdict in verdicts)
+    show_pool(pool)
+    return pool.agrees and all(verdict.agrees for verdict in verdicts)
 
 
 def serve(stage: Stage, port: int, data: Path) -> NoReturn:
@@ -88,7 +92,7 @@ def serve(stage: Stage, port: int, data: Path) -> NoReturn:
             url = node.ready()
         with Client(url) as client:
             present = {function["name"] for function in client.functions()}
-            for _ in deploy_all(stage, client, url, present, keep_alive_s=SERVED_KEEP_ALIVE_S):
+            for _ in deploy_all(stage, client, url, Siblings(), present, keep_alive_s=SERVED_KEEP_ALIVE_S):
                 pass
         say_what_to_try(url)
         print(f"\nCtrl-C stops the node; its functions stay in {data}", flush=True)
@@ -96,14 +100,13 @@ def serve(stage: Stage, port: int, data: Path) -> NoReturn:
 
 
 def deploy_all(
-    stage: Stage, client: Client, url: str, present: Collection[str] = (), **settings: float
+    stage: Stage, client: Client, url: str, siblings: Siblings, present: Collection[str] = (), **settings: float
 ) -> Iterator[Deployed]:
     """Deploy those of the demo's models that are not deployed yet."""
     names = demo_models.names()
     if set(names) <= set(present):
         return
     require_weights()
-    siblings = Siblings()
     for model in stage.counting("deploying", demo_models.models(), names):
         if model.name in present:
             continue

@@ -1,4 +1,4 @@
-"""Prints two tables: every function, and all of them compared with separate processes."""
+"""Prints three tables: every function, all of them compared with separate processes, and the pool."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -10,8 +10,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from examples.demo_pool import DEVICES, MEMORY_BYTES, NEXT, OTHER, Pooled, Trial
 from examples.demo_trial import Verdict
 from examples.plain_process import PlainProcess
+from examples.variants import Classifier
 from overwinter.api.deployer import Uploaded
 
 WIDTH = 150
@@ -84,6 +86,49 @@ def show_totals(
         f"First answer: of the process from its start; of Overwinter the median of {len(wakes)} wakes and of "
         f"{len(binds)} binds.\n"
     )
+
+
+def show_pool(trial: Trial) -> None:
+    """Print what the functions of the pool brought to the devices, and their latencies."""
+    first, *siblings = [each for each in trial.functions if isinstance(each.model.module, Classifier)]
+    others = [each for each in trial.functions if not isinstance(each.model.module, Classifier)]
+    count, together = len(trial.functions), trial.together
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column(f"{count} functions in a pool of {DEVICES} devices")
+    table.add_column("agreement", no_wrap=True)
+    for title in ("needs", "moved", "first answer", "next answer"):
+        table.add_column(title, no_wrap=True, justify="right")
+    rows = {
+        "a variant, on an empty device": [first],
+        f"{len(siblings)} more, beside their sibling": siblings,
+        f"{OTHER}, in their place": others,
+    }
+    for title, group in rows.items():
+        if group:
+            table.add_row(title, *_pooled(group))
+    at_once = f"{together.requests} requests at once, on {together.devices}"
+    table.add_row(at_once, _equality(together.agrees), "", decimal(together.moved_bytes), "", "")
+    _print(table)
+    _print(
+        f"The pool: MiniLM's variants and {OTHER} once more, without handlers, on virtual devices (on the CPU) of "
+        f"{decimal(MEMORY_BYTES)} each.\nThis memory comes on top of the above; the node reserves it when a device is "
+        "first used. Medians of the functions. moved: bytes that a function\nbrought to its device, of those that it "
+        f"needs. first answer: with this swap; next answer: the median of {NEXT}, while it is resident.\n"
+    )
+
+
+def _pooled(group: Sequence[Pooled]) -> tuple[str, ...]:
+    return (
+        _equality(all(each.agrees for each in group)),
+        decimal(int(median(each.nbytes for each in group))),
+        decimal(int(median(each.moved_bytes for each in group))),
+        _milliseconds(median(each.first_seconds for each in group)),
+        _milliseconds(median(each.next_seconds for each in group)),
+    )
+
+
+def _equality(agrees: bool) -> str:
+    return "[green]bit for bit[/]" if agrees else "[bold red]DIFFERS[/]"
 
 
 def _agreement(verdict: Verdict) -> str:
