@@ -121,6 +121,7 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     assert "8 of the last 9 answers were in time; 4 more in time are required to meet the SLO" in shown
     assert "runs take 100 ms" in shown
     assert "never" not in shown
+    assert "shares workers" not in shown
     unused = {**pool, "devices": [], "runs": {}, "hit_ratio": None, "moved_bytes": None, "required": -2.0}
     unused |= {"last": "", "never": "no"}
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())

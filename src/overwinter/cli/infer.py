@@ -9,10 +9,10 @@ from overwinter.cli.options import as_json, assignment, connect, id_of, named_fu
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
-    "warm": "warm worker",
+    "warm": "warm",
     "bound": "bound in a worker of its family",
-    "host": "woken from the host store",
-    "disk": "woken from disk",
+    "host": "weights from the host store",
+    "disk": "weights from disk",
 }
 """The text printed for each kind of start."""
 

@@ -145,7 +145,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "function": f"{explained['name']}@{explained['version']}",
         "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
-        "family": members_text(explained["members"]),
+        **({"family": members_text(explained["members"])} if pool is None else {}),
         "state": f"{state}, {own}, {explained['queued']} waiting",
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
