@@ -77,7 +77,7 @@ def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execu
         if provided:
             swap_s = device.config.latency_s + provided / rate + transfer_s(device.config, host, sharing)
             has_all = function.spec.id in peer.residents
-            found.append(Peer(name, rate, max(0.0, swap_s - execution_s), has_all))
+            found.append(Peer(name, rate, max(0.0, swap_s - execution_s), has_all, host))
     return tuple(found)
 
 

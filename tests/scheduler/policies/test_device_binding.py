@@ -36,6 +36,13 @@ def test_the_default_is_the_device_on_which_the_execution_waits_least():
     assert least_start([fast, *options[1:]], 1) == Choice("a", "b")
 
 
+def test_the_default_spares_the_host_where_the_execution_hides_every_transfer():
+    near = Option("b", 10, 0.0, "heavy", peers=(Peer("x", 1e9, 0.0, has_all=False, host_bytes=4),))
+    assert least_start([Option("a", 10, 0.0), near], 1) == Choice("b", "x")
+    assert least_start([Option("a", 10, 0.0, "heavy"), Option("b", 10, 0.0, "light")], 1) == Choice("b")
+    assert least_start([near, Option("c", 0, 0.0)], 1) == Choice("c")
+
+
 def test_torpor_takes_a_device_with_the_function_then_the_fastest_pair_then_a_quiet_switch():
     with_peers = Option("a", 10, 0.0, peers=(Peer("x", 1.0, 0.0, True), Peer("y", 9.0, 0.0, False)))
     faster = Option("b", 10, 9.0, peers=(Peer("x", 5.0, 0.0, True),))

@@ -31,6 +31,8 @@ class Peer(NamedTuple):
     """The time that the execution waits for blocks, if this device provides those that it has."""
     has_all: bool
     """Whether the whole function is resident there."""
+    host_bytes: int = 0
+    """The bytes that come from the host all the same."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -76,16 +78,24 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
 
 
 def least_start(options: Sequence[Option], run: int) -> Choice:
-    """The device on which the execution waits least for blocks; of equals the one that misses the fewest bytes,
-    then the one from which the fewest are evicted.
+    """The device and the peer with which the execution waits least for blocks. A transfer that it hides is not free: of
+    equals, those that bring the fewest bytes from the host, then the fewest at all, then without an eviction, then
+    behind the switch where the host brings least.
     """
     ways = [
-        (start_s, option.missing_bytes, option.short_bytes, number, option.device, peer)
-        for number, option in enumerate(options)
-        for start_s, peer in ((option.start_s, None), *((each.start_s, each.device) for each in option.peers))
+        (start_s, host_bytes, each.missing_bytes, each.short_bytes > 0, _beside(each, host_bytes), number, peer)
+        for number, each in enumerate(options)
+        for start_s, host_bytes, peer in (
+            (each.start_s, each.missing_bytes, None),
+            *((peer.start_s, peer.host_bytes, peer.device) for peer in each.peers),
+        )
     ]
-    *_, device, peer = min(ways, key=lambda way: way[:4])
-    return Choice(device, peer)
+    *_, number, peer = min(ways, key=lambda way: way[:-1])
+    return Choice(options[number].device, peer)
+
+
+def _beside(option: Option, host_bytes: int) -> int:
+    return _INTERFERENCE[option.neighbour] if host_bytes else 0
 
 
 def torpor(options: Sequence[Option], run: int) -> Choice:
