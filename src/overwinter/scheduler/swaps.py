@@ -131,15 +131,24 @@ def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resid
     wanted, sharers = facts(function).sizes, device.blocks.sharers
     # Blocks that the new function needs too would have to be brought again at once.
     nbytes = sum(size for address, size in resident.sizes.items() if sharers[address] == 1 and address not in wanted)
+    holders = [each for each in cycle.state.pool.holders(other) if each is not device]
+    rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)
     return Candidate(
         unused_s=cycle.now - resident.used,
         every_s=other.every_s,
         nbytes=nbytes,
         swap_s=transfer_s(device.config, nbytes, 0),
         run_s=run_s(cycle, other, 1),
-        replicas=sum(1 for _ in cycle.state.pool.holders(other)) - 1,
+        replicas=len(holders),
+        peer_s=device.config.latency_s + nbytes / rate if rate else None,
         is_wanted=bool(other.queue),
     )
+
+
+def _fastest_link(cycle: Cycle, holder: Device) -> float:
+    """Return the bandwidth of the fastest link from a device to another; 0: it has none."""
+    devices = cycle.state.pool.devices.values()
+    return max((each.config.peers.get(holder.config.name, 0.0) for each in devices), default=0.0)
 
 
 def is_swap_heavy(cycle: Cycle, function: Function, swap_s: float, count: int) -> bool:

@@ -29,6 +29,7 @@ def test_lru_evicts_what_was_unused_longest():
     [
         {"run_s": 0.05},
         {"replicas": 1},
+        {"replicas": 1, "peer_s": 0.03, "unused_s": 5.0},
         {"every_s": 100.0, "unused_s": 100.0},
         {"nbytes": 1000},
     ],
@@ -38,7 +39,11 @@ def test_the_default_evicts_by_the_time_to_wait_again_times_use_per_byte(cheaper
 
 
 def test_what_is_waited_for_is_evicted_after_all_others():
-    assert first("cost-aware", plain={}, wanted={"is_wanted": True, "replicas": 3}) == "plain"
+    assert first("cost-aware", plain={}, wanted={"is_wanted": True, "unused_s": 99.0}) == "plain"
+
+
+def test_a_replica_is_not_protected_by_what_waits_for_its_function():
+    assert first("cost-aware", plain={}, replica={"is_wanted": True, "replicas": 1, "peer_s": 0.0}) == "replica"
 
 
 def test_what_frees_nothing_is_evicted_last():

@@ -29,6 +29,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """The time of its runs, which hides as much of the transfer."""
     replicas: int
     """The other devices on which it is resident."""
+    peer_s: float | None = None
+    """The time to bring them from one of those, over its fastest link; None: it has none."""
     is_wanted: bool = False
     """Whether requests of it wait."""
 
@@ -40,14 +42,18 @@ Rule = Callable[[Candidate], Value]
 
 def cost_aware(candidate: Candidate) -> Value:
     """The time that the next run would wait for the blocks, times the frequency of use, per byte freed. A function with
-    another replica may run there. One with waiting requests is evicted after all others, and one that frees nothing
-    last.
+    another replica may run there, or is copied from there without the host; so its waiting requests do not protect it.
+    Any other one with waiting requests is evicted after all others, and one that frees nothing last.
     """
     if not candidate.nbytes:
         return 2.0, -candidate.unused_s, 0.0
-    waits_s = max(0.0, candidate.swap_s - candidate.run_s) + LINK_SHARE * candidate.swap_s
+    if candidate.peer_s is None:
+        waits_s = max(0.0, candidate.swap_s - candidate.run_s) + LINK_SHARE * candidate.swap_s
+    else:
+        waits_s = max(0.0, candidate.peer_s - candidate.run_s)
     cost = waits_s / (1 + candidate.replicas) / max(candidate.unused_s, candidate.every_s, LEAST_S)
-    return float(candidate.is_wanted), cost / candidate.nbytes, -candidate.unused_s
+    is_protected = candidate.is_wanted and not candidate.replicas
+    return float(is_protected), cost / candidate.nbytes, -candidate.unused_s
 
 
 def torpor(candidate: Candidate) -> Value:
