@@ -79,11 +79,11 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
 
 def least_start(options: Sequence[Option], run: int) -> Choice:
     """The device and the peer with which the execution waits least for blocks. A transfer that it hides is not free: of
-    equals, those that bring the fewest bytes from the host, then the fewest at all, then without an eviction, then
-    behind the switch where the host brings least.
+    equals, those that bring the fewest bytes from the host, then the fewest at all, then behind the switch where the
+    host brings least, then the device that was idle longest.
     """
     ways = [
-        (start_s, host_bytes, each.missing_bytes, each.short_bytes > 0, _beside(each, host_bytes), number, peer)
+        (start_s, host_bytes, each.missing_bytes, _beside(each, host_bytes), number, peer)
         for number, each in enumerate(options)
         for start_s, host_bytes, peer in (
             (each.start_s, each.missing_bytes, None),
