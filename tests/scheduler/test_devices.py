@@ -178,7 +178,8 @@ def test_blocks_that_do_not_fit_in_adjacent_memory_cost_one_more_eviction_each_t
     world.finish_on_device(unplaced=True)
     assert of(world, RunOnDevice)[-1].evict == ("b@1",)
     world.finish_on_device(unplaced=True)
-    assert "cannot be placed" in world.answers[request].message
+    assert "f@1" in world.answers[request].message
+    assert world.answers[request].error == "NoSpaceError"
 
 
 def test_tenants_take_turns_on_a_device_and_share_no_executor():

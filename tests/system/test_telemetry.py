@@ -18,7 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    node = NodeProcess(tmp_path_factory.mktemp("seen"), "--accounting-s", "0.05")
+    options = "--accounting-s", "0.05", "--devices", "1", "--device-memory", "1MiB"
+    node = NodeProcess(tmp_path_factory.mktemp("seen"), *options)
     try:
         deploy(node, "one", Scale(2.0), slo_ms=60_000, keep_alive_s=600)
         deploy(node, "twin", Scale(2.0), tenant="other", keep_alive_s=600)

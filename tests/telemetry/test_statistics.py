@@ -52,9 +52,11 @@ class Watched(AnyOrder):
         state, seen = self.world.state, self.statistics
         assert seen.specs.keys() == state.functions.keys()
         assert seen.open_requests == len(state.requests)
-        assert {worker: set(process.runs) for worker, process in seen.workers.items()} == {
-            id_: set(worker.runs) for id_, worker in state.workers.items()
-        }
+        assert seen.workers.keys() == state.workers.keys()
+        for id_, worker in state.workers.items():
+            # The scheduler gives up a run that hangs; the reader counts it until the killed worker has ended.
+            assert set(worker.runs) <= set(seen.workers[id_].runs)
+            assert worker.stopping or set(worker.runs) == set(seen.workers[id_].runs)
         assert {worker for worker, process in seen.workers.items() if process.stopping} == {
             id_ for id_, worker in state.workers.items() if worker.stopping
         }
