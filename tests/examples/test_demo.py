@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,9 @@ def test_a_node_that_cannot_start_says_why(tmp_path):
 def test_an_interrupted_demo_stops_what_it_started(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "examples.demo"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as demo:
+    # Whoever started the tests may ignore interrupts, which processes inherit.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, preexec_fn=heeds) as demo:
         wait_until(lambda: len(processes_below(demo.pid)) >= 3)
         pids = processes_below(demo.pid)
         options = Path(f"/proc/{pids[0]}/cmdline").read_text().split("\0")
