@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.measure import cpu_ticks
 from benchmarks.wire import Connection, get
@@ -21,6 +22,8 @@ from overwinter.store.tokens import Quota, TokenFile
 POLL_S = 0.002
 QUIET_S = 0.25
 PATIENCE_S = 120.0
+
+N = TypeVar("N", bound="Node")
 
 
 class Node:
@@ -153,9 +156,16 @@ class Node:
 @contextmanager
 def running_node(*options: str, python: str = sys.executable) -> Iterator[Node]:
     """A started node on an empty repository; all its files are removed afterwards."""
+    with started(lambda root, host_store: Node(root / "data", host_store, options, python=python)) as node:
+        yield node
+
+
+@contextmanager
+def started(make: Callable[[Path, Path], N]) -> Iterator[N]:
+    """Start the node that `make` returns for a new directory and a new host store, which are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
-        node = Node(Path(root) / "data", Path(host_store), options, python=python)
+        node = make(Path(root), Path(host_store))
         try:
             node.start()
             yield node

@@ -3,9 +3,7 @@
 `python -m benchmarks.pool.serving CONFIG PORT_FILE` runs a node of that configuration (JSON) until it is terminated.
 """
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.nodes import Node
+from benchmarks.nodes import Node, started
 from overwinter.cli.log_format import log, logging_to_stderr
 from overwinter.cli.serve import write_port
 from overwinter.core.config import NodeConfig, SchedulerConfig
@@ -80,17 +78,8 @@ class PoolNode(Node):
 @contextmanager
 def pool_node(scheduler: SchedulerConfig, **settings: Any) -> Iterator[PoolNode]:
     """A started node on an empty repository; all its files are removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
-        host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
-        node = PoolNode(Path(root), Path(host_store), scheduler, settings)
-        try:
-            node.start()
-            yield node
-        finally:
-            try:
-                node.stop()
-            finally:
-                shutil.rmtree(host_store)
+    with started(lambda root, host_store: PoolNode(root, host_store, scheduler, settings)) as node:
+        yield node
 
 
 def main() -> None:
