@@ -6,9 +6,8 @@ have the popular ones; `random` runs what is resident nowhere free on any free d
 
 from random import Random
 
-from benchmarks.allocation import run_seconds
 from benchmarks.families import Family
-from benchmarks.pool.calls import TOKENS, deployed, payload, poisson, send
+from benchmarks.pool.calls import TOKENS, deployed, payload, poisson, request_seconds, send
 from benchmarks.pool.readings import mean_load, variance
 from benchmarks.pool.serving import devices, pool_node, scheduling
 from overwinter.core.policies import DeviceBinding, Policy
@@ -20,7 +19,7 @@ FUNCTIONS = 40
 STEEPNESS = 2
 """The share of a function among the requests is a random number to this power."""
 CORES = 0.5
-"""The cores that runs take; the devices compute on the CPU, and share it."""
+"""The cores that requests take; the devices compute on the CPU, and share it."""
 SLACK = 1.25
 BINDINGS: tuple[DeviceBinding, ...] = ("missing-bytes", "native", "random")
 
@@ -30,7 +29,7 @@ def measure(seconds: float, seed: int, *, model: str = MODEL, functions: int = F
     family = Family(model, tokens=TOKENS)
     random = Random(f"{seed} rates")
     weights = [random.expovariate(1.0) ** STEEPNESS for _ in range(functions)]
-    total = CORES / run_seconds(family)
+    total = CORES / request_seconds(family)
     rates = [total * weight / sum(weights) for weight in weights]
     memory_bytes = -(-int(functions * family.nbytes * SLACK / DEVICES) // PARTITION_BYTES) * PARTITION_BYTES
     pool = devices(DEVICES, memory_bytes)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from benchmarks.allocation import run_seconds
 from benchmarks.families import Family, as_tensors
 from benchmarks.harm import Span
 from benchmarks.measure import quantile
@@ -21,6 +22,8 @@ from benchmarks.wire import END, binary_request
 PATIENCE_S = 70.0
 """Longer than any function's timeout: a request without an answer by then is lost."""
 TOKENS = 16
+LEAST_S = 0.002
+"""The processor time of a request beside its run: what the node, the executor and the load generator take."""
 
 
 class Sent(NamedTuple):
@@ -39,6 +42,11 @@ class Sent(NamedTuple):
         """A quantile of the latencies of answers."""
         times = [each.latency_s for each in self.outcomes if each.fate == "answered"]
         return 1e3 * quantile(times, share) if times else 0.0
+
+
+def request_seconds(family: Family) -> float:
+    """Return the processor time of a request: of its run, and what is due for every request."""
+    return run_seconds(family) + LEAST_S
 
 
 def payload(family: Family) -> bytes:

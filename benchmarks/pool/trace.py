@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.allocation import run_seconds
 from benchmarks.families import Family
 from benchmarks.measure import occupied_bytes, quantile
 from benchmarks.openloop import Target, attainment, fates
-from benchmarks.pool.calls import TOKENS, Sent, payload, send
+from benchmarks.pool.calls import TOKENS, Sent, payload, request_seconds, send
 from benchmarks.pool.serving import PoolNode, devices, pool_node, scheduling
 from benchmarks.thousand import cores, deploy_variants
 from benchmarks.thousand_report import slo_ms
@@ -37,7 +36,7 @@ FUNCTIONS = 200
 MEMORY_BYTES = 256 << 20
 SMALL_MEMORY_BYTES = 1 << 20
 LOAD = 0.3
-"""The share of all cores that runs take; the devices compute on the CPU, and share it."""
+"""The share of all cores that requests take; the devices compute on the CPU, and share it."""
 
 
 class Trace:
@@ -47,11 +46,11 @@ class Trace:
         self.count = functions
         small = models is not MODELS
         self.families = [Family(name, tokens=TOKENS, small=small) for name in models]
-        self.run_s = [run_seconds(family) for family in self.families]
+        self.request_s = [request_seconds(family) for family in self.families]
         self.memory_bytes = SMALL_MEMORY_BYTES if small else MEMORY_BYTES
         hours = hour(functions, traces, seed)
         speed = HOUR_S / seconds
-        costs = [Cost(self.run_s[number % len(models)], 0.0) for number in range(functions)]
+        costs = [Cost(self.request_s[number % len(models)], 0.0) for number in range(functions)]
         rates = [speed * len(times) / HOUR_S for times in hours]
         share = kept_share(rates, costs, float("inf"), LOAD * cores())
         self.arrivals = compressed(hours, speed, share, seed)
