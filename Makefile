@@ -4,10 +4,10 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-machine test-nodes test-others check fmt bench pictures clean
+.PHONY: help setup demo serve test test-slow test-machine test-nodes test-processes test-others check fmt bench pictures clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: .venv/ready ## create .venv with everything that the project needs
 
@@ -26,21 +26,31 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Two halves that take about the same time run concurrently; the output of each is printed when it has ended.
-test: setup ## all tests
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-nodes test-others
+# Two halves that take about the same time run at once; the output of each is printed when it has ended.
+HALVES := --no-print-directory --jobs=2 --keep-going --output-sync=target
+PYTEST = $(BIN)/python -m pytest -m '$(if $(SLOW),slow,not slow)'
 
-NODES := $(addprefix tests/,benchmarks cli node system worker)
+test: setup ## all tests but the slow ones
+	$(MAKE) $(HALVES) test-nodes test-others
 
-test-nodes: setup
-	$(BIN)/python -m pytest $(NODES)
-
-test-others: setup
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(NODES))
+test-slow: setup ## the slow tests
+	$(MAKE) $(HALVES) test-nodes test-others SLOW=1
 
 # The results of these tests depend on the user who runs them, because they start processes. All others only compute.
 test-machine: setup
-	$(BIN)/python -m pytest $(NODES) $(addprefix tests/,docs examples replay store tasks)
+	$(MAKE) $(HALVES) test-nodes test-processes
+
+NODES := $(addprefix tests/,node system worker)
+PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py)
+
+test-nodes: setup
+	$(PYTEST) $(NODES)
+
+test-processes: setup
+	$(PYTEST) $(PROCESSES)
+
+test-others: setup
+	$(PYTEST) $(addprefix --ignore=,$(NODES))
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .

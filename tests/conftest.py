@@ -1,9 +1,11 @@
 """Fixtures: a shared node for tests that change no state, and a factory of nodes for the others."""
 
+import gc
 from contextlib import ExitStack
 from itertools import count
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from tests.system.nodes import NodeProcess
@@ -11,6 +13,14 @@ from tests.system.nodes import NodeProcess
 # A slow machine is not an error in the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+# The other half of the tests runs at the same time.
+torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Keep the garbage collector from going through all imported modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "overwinter"
@@ -40,28 +39,35 @@ def depth(node: ast.AST, level: int = 0) -> int:
     return deepest
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name_of)
-def test_files_stay_short(path):
-    limit = TEST_FILE_LINES if "tests" in path.parts else FILE_LINES
-    assert path.read_text().count("\n") <= limit
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name_of)
-def test_functions_stay_short(path):
-    tree = ast.parse(path.read_text())
-    long = [f.name for f in functions(tree) if (f.end_lineno or 0) - f.lineno + 1 > FUNCTION_LINES]
-    assert long == []
+def too_long(path: Path) -> list[str]:
+    return [f.name for f in functions(tree_of(path)) if (f.end_lineno or 0) - f.lineno + 1 > FUNCTION_LINES]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_functions_stay_flat(path):
-    deep = [f.name for f in functions(ast.parse(path.read_text())) if depth(f) > NESTING]
-    assert deep == []
+def too_deep(path: Path) -> list[str]:
+    return [f.name for f in functions(tree_of(path)) if depth(f) > NESTING]
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.stat().st_size], ids=name_of)
-def test_every_file_says_which_question_it_answers(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_files_stay_short():
+    limits = {path: TEST_FILE_LINES if "tests" in path.parts else FILE_LINES for path in EVERY}
+    assert [name_of(path) for path in EVERY if path.read_text().count("\n") > limits[path]] == []
+
+
+def test_functions_stay_short():
+    assert {name_of(path): found for path in EVERY if (found := too_long(path))} == {}
+
+
+def test_functions_stay_flat():
+    assert {name_of(path): found for path in SOURCES if (found := too_deep(path))} == {}
+
+
+def test_every_file_says_which_question_it_answers():
+    filled = [path for path in SOURCES if path.stat().st_size]
+    assert [name_of(path) for path in filled if not ast.get_docstring(tree_of(path))] == []
 
 
 def test_names_say_something():

@@ -8,7 +8,7 @@ brings what its function misses. Both nodes get the same requests, by turns.
 from benchmarks.allocation import run_seconds
 from benchmarks.families import Family
 from benchmarks.openloop import fates
-from benchmarks.pool.calls import TOKENS, Sent, deployed, payload, poisson, send
+from benchmarks.pool.calls import LEAST_S, TOKENS, Sent, deployed, payload, poisson, send
 from benchmarks.pool.serving import LINK_BYTES_PER_S, devices, pool_node, scheduling
 from overwinter.core.policies import Policy
 from overwinter.device.partitioned import PARTITION_BYTES
@@ -33,7 +33,7 @@ def measure(
     """Print the table; return the throughput over that of native, by requests per minute and function."""
     family = Family(model, tokens=TOKENS)
     run_s = run_seconds(family)
-    total = LOAD / max(run_s, family.nbytes / LINK_BYTES_PER_S)
+    total = LOAD / max(run_s, family.nbytes / LINK_BYTES_PER_S, LEAST_S)
     fit = int(memory_bytes / family.nbytes / SLACK)
     pool = devices(1, memory_bytes)
     print(f"\n{model}: {family.nbytes / 1e6:.1f} MB, a run takes {1e3 * run_s:.1f} ms; the device has ", end="")

@@ -18,5 +18,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
     """Yield a plain HTTP client of the node."""
-    with httpx.Client(base_url=served.url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=served.url, timeout=20, trust_env=False, verify=False) as client:
         yield client

@@ -2,6 +2,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import httpx
 import numpy
 import pytest
 import torch
@@ -109,6 +110,14 @@ def test_errors_carry_the_nodes_words(client: Client) -> None:
         client.infer("broken", {"x": [1.0]})
     with pytest.raises(TooLargeError):
         client.put_block(address_of(b""), bytes(BLOCK_BYTES_MAX + 1))
+
+
+def test_certificates_are_checked_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[bool] = []
+    monkeypatch.setattr(httpx, "Client", lambda **options: checked.append(options["verify"]))
+    for scheme in ("http", "HTTP", "https", "HTTPS"):
+        Client(f"{scheme}://127.0.0.1")
+    assert checked == [False, False, True, True]
 
 
 def test_no_node_listens() -> None:

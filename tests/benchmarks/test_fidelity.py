@@ -115,7 +115,6 @@ def linear(name, module):
     return Architecture(name, "PyTorch", module, {"input": floats("batch", 12)})
 
 
-@pytest.mark.slow
 def test_a_node_that_answers_otherwise_is_found_out():
     with running_node("--cores", "1") as node:
         honest = examine(linear("honest", lambda: nn.Linear(12, 4)), node.url, 1)

@@ -66,6 +66,8 @@ def test_a_part_measures(part: str) -> None:
         assert figures
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_a_short_soak_finds_nothing_wrong_lost_late_or_left() -> None:
     figures = soak(
         4.0, functions=6, rate=30.0, seed=1, small=True, isolation="tenant", models=("mlp", "lstm"), rounds=1

@@ -190,6 +190,8 @@ def test_now_and_then_many_of_one_family_are_asked_at_once():
         assert len({member < 12 for member in members}) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_a_short_soak_finds_nothing_wrong_lost_or_left(tmp_path):
     options = SimpleNamespace(functions=8, models=["mlp", "minilm"], small=True, rate=40.0, seed=1)
     with running_node("--journal", str(tmp_path / "journal")) as node:

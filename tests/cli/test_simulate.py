@@ -38,7 +38,6 @@ def test_a_table_and_a_report(local: Run, scenario, tmp_path) -> None:
     assert list((tmp_path / "simulated" / "s").glob("*.png")) == []
 
 
-@pytest.mark.slow
 def test_figures_are_written(local: Run, scenario, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     local("simulate", scenario, "--out", "there")

@@ -38,14 +38,6 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tiny() -> Model:
     return Model("crepe-tiny", *crepe.tiny(), crepe_handler, samples=[demo_models.SILENCE])
 
@@ -118,7 +110,6 @@ def test_own_bytes_counts_memory_and_not_files(tmp_path):
     del held
 
 
-@pytest.mark.slow
 def test_every_function_is_asked_and_plain_pytorch_answers_right():
     models = {model.name: model for model in demo_models.models()}
     names = demo_models.names()
@@ -137,7 +128,6 @@ def test_every_function_is_asked_and_plain_pytorch_answers_right():
     assert {answer.function for answer in plain.answers} == set(names)
 
 
-@pytest.mark.slow
 def test_siblings_share_one_program_and_bring_their_own_weights():
     body = minilm.load()
     siblings = Siblings()
@@ -155,7 +145,6 @@ def test_the_first_network_of_the_cascade_becomes_a_program_for_pictures_of_any_
     assert program.dimensions["height"] == program.dimensions["width"] == (13, 4096)
 
 
-@pytest.mark.slow
 def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
     blocks = tmp_path / "blocks"
     blocks.mkdir()
@@ -177,7 +166,6 @@ def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-@pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path):
     said: list[str] = []
     occupied = tmp_path / "occupied"
@@ -187,7 +175,6 @@ def test_a_node_that_cannot_start_says_why(tmp_path):
     assert any("occupied" in line for line in said)
 
 
-@pytest.mark.slow
 def test_an_interrupted_demo_stops_what_it_started(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "examples.demo"]

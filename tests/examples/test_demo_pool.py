@@ -21,14 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def models() -> list[Model]:
     """Two variants of MiniLM, the large CREPE, and a model that is not for the pool."""
@@ -80,7 +72,6 @@ def test_a_wrong_answer_is_shown_and_fails_the_demo(models, capsys):
     assert not Trial([], Together(9, 2, 5_000, agrees=False)).agrees
 
 
-@pytest.mark.slow
 def test_a_variant_beside_its_sibling_brings_only_its_head(models, tmp_path):
     with running_node(tmp_path, "--port", "0", *demo_pool.OPTIONS, say=print) as node, Client(node.ready()) as client:
         trial = demo_pool.try_pool(Stage(), client, demo_pool.pooled(models), Siblings())

@@ -39,14 +39,6 @@ def embed(body: minilm.MiniLM, *sentences: str) -> torch.Tensor:
     return body.embed(**variants.tokens(list(sentences)))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def published(monkeypatch: pytest.MonkeyPatch, path: Path, needs: dict[str, dict[str, object]]) -> ModuleType:
     """Import the code at `path` as a module of a package `published`, with stand-ins for unused imports."""
     for needed, names in needs.items():
@@ -98,7 +90,6 @@ def test_minilm_handler_cuts_what_is_longer_than_the_model_learned():
     assert variants.tokens(["word " * 1000])["input_ids"].shape == (1, minilm_handler.LONGEST)
 
 
-@pytest.mark.slow
 def test_minilm_equals_the_published_architecture(body):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertModel.from_pretrained(weights_path("minilm").parent, local_files_only=True).eval()
@@ -165,7 +156,6 @@ def test_mtcnn_equals_the_published_architecture(monkeypatch, name, shape):
     assert name != "onet" or torch.equal(ours["points"], points[0])
 
 
-@pytest.mark.slow
 def test_variants_share_the_body_and_know_their_task(body):
     tasks = list(variants.tasks().values())
     assert len(tasks) == 20

@@ -12,10 +12,12 @@ from overwinter.model.operators import FRESH, SIZE_OPERATORS, SYMBOLIC
 from overwinter.model.program import Device, Dtype, MemoryFormat, Slot, decode_program, encode_program, validate
 from overwinter.model.structure import SYMBOLIC_KINDS, evaluate
 
-pytestmark = pytest.mark.slow
+DEEPER = {"resnet101", "resnet152", "densenet201", "vgg19", "bert-large"}
+"""They have the layers of another, more often."""
+MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name in DEEPER)) for name in zoo.NAMES]
 
 
-@pytest.fixture(scope="module", params=zoo.NAMES)
+@pytest.fixture(scope="module", params=MODELS)
 def model(request):
     """A small model, its program as decoded from bytes, and its weights."""
     built = zoo.build(request.param, small=True)

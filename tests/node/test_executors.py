@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ DEVICES = (
     DeviceConfig(name=LARGE, memory_bytes=64 << 20, group_bytes=64 << 10),
     DeviceConfig(name=SMALL, memory_bytes=1 << 20),
 )
-VARIED = ("resnet50", "minilm")
 
 
 sees_maps = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees what a contained process has mapped")
@@ -39,14 +39,14 @@ sees_maps = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees what a 
 class Variant(Function):
     """A variant of a model of the zoo, with another last parameter."""
 
-    def __init__(self, name: str, variant: int = 0, tenant: str = "default") -> None:
+    def __init__(self, name: str, variant: int) -> None:
         model = zoo.build(name, small=True)
         head = next(reversed(list(model.module.parameters())))
         with torch.no_grad():
             head.mul_(1 + variant)
         made = export(model.module, model.example_inputs, model.dynamic)
         settings = Settings(device="pool")
-        packed = package(f"{name}-{variant}", made.program, made.weights, tenant=tenant, settings=settings)
+        packed = package(f"{name}-{variant}", made.program, made.weights, settings=settings)
         self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
         self.files = {address: bytes(content()) for address, content in packed.contents.items()}
         self.inputs = dict(model.example_inputs)
@@ -60,6 +60,9 @@ class Variant(Function):
         for weight, (address, offset) in enumerate(weight_places(self.deployed.manifest.blocks)):
             found[address] = max(found.get(address, 0), offset + sizes[weight])
         return found
+
+
+variant = cache(Variant)
 
 
 class Lookup(torch.nn.Module):
@@ -155,14 +158,9 @@ def pool(device_rig, tmp_path):
     pool.hosts.close()
 
 
-@pytest.fixture(scope="module")
-def variants():
-    return {(name, variant): Variant(name, variant) for name in VARIED for variant in (0, 1)}
-
-
 @pytest.mark.parametrize("name", ["resnet50", "minilm", "gpt2", "mobilenet-v2"])
 def test_an_executor_answers_as_a_worker_does(device_rig, pool, name):
-    function, rig = Variant(name), device_rig
+    function, rig = variant(name, 0), device_rig
     one = {key: value[:1] for key, value in function.inputs.items()}
     pool.deploy(function)
 
@@ -190,9 +188,9 @@ def test_an_executor_answers_as_a_worker_does(device_rig, pool, name):
     rig.run(scene())
 
 
-def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, pool, variants):
-    first, second = variants["minilm", 0], variants["minilm", 1]
-    other = variants["resnet50", 0]
+def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, pool):
+    first, second = variant("minilm", 0), variant("minilm", 1)
+    other = variant("resnet50", 0)
     pool.deploy(first, second, other)
     delta = {address: nbytes for address, nbytes in second.weights.items() if address not in first.weights}
     assert 0 < len(delta) < len(second.weights)
@@ -216,8 +214,8 @@ def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, p
 
 
 @sees_maps
-def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_rig, pool, variants):
-    first, second = variants["minilm", 0], variants["minilm", 1]
+def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_rig, pool):
+    first, second = variant("minilm", 0), variant("minilm", 1)
     pool.deploy(first, second)
 
     async def scene():
@@ -236,8 +234,8 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_r
 
 
 @sees_maps
-def test_few_blocks_stay_mapped_and_more_on_the_device(device_rig, pool, variants, monkeypatch):
-    first, second = variants["minilm", 0], variants["resnet50", 0]
+def test_few_blocks_stay_mapped_and_more_on_the_device(device_rig, pool, monkeypatch):
+    first, second = variant("minilm", 0), variant("resnet50", 0)
     monkeypatch.setattr(executors, "MAPPED_MAX", len(first.weights) + 1)
     pool.deploy(first, second)
 
@@ -295,8 +293,8 @@ def test_the_error_of_an_operator_reaches_its_request(device_rig, pool):
     device_rig.run(scene())
 
 
-def test_lost_blocks_are_reported_by_the_end_of_the_executor(device_rig, pool, variants):
-    function = variants["resnet50", 1]
+def test_lost_blocks_are_reported_by_the_end_of_the_executor(device_rig, pool):
+    function = variant("resnet50", 0)
     pool.deploy(function)
 
     async def scene():
@@ -312,8 +310,8 @@ def test_lost_blocks_are_reported_by_the_end_of_the_executor(device_rig, pool, v
     device_rig.run(scene())
 
 
-def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool, variants):
-    function, other = variants["resnet50", 0], variants["minilm", 0]
+def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool):
+    function, other = variant("resnet50", 0), variant("minilm", 0)
     pool.deploy(function, other)
     address = function.deployed.manifest.program.address
     path = pool.root / address
@@ -332,8 +330,8 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool,
     device_rig.run(scene())
 
 
-def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool, variants):
-    function = variants["minilm", 0]
+def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):
+    function = variant("minilm", 0)
     pool.deploy(function)
 
     async def scene():
@@ -386,8 +384,8 @@ def test_memory_that_the_system_refuses_is_named(device_rig, pool):
     device_rig.run(scene())
 
 
-def test_a_damaged_block_ends_the_executor_that_may_have_it(device_rig, pool, variants):
-    function = variants["minilm", 0]
+def test_a_damaged_block_ends_the_executor_that_may_have_it(device_rig, pool):
+    function = variant("minilm", 0)
     pool.deploy(function)
 
     async def scene():

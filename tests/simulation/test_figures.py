@@ -14,7 +14,6 @@ def report():
     return World(scene(function(rate=4.0, variants=3, settings={"slo_ms": 80.0}), duration_s=10)).run()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rate", [4.0, 1e-6])
 def test_figures_are_png_files(tmp_path, rate):
     report = World(scene(function(rate=rate, variants=3), duration_s=10)).run()

@@ -65,7 +65,6 @@ def statistics_of(counts: list[int]) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_made_day_is_like_the_measured_one(seed):
     made = statistics_of(counts_of_a_day(seed))

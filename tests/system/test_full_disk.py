@@ -13,6 +13,7 @@ TESTS = Path(__file__).with_name("full_disk.py")
 
 
 # It starts seven nodes.
+@pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_the_tests_with_a_full_disk_pass_on_a_small_tmpfs(tmp_path):
     disk = tmp_path / "disk"

@@ -1,6 +1,8 @@
 """A node from outside: wake, idle, answer, refusal, update, and a journal that matches."""
 
 import concurrent.futures
+import os
+import signal
 
 import pytest
 import torch
@@ -139,13 +141,16 @@ def test_a_handler_converts_inputs_and_outputs_and_its_errors_name_the_line(node
 
 def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
     deploy(node, "slow", handler=SLOW, queue_limit=1, max_workers=1)
+    [worker] = node.client.explain("slow")["workers"]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        running = pool.submit(wait_for_answer, node, "slow", 2.5)
+        os.kill(worker["pid"], signal.SIGSTOP)
+        running = pool.submit(wait_for_answer, node, "slow", 0.0)
         wait_until(lambda: arrived(node, "slow") == 1)
         waiting = pool.submit(wait_for_answer, node, "slow", 0.0)
         wait_until(lambda: node.client.function("slow")["waiting"] == 1)
         with pytest.raises(OverloadedError, match="1 requests waiting") as refusal:
             wait_for_answer(node, "slow", 0.0)
+        os.kill(worker["pid"], signal.SIGCONT)
         assert refusal.value.retry_after_s >= 1
         assert running.result() == waiting.result() == 3.0
     with pytest.raises(DeadlineError, match="slow@1"):

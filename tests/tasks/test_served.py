@@ -37,18 +37,32 @@ def picture(height: int, width: int, form: str = "PNG", mode: str = "RGB") -> by
     return content.getvalue()
 
 
+@pytest.fixture(scope="module")
+def weather(node, tmp_path_factory):
+    """Return the directory of a deployed classifier."""
+    path = text_directory(tmp_path_factory.mktemp("weather"), "BertForSequenceClassification", WEATHER)
+    deploy_directory(path, name="weather", task="text-classification", url=node.url)
+    return path
+
+
+def test_texts_are_classified_as_by_the_pipeline(weather, ask):
+    assert_classified(ask("weather", text=TEXTS), weather)
+
+
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        ("BertForSequenceClassification", {}),
         ("DistilBertForSequenceClassification", {}),
         ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"}),
     ],
 )
-def test_texts_are_classified_as_by_the_pipeline(kind, config, node, ask, tmp_path):
+def test_texts_are_classified_by_other_architectures(kind, config, node, ask, tmp_path):
     path = text_directory(tmp_path, kind, WEATHER, **config)
-    deploy_directory(path, name="weather", task="text-classification", url=node.url)
-    answer = ask("weather", text=TEXTS)
+    deploy_directory(path, name="other", task="text-classification", url=node.url)
+    assert_classified(ask("other", text=TEXTS), path)
+
+
+def assert_classified(answer, path):
     expected = [transformers.pipeline("text-classification", str(path))(text, top_k=None) for text in TEXTS]
     labels = [[label.decode() for label in row] for row in answer["labels"]]
     assert labels == [[each["label"] for each in row] for row in expected]
@@ -56,10 +70,9 @@ def test_texts_are_classified_as_by_the_pipeline(kind, config, node, ask, tmp_pa
     numpy.testing.assert_allclose(answer["scores"], scores, atol=1e-5)
 
 
-def test_best_labels_alone(node, ask, tmp_path):
-    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
-    deploy_directory(path, name="best", task="text-classification", options={"top_k": 1}, url=node.url)
-    best = transformers.pipeline("text-classification", str(path))(TEXTS)
+def test_best_labels_alone(weather, node, ask):
+    deploy_directory(weather, name="best", task="text-classification", options={"top_k": 1}, url=node.url)
+    best = transformers.pipeline("text-classification", str(weather))(TEXTS)
     assert ask("best", text=TEXTS)["labels"].tolist() == [[each["label"].encode()] for each in best]
 
 
@@ -81,25 +94,21 @@ def assert_entities(answer: bytes, wanted: list[dict]) -> None:
     assert found == wanted
 
 
-def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(node, ask, tmp_path):
+def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(weather, node, ask, tmp_path):
     long = "works " * 200
-    tags = text_directory(tmp_path / "tags", "BertForTokenClassification", TAGS)
+    tags = text_directory(tmp_path, "BertForTokenClassification", TAGS)
     deploy_directory(tags, name="cut", task="token-classification", url=node.url)
     assert_entities(
         ask("cut", text=[long])["entities"][0], transformers.pipeline("token-classification", str(tags))(long)
     )
-    classes = text_directory(tmp_path / "classes", "BertForSequenceClassification", WEATHER)
-    deploy_directory(classes, name="whole", task="text-classification", url=node.url)
     with pytest.raises(OverwinterError, match="sequence must be 1 to 70"):
-        ask("whole", text=[long])
+        ask("weather", text=[long])
 
 
-def test_what_is_no_text_is_said(node, ask, tmp_path):
-    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
-    deploy_directory(path, name="strict-text", task="text-classification", url=node.url)
+def test_what_is_no_text_is_said(weather, ask):
     with pytest.raises(CallerError, match="'text' is not UTF-8"):
-        ask("strict-text", text=[b"works", b"\xff\xfe"])
-    assert len(ask("strict-text", text=[b"works"])["labels"]) == 1
+        ask("weather", text=[b"works", b"\xff\xfe"])
+    assert len(ask("weather", text=[b"works"])["labels"]) == 1
 
 
 def test_features_are_those_of_the_pipeline(node, ask, tmp_path):
