@@ -2,6 +2,7 @@
 its limit.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,6 @@ class OpenRequest:
     """A request in progress in a worker that takes this many seconds."""
 
     def __init__(self, node: NodeProcess, seconds: float) -> None:
-        deploy(node, "slow", handler=SLOW)
         runs = str(node.steps()).count("'Run'")
         self.answer: list[float] = []
         self.error = ""
@@ -70,13 +70,17 @@ def assert_ends(node: NodeProcess) -> None:
 
 def test_open_requests_are_answered_and_new_ones_refused(make_node):
     node = make_node("--drain-s", "60")
-    asked = OpenRequest(node, 2.0)
+    deploy(node, "slow", handler=SLOW)
+    [worker] = node.worker_pids()
+    os.kill(worker, signal.SIGSTOP)
+    asked = OpenRequest(node, 0.0)
     with stop_begun(node) as http:
         refused = [http.get("/v2/models/slow"), http.get("/metrics"), http.post("/v2/models/slow/infer", content=b"{}")]
         assert http.get("/v2/health/live").json() == {"live": True}
+    os.kill(worker, signal.SIGCONT)
     assert [(answer.status_code, answer.headers["retry-after"]) for answer in refused] == [(503, "1")] * 3
     asked.join()
-    assert (asked.answer, asked.error) == ([5.0] * 4, "")
+    assert (asked.answer, asked.error) == ([1.0] * 4, "")
     assert_ends(node)
     assert any("stopping: 1 requests under way" in line for line in node.said)
 
@@ -84,6 +88,7 @@ def test_open_requests_are_answered_and_new_ones_refused(make_node):
 @pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])
 def test_requests_beyond_the_drain_limit_or_at_a_second_signal_are_refused(make_node, bound, again):
     node = make_node("--drain-s", bound)
+    deploy(node, "slow", handler=SLOW)
     asked = OpenRequest(node, LONG_S)
     with stop_begun(node):
         if again:

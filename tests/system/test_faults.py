@@ -70,7 +70,7 @@ def test_a_killed_daemon_loses_no_function_and_leaks_no_memory(make_node):
     deploy(node, "slow", handler=SLOW, max_workers=1)
     held, inodes = node.stored_bytes(), {path.stat().st_ino for path in node.store().iterdir()}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, worker = start_slow_request(pool, node, 5.0)
+        answer, worker = start_slow_request(pool, node, 50.0)
         below = node.children()
         node.kill()
         with pytest.raises(MachineError):
