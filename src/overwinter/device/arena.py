@@ -32,11 +32,6 @@ class Arena:
         """Bytes that no block takes. A block fits only if enough of them are adjacent."""
         return self._allocator.free_bytes
 
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """The functions whose blocks lie here, in the order in which they came."""
-        return tuple(self._held)
-
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
         """Return those of these blocks that do not lie here, with their bytes."""
         return {address: nbytes for address, nbytes in blocks.items() if address not in self._extents}
@@ -45,6 +40,8 @@ class Arena:
         """Give each block a place and a further holder. Return the new blocks, in the given order, whose bytes are to
         be copied; or None, and nothing has changed, if they do not all fit.
         """
+        if blocks.keys() <= self._held.get(holder, set()):
+            return ()
         missing = self.missing(blocks)
         offsets = self._allocator.place(list(missing.values()))
         if offsets is None:

@@ -36,29 +36,36 @@ class PartitionedAllocator(Allocator):
         """Bytes that no block takes."""
         return self.nbytes - sum(self._used_bytes)
 
-    @property
-    def free_partitions(self) -> int:
-        """Partitions without a block."""
-        return self._partitions.count(None)
-
     def place(self, sizes: Sequence[int]) -> list[int] | None:
-        """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit."""
+        """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit.
+
+        Blocks are placed in the given order. If that fails, the largest are first, because smaller ones fill the gaps
+        that they leave, and then without slots, which no other size can use.
+        """
         sizes = [rounded(size) for size in sizes]
-        common = self._common(sizes)
+        given = range(len(sizes))
+        descending = sorted(given, key=lambda at: -sizes[at])
+        attempts = ((given, self._common(sizes)), (descending, self._common(sizes)), (descending, set[int]()))
+        placed = (self._place_all(sizes, order, common) for order, common in attempts)
+        return next((each for each in placed if each is not None), None)
+
+    def _place_all(self, sizes: Sequence[int], order: Iterable[int], common: Collection[int]) -> list[int] | None:
+        """Place all blocks or none, in this order, those of `common` sizes in slots."""
         left = sum(sizes)
-        placed: list[int] = []
+        placed: dict[int, int] = {}
         own: list[int] = []
-        for size in sizes:
+        for at in order:
+            size = sizes[at]
             offset = self._place_block(size, size in common, own, left)
             if offset is None:
-                for each in placed:
+                for each in placed.values():
                     self.free(each)
                 return None
-            placed.append(offset)
+            placed[at] = offset
             left -= size
             if offset // self.partition_bytes not in own:
                 own.append(offset // self.partition_bytes)
-        return placed
+        return [placed[at] for at in range(len(sizes))]
 
     def free(self, offset: int) -> None:
         """Forget the block at this offset; its partitions are free again if nothing else lies in them."""
@@ -211,3 +218,11 @@ class PartitionedAllocator(Allocator):
 
     def _used(self, indices: Iterable[int]) -> int:
         return sum(self._used_bytes[index] for index in indices)
+
+
+def allocator_of(nbytes: int) -> PartitionedAllocator:
+    """Return the allocator of a device with so much memory; if it is small, its partitions are."""
+    partition_bytes = PARTITION_BYTES
+    while partition_bytes > nbytes:
+        partition_bytes //= 2
+    return PartitionedAllocator(nbytes, partition_bytes)

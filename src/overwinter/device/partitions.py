@@ -39,16 +39,36 @@ class Buddies:
         self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of the smallest chunk that is large enough, the lowest of them."""
+        """Return the start of the smallest chunk that is large enough, the lowest of them; if there is none, of the
+        shortest range of adjacent chunks that are large enough together.
+        """
         granules = nbytes // GRANULE_BYTES
         order = (granules - 1).bit_length()
         found = next((larger for larger in range(order, self._top + 1) if self._free[larger]), None)
         if found is None:
-            return None
+            return self._take_adjacent(granules)
         start = min(self._free[found])
         self._free[found].remove(start)
         self._release(start + granules, start + (1 << found))
         return start * GRANULE_BYTES
+
+    def _take_adjacent(self, granules: int) -> int | None:
+        free = sorted((start, start + (1 << order)) for order, starts in enumerate(self._free) for start in starts)
+        ranges: list[tuple[int, int]] = []
+        for start, stop in free:
+            before = ranges.pop() if ranges and ranges[-1][1] == start else (start, start)
+            ranges.append((before[0], stop))
+        enough = [each for each in ranges if each[1] - each[0] >= granules]
+        if not enough:
+            return None
+        begin = min(enough, key=lambda each: each[1] - each[0])[0]
+        end = begin + granules
+        for start, stop in free:
+            if begin <= start < end:
+                self._free[(stop - start).bit_length() - 1].remove(start)
+                if stop > end:
+                    self._release(end, stop)
+        return begin * GRANULE_BYTES
 
     def give(self, offset: int, nbytes: int) -> None:
         """Free a block."""

@@ -75,10 +75,10 @@ class VirtualDevice(Device):
         """Give each block a place, after moving others together if much is free; clear what another tenant left."""
         with self._lock:
             new = self._arena.hold(holder, blocks)
-            is_fragmented = self._arena.free_bytes >= FRAGMENTED * sum(self._arena.missing(blocks).values())
-            while new is None and is_fragmented and not self._lent and (moves := self._arena.consolidate(blocks)):
-                self._move(moves)
-                new = self._arena.hold(holder, blocks)
+            if new is None and self._arena.free_bytes >= FRAGMENTED * sum(self._arena.missing(blocks).values()):
+                while new is None and not self._lent and (moves := self._arena.consolidate(blocks)):
+                    self._move(moves)
+                    new = self._arena.hold(holder, blocks)
             for address in new or ():
                 self._clear(self._arena.extent(address), tenant)
             return new
