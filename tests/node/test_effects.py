@@ -5,11 +5,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 
-from overwinter.core.actions import Explanation, LoadBlocks, Refuse, StartWorker, StopWorker
+from overwinter.core.actions import Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
-from overwinter.core.events import Arrived, BlocksLoaded, Deployed, Event, WorkerExited
+from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, WorkerExited
+from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
@@ -118,6 +120,23 @@ def test_a_refusal_does_not_tell_how_full_the_node_is_and_the_log_tells_it_once(
     assert refusals[0].message in line
     assert "4001 bytes" in line
     assert "3002 of them pinned" in line
+
+
+def test_an_alarm_is_reported_once_and_not_too_early():
+    heard: list[tuple[float, Event]] = []
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            effects = effects_over(tasks, {}, post=lambda event: heard.append((clock.now(), event)))
+            for number in range(20):
+                at = clock.now() + 0.0003 * number
+                effects.carry_out(SetAlarm(at))
+                await until(lambda number=number: len(heard) > number)
+                assert heard[number][0] >= at
+                assert heard[number][1] == Alarm()
+                assert len(heard) == number + 1
+
+    uvloop.run(scene())
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])

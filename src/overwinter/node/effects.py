@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from typing import assert_never
 
 from overwinter.core.actions import (
@@ -189,12 +190,17 @@ class NodeEffects:
     def _set_alarm(self, at: Seconds) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        delay = max(0.0, at - clock.now())
-        self._alarm = self._loop.call_later(delay, self._fire)
+        # The loop rounds to milliseconds, up or down.
+        delay_ms = ceil(1e3 * max(0.0, at - clock.now()))
+        self._alarm = self._loop.call_later(delay_ms / 1e3, self._fire, at)
 
-    def _fire(self) -> None:
+    def _fire(self, at: Seconds) -> None:
+        """Report the alarm; never too early, because the scheduler would find nothing to do and ask for it again."""
         self._alarm = None
-        self._post(Alarm())
+        if clock.now() < at:
+            self._set_alarm(at)
+        else:
+            self._post(Alarm())
 
     def close(self) -> None:
         """Cancel the alarm, and fail all requests and loads, because the node stops."""
