@@ -111,7 +111,7 @@ def test_a_function_tells_its_siblings_and_what_each_worker_has(capsys: pytest.C
 
 
 def test_a_function_of_the_pool_shows_its_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    pooled = {**FUNCTION, "workers": [], "settings": {"slo_ms": None, "device": "pool"}}
+    pooled = {**FUNCTION, "workers": [], "settings": {"slo_ms": None, "device": "pool", "max_workers": 8}}
     for devices, listed, shown in (
         ([], "pool", "resident on no device"),
         (["virtual:0", "virtual:1"], "pool: virtual:0, virtual:1", "resident on virtual:0, virtual:1"),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overwinter.cli.options import printable, size_text
+from overwinter.core.function import WORKER_SETTINGS
 from overwinter.core.versions import WHOLE
 
 PIPE_WIDTH = 400
@@ -64,9 +65,16 @@ def function_table(function: Description, now: float) -> Table:
         "created": age_text(now - function["created"]),
         **{f"input {spec['name']}": spec_text(spec) for spec in function["inputs"]},
         **{f"output {spec['name']}": spec_text(spec) for spec in function["outputs"]},
-        **{key: "none" if value is None else str(value) for key, value in function["settings"].items()},
+        **{key: "none" if value is None else str(value) for key, value in _settings_of(function).items()},
     }
     return facts_table(facts)
+
+
+def _settings_of(function: Description) -> Description:
+    """Return the settings that have a meaning for the function."""
+    settings: Description = function["settings"]
+    without = WORKER_SETTINGS if settings.get("device") == "pool" else frozenset[str]()
+    return {key: value for key, value in settings.items() if key not in without}
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:

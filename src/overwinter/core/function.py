@@ -72,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_bounds(self, BOUNDS)
 
 
+WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mib", "isolation"))
+"""The settings of workers, which mean nothing for a function of the pool."""
+
+
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):
     """One block that a function needs, as the scheduler sees it."""
 
