@@ -343,6 +343,7 @@ def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):
         [end] = device_rig.exits(executor)
         assert end.error == "WorkerError"
         assert "signal 9" in end.reason
+        assert [line for line in pool.effects.executors._log if "virtual:0 has ended" in line and "signal 9" in line]
         again = await pool.start(tenant="default")
         assert (await pool.run(again, function)).moved_bytes == sum(function.weights.values())
         assert pool.answers() == wanted

@@ -238,4 +238,5 @@ class Executors:
     def _gone(self, process: ExecutorProcess, how: str) -> None:
         del self._executors[process.worker]
         failure = process.failure or process.ended(how)
+        self._log(f"the executor of {process.device} has ended: {failure.message}")
         self._runs.worker_exited(process, failure.error, failure.message)
