@@ -28,7 +28,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    assert names == fields - {"scheduler", "requests"} | {"device_memory", "device_bandwidth"}
+    assert names == fields - {"scheduler", "requests"} | {"device_memory", "device_activations", "device_bandwidth"}
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -62,10 +62,13 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_devices_are_alike() -> None:
-    devices = config("--devices", "2", "--device-memory", "256MiB", "--device-bandwidth", "1GB").scheduler.devices
-    assert devices == (
-        DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=256 << 20, bytes_per_s=1e9),
-        DeviceConfig(name=DeviceId("virtual:1"), memory_bytes=256 << 20, bytes_per_s=1e9),
+    devices = config(
+        *("--devices", "2", "--device-memory", "256MiB"),
+        *("--device-activations", "64MiB", "--device-bandwidth", "1GB"),
+    ).scheduler.devices
+    assert devices == tuple(
+        DeviceConfig(name=DeviceId(name), memory_bytes=256 << 20, activation_bytes=64 << 20, bytes_per_s=1e9)
+        for name in ("virtual:0", "virtual:1")
     )
     with pytest.raises(ValueError, match="memory_bytes"):
         config("--devices", "1", "--device-memory", "1KiB")

@@ -29,7 +29,7 @@ from .rig import Function, Rig, until
 LARGE, SMALL = DeviceId("virtual:0"), DeviceId("virtual:1")
 DEVICES = (
     DeviceConfig(name=LARGE, memory_bytes=64 << 20, group_bytes=64 << 10),
-    DeviceConfig(name=SMALL, memory_bytes=1 << 20),
+    DeviceConfig(name=SMALL, memory_bytes=1 << 20, activation_bytes=1 << 20),
 )
 
 
@@ -74,6 +74,17 @@ class Lookup(torch.nn.Module):
 
     def forward(self, x):
         return {"y": torch.nn.functional.embedding(x, self.table)}
+
+
+class Scaled(torch.nn.Module):
+    """Computes as many bytes as it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((1 << 16,), 3.0), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x * self.factor}
 
 
 class Pool:
@@ -267,6 +278,27 @@ def test_what_does_not_fit_is_reported_and_runs_after_an_eviction(device_rig, po
         assert ended == RunEnded(executor, ended.run, (), 600_004)
         assert pool.rig.output(RunId(pool.last[0])).tolist() == [[3.0], [4.0]]
         assert (await pool.run(executor, first)).unplaced
+
+    device_rig.run(scene())
+
+
+def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(device_rig, pool):
+    function = Function(Scaled(), {"x": torch.zeros(2, 1 << 16)})
+    pool.deploy(function)
+    one, two = {"x": torch.ones(1, 1 << 16)}, {"x": torch.ones(2, 1 << 16)}
+
+    async def scene():
+        executor = await pool.start(SMALL)
+        # Each alone fits, and both together do not.
+        assert (await pool.run(executor, function, one, one)).failures == ()
+        assert all(bytes(each[0][2]) == torch.full((1, 1 << 16), 3.0).numpy().tobytes() for each in pool.answers())
+        [failure] = (await pool.run(executor, function, two)).failures
+        assert failure.error == "CallerError"
+        assert "f@1 needs 1572864 bytes" in failure.message
+        assert "virtual:1 has 1048576" in failure.message
+        assert "--device-activations" in failure.message
+        large = await pool.start(LARGE)
+        assert (await pool.run(large, function, two)).failures == ()
 
     device_rig.run(scene())
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import click
+from msgspec import structs
 
 from overwinter.cli.options import byte_size, size_text
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import ACTIVATION_BYTES, DeviceConfig
 from overwinter.core.ids import DeviceId
 
 MOST = 64
@@ -31,6 +32,13 @@ def device_options() -> list[click.Option]:
             help="Memory of each device for weights.",
         ),
         click.Option(
+            ["--device-activations"],
+            type=byte_size,
+            metavar="SIZE",
+            default=size_text(ACTIVATION_BYTES).replace(" ", ""),
+            help="Memory of each device for what a run computes, in addition to the weights.",
+        ),
+        click.Option(
             ["--device-bandwidth"],
             type=byte_size,
             metavar="SIZE",
@@ -42,8 +50,11 @@ def device_options() -> list[click.Option]:
 
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
-    number, memory_bytes, bytes_per_s = (values.pop(name) for name in ("devices", "device_memory", "device_bandwidth"))
-    return tuple(
-        DeviceConfig(name=DeviceId(f"virtual:{each}"), memory_bytes=memory_bytes, bytes_per_s=float(bytes_per_s))
-        for each in range(number)
+    number = values.pop("devices")
+    alike = DeviceConfig(
+        name=DeviceId("virtual"),
+        memory_bytes=values.pop("device_memory"),
+        activation_bytes=values.pop("device_activations"),
+        bytes_per_s=float(values.pop("device_bandwidth")),
     )
+    return tuple(structs.replace(alike, name=DeviceId(f"virtual:{each}")) for each in range(number))

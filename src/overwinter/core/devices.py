@@ -14,8 +14,12 @@ DeviceKind = Literal["virtual"]
 DeviceIsolation = Literal["none", "tenant", "function"]
 """Who shares the executor of a device: all tenants, the functions of one tenant, or nobody."""
 
+ACTIVATION_BYTES = 1 << 30
+"""By default enough for a batch of 8 of the largest models of the papers (benchmarks.activations)."""
+
 DEVICE_BOUNDS = {
     "memory_bytes": Bound(1 << 20, 1 << 50, "bytes", "a function's blocks must fit, and no device has a PiB"),
+    "activation_bytes": Bound(1 << 20, 1 << 50, "bytes", "every run has inputs, and no device has a PiB"),
     "bytes_per_s": Bound(1 << 10, 1 << 50, "bytes a second", "blocks must arrive in time", whole=False),
     "latency_s": seconds(0, 1, "each transfer waits for it"),
     "switch_bytes_per_s": Bound(1 << 10, 1 << 50, "bytes a second", "blocks must arrive in time", whole=False),
@@ -31,6 +35,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kind: DeviceKind = "virtual"
     memory_bytes: int
     """The memory for blocks, reserved when its executor starts."""
+    activation_bytes: int = ACTIVATION_BYTES
+    """The memory for what a run computes: inputs, results that are still needed, and what operators take meanwhile. A
+    run that needs more is divided, or refused.
+    """
     bytes_per_s: float = 12e9
     """The bandwidth of the link from the host."""
     latency_s: float = 20e-6

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from overwinter.core.ids import Address, TenantId
+from overwinter.device.blocks import Place, block_bytes
 from overwinter.device.interface import Copy, Device
 from overwinter.model.compile import Compiled, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
@@ -27,23 +28,18 @@ class DeviceProgram:
 class DeviceFunction:
     """A program and the blocks of its weights."""
 
-    def __init__(
-        self, name: str, tenant: TenantId, program: DeviceProgram, places: Sequence[tuple[Address, int]]
-    ) -> None:
-        """`places`: the block of each weight and its offset there."""
+    def __init__(self, name: str, tenant: TenantId, program: DeviceProgram, places: Sequence[Place]) -> None:
         self.name = name
         self.tenant = tenant
         self.program = program
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
         """The weights on a device, and its epoch when they were made."""
-        self._first_uses: dict[Address, int] = {}
-        self.blocks: dict[Address, int] = {}
+        self.blocks = block_bytes(program.program.weights, program.first_uses, places)
         """The bytes of each block without its layout, in the order in which the program first uses them."""
-        ordered = sorted(zip(program.first_uses, self._places, strict=True), key=lambda pair: pair[0])
-        for use, (address, offset, weight) in ordered:
+        self._first_uses: dict[Address, int] = {}
+        for use, (address, _) in sorted(zip(program.first_uses, places, strict=True), key=lambda pair: pair[0]):
             self._first_uses.setdefault(address, use)
-            self.blocks[address] = max(self.blocks.get(address, 0), offset + weight.nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from overwinter.core.pipeline import Pipeline
 from overwinter.core.versions import default_of
 from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
+from overwinter.node.device_fit import check_devices_fit
 from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
@@ -134,11 +135,8 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
-        if manifest.settings.device == "pool" and not self._config.scheduler.devices:
-            raise ConflictError(
-                f'this node has no devices for {manifest.name!r}: deploy it with device = "cpu", or start the node '
-                "with --devices"
-            )
+        if manifest.settings.device == "pool" and not absent:
+            check_devices_fit(manifest, program, self._config.scheduler.devices)
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
         unnumbered.check_messages()

@@ -13,7 +13,6 @@ from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
 from overwinter.core.events import Event, WorkerExited, WorkerReady
-from overwinter.core.function import Settings
 from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, WorkerId
 from overwinter.node.answers import AnswerCheck, reportable
 from overwinter.node.bindings import Bindings
@@ -45,10 +44,10 @@ from overwinter.worker.sandbox import uid_of
 WhenVerified = Callable[[DeployedFunction, HostStore, Callable[[], None]], None]
 """Calls a function once the files of a deployed function are verified."""
 
-ACTIVATIONS_BYTES = Settings().memory_mib << 20
-"""The private memory that an executor may use in addition to its device."""
-
-
+OTHER_BYTES = 1 << 30
+"""The private memory of an executor beside its device and what runs compute: programs, stacks, and freed memory that
+the heap cannot use again (up to 190 MiB, benchmarks.activations).
+"""
 MAPPED_MAX = 32_000
 """The most blocks that an executor has mapped. By default a process may have about twice as many mappings."""
 
@@ -123,7 +122,7 @@ class Executors:
         config = self._devices[action.device]
         # It may map the blocks of any function.
         mapped_bytes = self._host_bytes + BUFFERS_BYTES
-        memory_bytes = config.memory_bytes + ACTIVATIONS_BYTES
+        memory_bytes = config.memory_bytes + config.activation_bytes + OTHER_BYTES
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
         try:
@@ -175,7 +174,8 @@ class Executors:
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
-            message = HandOver(function.manifest.tenant, function.load(bare=True), handed)
+            measured = {} if function.profile is None else function.profile.worker_bytes(cores=1, concurrency=1)
+            message = HandOver(function.manifest.tenant, function.load(bare=True), handed, measured)
             process.bindings.add(function, bind)
             self._processes.forks.send(process, message, fds)
         finally:

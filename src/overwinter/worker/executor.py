@@ -16,14 +16,15 @@ import torch
 from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.errors import NoSpaceError, OverwinterError
+from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError
 from overwinter.core.ids import Address
 from overwinter.device import swap
+from overwinter.device.activations import Activations
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
 from overwinter.device.interface import Device
 from overwinter.device.link import Link, Switch
-from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
+from overwinter.device.partitioned import allocator_of
 from overwinter.device.swap import Route, Swapping
 from overwinter.device.virtual import VirtualDevice
 from overwinter.worker.batches import run_batch, unbound
@@ -54,6 +55,7 @@ class _Program:
     def __init__(self, content: bytes, device: torch.device) -> None:
         self.prepared = Prepared(content)
         self.on_device = DeviceProgram(self.prepared.program, device, self.prepared.run)
+        self.activations = Activations(self.prepared.program)
 
 
 class _Swapped:
@@ -78,24 +80,35 @@ class _Swapped:
         self.moved_bytes, self.unplaced = 0, False
 
     def run(self, _: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the program over the weights on the device. Raises NoSpaceError if they do not fit."""
+        """Run the program over the weights on the device. Raises NoSpaceError if they do not fit, CallerError if the
+        device has too little memory for such inputs.
+        """
         lane, before = self._lane, self._missing_bytes()
+        shapes = [list(tensor.shape) for tensor in inputs]
+        needed = self._program.activations.nbytes(shapes)
+        if needed > lane.activation_bytes:
+            raise CallerError(
+                f"{self._function.name} needs {needed} bytes for what it computes from inputs of shapes {shapes}, and "
+                f"{lane.device.name} has {lane.activation_bytes}: send less at once, or serve with more "
+                "--device-activations"
+            )
         try:
             return swap.run(lane.device, self._function, inputs, self._routes, lane.swapping).outputs
         except NoSpaceError:
             self.unplaced = True
             raise
         finally:
-            self.moved_bytes += before - self._missing_bytes()
+            self.moved_bytes += before - self._missing_bytes() if before else 0
 
     def _missing_bytes(self) -> int:
         return sum(self._lane.device.missing(self._function.blocks).values())
 
 
 class Lane(NamedTuple):
-    """A device, and how blocks of the host reach it."""
+    """A device, its memory for what runs compute, and how blocks of the host reach it."""
 
     device: Device
+    activation_bytes: int
     link: Link
     swapping: Swapping
 
@@ -180,6 +193,7 @@ class Executor:
         if program is None:
             program = _Program(read_all(fds[0], load.program_bytes), self._lane.device.torch_device)
             self._programs[load.program] = program
+        program.activations.learn(message.measured)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
         mapped: dict[Address, MappedBlock] = {}
         for (address, _), block in zip(bind.blocks, taken, strict=True):
@@ -202,15 +216,14 @@ def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
         channel.send(LoadFailed("WorkerError", reason))
         return
     with closing(device):
-        Executor(channel, slot, Lane(device, link_of(config), Swapping(config.group_bytes))).work()
+        Executor(
+            channel, slot, Lane(device, config.activation_bytes, link_of(config), Swapping(config.group_bytes))
+        ).work()
 
 
 def reserved(config: DeviceConfig) -> VirtualDevice:
     """Reserve the memory of a device; raise OSError if the system refuses."""
-    partition_bytes = PARTITION_BYTES
-    while partition_bytes > config.memory_bytes:
-        partition_bytes //= 2
-    return VirtualDevice(config.name, PartitionedAllocator(config.memory_bytes, partition_bytes))
+    return VirtualDevice(config.name, allocator_of(config.memory_bytes))
 
 
 def link_of(config: DeviceConfig) -> Link:

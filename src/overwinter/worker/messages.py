@@ -240,6 +240,8 @@ class HandOver(_Message, frozen=True):
     """The owner of the memory that its blocks will have."""
     load: Load
     bind: Bind
+    measured: dict[int, int] = {}
+    """The private memory of a worker of its program, by the requests of a run; empty: it was not profiled."""
 
 
 class Evict(_Message, frozen=True):

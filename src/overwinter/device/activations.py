@@ -1,0 +1,59 @@
+"""The memory that a run takes beside the weights: its inputs and results, by liveness, and operators' scratch memory.
+
+It is known before the run, so a run that needs more than the device has for it is refused.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from overwinter.model.liveness import peak_activation_bytes
+from overwinter.model.program import Program
+from overwinter.model.structure import BATCH
+
+SCRATCH = 1.5
+"""The memory of a run over that of its inputs and results, as long as no profile says otherwise
+(benchmarks.activations).
+"""
+GROWTH_LEAST_BYTES = 16 << 20
+"""Less growth is lost among the other memory of a process."""
+KNOWN_MAX = 512
+"""The most sizes whose peak is remembered; it takes up to milliseconds to compute."""
+
+
+class Activations:
+    """The memory of the runs of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._peak = lru_cache(KNOWN_MAX)(self._peak_at)
+        self._scratch = SCRATCH
+
+    def learn(self, measured: Mapping[int, int]) -> None:
+        """Correct what is computed. `measured`: the private memory of a worker by the requests of a run, of minimal
+        size, as a profile has it.
+        """
+        if len(measured) > 1 and BATCH in self._program.dimensions:
+            few, many = min(measured), max(measured)
+            low, high = self._program.dimensions[BATCH]
+            least, most = (self._peak(((BATCH, min(low * requests, high)),)) for requests in (few, many))
+            computed = most - least
+            if computed >= GROWTH_LEAST_BYTES:
+                self._scratch = max(1.0, (measured[many] - measured[few]) / computed)
+
+    def nbytes(self, shapes: Iterable[Sequence[int]]) -> int:
+        """Return the most bytes that a run over inputs of these shapes takes at once."""
+        sizes = {
+            name: size
+            for spec, shape in zip(self._program.inputs, shapes, strict=True)
+            for name, size in zip(spec.shape, shape, strict=True)
+            if isinstance(name, str)
+        }
+        return int(self._scratch * self._peak(tuple(sizes.items())))
+
+    def least_bytes(self) -> int:
+        """Return the same of the smallest inputs that the program accepts."""
+        least = ((name, low) for name, (low, _) in self._program.dimensions.items())
+        return int(self._scratch * self._peak(tuple(least)))
+
+    def _peak_at(self, sizes: tuple[tuple[str, int], ...]) -> int:
+        return peak_activation_bytes(self._program, dict(sizes))

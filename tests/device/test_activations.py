@@ -1,0 +1,47 @@
+"""The memory of a run follows the sizes of its inputs, and what a profile measured."""
+
+import torch
+
+from overwinter.device.activations import SCRATCH, Activations
+from overwinter.model.export import export
+
+WIDTH = 1 << 16
+ROWS = 1024
+
+
+class Wide(torch.nn.Module):
+    def forward(self, x):
+        return {"y": (x * 2 + 1).relu().sum(dim=1)}
+
+
+def activations() -> Activations:
+    return Activations(export(Wide(), {"x": torch.zeros(2, WIDTH)}).program)
+
+
+def test_the_memory_grows_with_the_batch():
+    found = activations()
+    one, many = found.nbytes([(1, WIDTH)]), found.nbytes([(64, WIDTH)])
+    # Inputs, and two results at a time.
+    assert one >= int(SCRATCH * 3 * 4 * WIDTH)
+    assert abs(many - 64 * one) <= 64
+    assert found.least_bytes() == one
+
+
+def test_a_profile_replaces_the_assumed_scratch_memory():
+    found = activations()
+    plain = found.nbytes([(ROWS, WIDTH)]) / SCRATCH
+    base = 20 << 20
+    found.learn({1: base, ROWS: int(base + 3 * plain)})
+    assert 2.9 * plain < found.nbytes([(ROWS, WIDTH)]) < 3.1 * plain
+    # Fewer bytes than the results have cannot be.
+    found.learn({1: base, ROWS: base})
+    assert abs(found.nbytes([(ROWS, WIDTH)]) - plain) <= 1
+
+
+def test_a_profile_of_small_runs_teaches_nothing():
+    found = activations()
+    before = found.nbytes([(1, WIDTH)])
+    found.learn({})
+    found.learn({1: 20 << 20})
+    found.learn({1: 20 << 20, 2: 90 << 20})
+    assert found.nbytes([(1, WIDTH)]) == before
