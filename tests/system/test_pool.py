@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overwinter.api.client import Client
-from overwinter.core.errors import CallerError, ConflictError, OverwinterError
+from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, OverwinterError
 
 from .nodes import NodeProcess, deploy, wait_until
 
@@ -145,3 +145,26 @@ def test_what_cannot_run_on_a_device_is_refused(make_node, node):
         deploy(node, "f", MODELS["f1"], handler="def preprocess(inputs, state):\n    return inputs\n", device="pool")
     with pytest.raises(ConflictError, match="no devices for 'f'.*--devices"):
         deploy(node, "f", MODELS["f1"], device="pool")
+
+
+def test_a_function_says_why_it_is_not_served_after_a_restart_without_devices(make_node):
+    node = make_node("--devices", "1", "--device-memory", "2MiB")
+    deploy(node, "f", MODELS["f1"], device="pool")
+    assert node.client.function("f")["state"] == "READY"
+    node.stop()
+    node.options = node.options[:2]
+    node.start()
+    said = node.client.function("f")
+    assert said["state"] == "UNAVAILABLE"
+    assert "this node has no devices: serve with devices, or deploy it with device" in said["reason"]
+    with pytest.raises(OverwinterError, match="this node has no devices"):
+        node.client.infer("f", {"x": torch.ones(1, 4)})
+
+
+def test_a_deploy_is_refused_if_the_blocks_find_no_place(make_node):
+    node = make_node("--devices", "1", "--device-memory", "1MiB")
+    model = Stranger(1)
+    model.own = torch.nn.Parameter(torch.zeros(8 * SIZE), requires_grad=False)
+    with pytest.raises(NoSpaceError, match="'f' in .* find no place .*--device-memory"):
+        deploy(node, "f", model, device="pool")
+    assert node.client.functions() == []

@@ -143,7 +143,7 @@ class DeployedView:
 def _availability(known: FunctionSnapshot | None) -> Availability:
     if known is not None and known.on_trial:
         return "LOADING"
-    return "UNAVAILABLE" if known is None or known.state == "unloaded" else "READY"
+    return "UNAVAILABLE" if known is None or known.state == "unloaded" or known.fault else "READY"
 
 
 def _reason(known: FunctionSnapshot | None) -> str:

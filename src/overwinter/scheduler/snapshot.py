@@ -45,7 +45,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     workers: tuple[WorkerId, ...]
     queued: int
     fault: str
-    """Why it is out of service, though it was not unloaded."""
+    """Why it cannot be served, though it was not unloaded: it is out of service, or no device can run it."""
     devices: tuple[DeviceId, ...] = ()
     """The devices on which it is resident."""
 
@@ -205,6 +205,6 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
         len(family.members),
         tuple(function.workers),
         len(function.queue),
-        function.fault,
+        function.fault or ("" if function.pool is None else function.pool.never),
         () if function.pool is None else tuple(device.config.name for device in state.pool.holders(function)),
     )
