@@ -1,9 +1,10 @@
 """Measures the pool of devices, on real nodes over HTTP and on virtual devices.
 
-`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has five parts: what a run through
-an executor adds (`dispatch`), throughput over early binding as rates fall (`falling`), the load of several devices
-under skewed rates (`balance`), the time to give places to blocks (`allocation`), and a recorded hour with and without
-content sharing (`trace`). `--soak` runs functions of the pool under faults and changes for so long instead.
+`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has six parts: what a run through
+an executor adds (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over early
+binding as rates fall (`falling`), the load of several devices under skewed rates (`balance`), the time to give places
+to blocks (`allocation`), and a recorded hour with and without content sharing (`trace`). `--soak` runs functions of the
+pool under faults and changes for so long instead.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
 Every answer is compared with plain PyTorch's, bit for bit.
@@ -11,6 +12,8 @@ Every answer is compared with plain PyTorch's, bit for bit.
 
 import argparse
 import gc
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -19,12 +22,12 @@ import torch
 
 from benchmarks import allocation
 from benchmarks.measure import print_result
-from benchmarks.pool import balance, dispatch, falling, trace
+from benchmarks.pool import balance, dispatch, falling, isolation, trace
 from benchmarks.pool.soak import soak
 from overwinter.core.devices import DeviceIsolation
 from overwinter.device.partitioned import PARTITION_BYTES
 
-PARTS = ("dispatch", "falling", "balance", "allocation", "trace")
+PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "trace")
 SMALL_MODELS = ("mlp", "lstm")
 
 
@@ -33,7 +36,10 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
     quick, seed = options.quick, options.seed
     seconds = options.seconds if options.seconds is not None else 3.0 if quick else 30.0
     if part == "dispatch":
-        return {"dispatch_ms": dispatch.measure(100 if quick else options.rounds)}
+        return dispatch.measure(100 if quick else options.rounds)
+    if part == "isolation":
+        small = {"rounds": 1, "models": SMALL_MODELS, "small": True} if quick else {}
+        return {"isolation": isolation.measure(**small)}
     if part == "falling":
         small = {"model": "mlp", "memory_bytes": PARTITION_BYTES, "most": 12} if quick else {}
         return {"throughput_over_native": falling.measure(seconds, seed, **small)}
@@ -62,6 +68,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    # As an interrupt does, so that nodes are stopped and directories removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.soak is not None:
         kind: dict[str, Any] = {"small": options.quick, "isolation": options.isolation, "seed": options.seed}
         print_result(soak(options.soak, functions=options.functions, rate=options.rate, **kind))
