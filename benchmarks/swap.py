@@ -13,6 +13,7 @@ per transfer from the host, 4 GB/s with 0.02 ms from the other device.
 import argparse
 import gc
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +27,11 @@ from benchmarks.programs import flatten
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy
+from overwinter.device.interface import Copy, Loan, Way
 from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
+from overwinter.device.peer import PeerMemory
+from overwinter.device.shared import shared_memory
 from overwinter.device.swap import Route, Swapping, elbow, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.store.manifest import weight_places
@@ -88,9 +91,23 @@ class Model:
         return Stored(function, host, inputs, answer)
 
 
+def allocator_for(nbytes: int) -> PartitionedAllocator:
+    """Return memory in which these bytes fit, with room for what fragmentation takes."""
+    return PartitionedAllocator((nbytes * 5 // 4 // PARTITION_BYTES + 3) * PARTITION_BYTES)
+
+
 def device_for(name: str, nbytes: int) -> VirtualDevice:
-    """Make a device on which these bytes fit, with room for what fragmentation takes."""
-    return VirtualDevice(name, PartitionedAllocator((nbytes * 5 // 4 // PARTITION_BYTES + 3) * PARTITION_BYTES))
+    """Make a device on which these bytes fit."""
+    return VirtualDevice(name, allocator_for(nbytes))
+
+
+def device_and_memory(name: str, nbytes: int) -> tuple[VirtualDevice, PeerMemory]:
+    """Make a device from which others may copy, with its memory as they see it."""
+    allocator = allocator_for(nbytes)
+    fd = shared_memory(allocator.nbytes)
+    made = VirtualDevice(name, allocator, fd), PeerMemory(fd)
+    os.close(fd)
+    return made
 
 
 def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) -> Link:
@@ -108,7 +125,7 @@ def run_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swa
     took = time.perf_counter() - began
     if len(outputs) != len(stored.answer) or not all(map(torch.equal, outputs, stored.answer)):
         raise RuntimeError(f"{stored.function.name} answers wrongly after a swap")
-    return took, moved
+    return took, sum(moved)
 
 
 def swap_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> float:
@@ -142,10 +159,10 @@ def measure_elbow(rounds: int) -> tuple[int, dict[int, float]]:
 def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
     """Measure one row of the table, in seconds."""
     nbytes = stored.function.nbytes
-    device, peer = device_for("a", 2 * nbytes), device_for("b", nbytes)
+    device, (peer, memory) = device_for("a", 2 * nbytes), device_and_memory("b", nbytes)
     host = [host_route(stored.host)]
     run_once(peer, stored, host, WHOLE)
-    near = [Route(peer, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
+    near = [Route(memory, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
     grouped = Swapping(group_bytes)
 
     def resident() -> float:
@@ -156,10 +173,11 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     device.hold("other", TENANT, others)
     copies = [Copy(address, 0, size) for address, size in others.items()]
     contents = {other: stored.host[address] for other, address in zip(others, stored.function.blocks, strict=True)}
+    way = Way(Loan(contents), host[0].link)
 
     def beside_copies() -> float:
         run_once(device, stored, host, WHOLE)
-        copied = device.copy(copies, contents, host[0].link)
+        copied = device.copy(copies, [way])
         took, _ = run_once(device, stored, host, WHOLE)
         copied.wait()
         return took

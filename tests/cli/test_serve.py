@@ -28,7 +28,8 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    assert names == fields - {"scheduler", "requests"} | {"device_memory", "device_activations", "device_bandwidth"}
+    of_devices = {f"device_{what}" for what in ("memory", "activations", "bandwidth", "switch", "peers")}
+    assert names == fields - {"scheduler", "requests"} | of_devices
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -72,6 +73,14 @@ def test_devices_are_alike() -> None:
     )
     with pytest.raises(ValueError, match="memory_bytes"):
         config("--devices", "1", "--device-memory", "1KiB")
+
+
+def test_devices_share_switches_and_copy_from_each_other() -> None:
+    devices = config("--devices", "3", "--device-switch", "2", "--device-peers", "50GB").scheduler.devices
+    assert [each.switch for each in devices] == ["switch:0", "switch:0", "switch:1"]
+    assert [dict(each.peers) for each in devices] == [
+        {DeviceId(f"virtual:{peer}"): 50e9 for peer in range(3) if peer != own} for own in range(3)
+    ]
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:

@@ -1,5 +1,6 @@
 """The link model, on a clock that only sleeping advances."""
 
+from ctypes import c_double
 from itertools import pairwise
 
 import pytest
@@ -54,6 +55,25 @@ def test_two_links_of_one_switch_get_half_each():
         pass
     assert one_clock.now == pytest.approx(2.5, abs=0.01)
     assert other_clock.now == pytest.approx(2.5, abs=0.01)
+
+
+def test_processes_share_a_switch_through_its_time():
+    free_at_s = c_double()
+    one, one_clock = link_of(Switch(1e6, 2, free_at_s))
+    other, other_clock = link_of(Switch(1e6, 2, free_at_s))
+    for _ in zip(one.transfer(1_000_000), other.transfer(1_000_000), strict=True):
+        pass
+    assert one_clock.now == pytest.approx(2.5, abs=0.01)
+    assert other_clock.now == pytest.approx(2.5, abs=0.01)
+
+
+@pytest.mark.parametrize("written", [1e18, float("inf"), float("nan"), -1e18])
+def test_whatever_another_process_writes_a_transfer_ends(written):
+    free_at_s = c_double()
+    link, clock = link_of(Switch(1e6, 3, free_at_s))
+    for _ in link.transfer(1_000_000):
+        free_at_s.value = written
+    assert 1.49 < clock.now < 4.51
 
 
 def test_an_idle_switch_remembers_nothing():

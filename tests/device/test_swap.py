@@ -1,5 +1,6 @@
 """Swapped runs give the same bits as plain PyTorch, and move only what is missing."""
 
+import os
 import time
 from itertools import pairwise
 
@@ -15,10 +16,12 @@ from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.device.cached import CachedAllocator
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy
+from overwinter.device.interface import Copy, Loan, Source, Way
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
+from overwinter.device.peer import PeerMemory
 from overwinter.device.scrubbing import Tenancy
+from overwinter.device.shared import shared_memory
 from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
@@ -72,7 +75,8 @@ class Stored:
         outputs, moved = run(device, self.functions[variant], self.inputs, routes, swapping)
         assert all(map(torch.equal, outputs, self.answers[variant]))
         assert len(outputs) == len(self.answers[variant])
-        return moved
+        self.moved = moved
+        return sum(moved)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +125,56 @@ def test_a_sibling_brings_only_what_differs(stored, device):
     assert model.check(device, 1, [model.route]) == 0
 
 
+def shared(name):
+    """Make a device, and its memory as another process sees it."""
+    fd = shared_memory(64 << 20)
+    made = VirtualDevice(name, PartitionedAllocator(64 << 20, 1 << 20), fd), PeerMemory(fd)
+    os.close(fd)
+    return made
+
+
 def test_blocks_come_from_a_peer_where_it_has_them(stored, device):
     model = stored["resnet50"]
-    peer = VirtualDevice("b", PartitionedAllocator(64 << 20, 1 << 20))
+    first, second = (set(function.blocks) for function in model.functions[:2])
+    peer, memory = shared("b")
     model.check(peer, 0, [model.route])
-    alone = HostBlocks({at: model.host[at] for at in set(model.functions[1].blocks) - set(model.functions[0].blocks)})
-    assert model.check(device, 1, [Route(peer, fast()), Route(alone, fast())]) == model.functions[1].nbytes
-    peer.evict(model.functions[0].name)
-    assert peer.missing(model.functions[0].blocks) == model.functions[0].blocks
+    alone = HostBlocks({address: model.host[address] for address in second - first})
+    assert model.check(device, 1, [Route(memory, fast()), Route(alone, fast())]) == model.functions[1].nbytes
+    near, far = model.moved
+    assert near == sum(model.functions[1].blocks[address] for address in first & second)
+    assert far == sum(model.functions[1].blocks[address] for address in second - first)
+    peer.close()
+
+
+class EvictsAtOnce(Source):
+    """The memory of a device that evicts a function as soon as another device begins to copy from it."""
+
+    def __init__(self, memory, peer, evicted):
+        self.memory, self.peer, self.evicted = memory, peer, evicted
+
+    def lend(self, blocks):
+        loan = self.memory.lend(blocks)
+        self.peer.evict(self.evicted.name)
+        other = {"0" * 64: self.evicted.nbytes}
+        self.peer.hold("other", "ada", other)
+        content = torch.full((self.evicted.nbytes,), 7, dtype=torch.uint8)
+        self.peer.copy([Copy("0" * 64, 0, self.evicted.nbytes)], [Way(Loan({"0" * 64: content}), fast())]).wait()
+        return loan
+
+
+@pytest.mark.parametrize("swapping", SWAPPINGS)
+def test_what_a_peer_evicts_meanwhile_comes_from_the_host(stored, device, swapping):
+    model = stored["minilm"]
+    peer, memory = shared("b")
+    model.check(peer, 0, [model.route])
+    source = EvictsAtOnce(memory, peer, model.functions[0])
+    assert model.check(device, 0, [Route(source, fast()), model.route], swapping) > 0
+    assert model.moved[0] == 0
+    device.evict(model.functions[0].name)
+    model.check(peer, 0, [model.route])
+    with pytest.raises(WorkerError, match="was evicted from its device"):
+        run(device, model.functions[0], model.inputs, [Route(source, fast())], swapping)
+    assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
     peer.close()
 
 

@@ -113,7 +113,12 @@ class Pool:
         return executor
 
     async def run(
-        self, executor: WorkerId, function: Function, *requests, evict: tuple[Function, ...] = ()
+        self,
+        executor: WorkerId,
+        function: Function,
+        *requests,
+        evict: tuple[Function, ...] = (),
+        peer: DeviceId | None = None,
     ) -> RunEnded:
         """Run requests as one batch, by default the function's example."""
         run = RunId(self.rig.number())
@@ -122,7 +127,8 @@ class Pool:
             self.rig._ask(id_, inputs)
         evicted = tuple(each.deployed.id for each in evict)
         device = self.effects.executors._executors[executor].device
-        self.effects.carry_out(RunOnDevice(executor, device, run, function.deployed.id, tuple(ids), evict=evicted))
+        id_ = function.deployed.id
+        self.effects.carry_out(RunOnDevice(executor, device, run, id_, tuple(ids), evict=evicted, peer=peer))
         await until(lambda: run in self.rig.ends())
         [ended] = [event for event in self.rig.events if isinstance(event, RunEnded) and event.run == run]
         assert ended.worker == executor

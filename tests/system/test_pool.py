@@ -71,9 +71,10 @@ def swaps(node: NodeProcess) -> list[dict]:
     return [step[1] for step in node.steps() if step[1]["type"] == "RunEnded"]
 
 
-def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(make_node):
+@pytest.mark.parametrize("links", [(), ("--device-peers", "50GB", "--device-switch", "2")])
+def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(make_node, links):
     # A device takes three or four of the models, which have 0.5 and 1 MiB.
-    node = make_node("--devices", "2", "--device-memory", "2MiB")
+    node = make_node("--devices", "2", "--device-memory", "2MiB", *links)
     put(node)
     names = [f"f{number % COUNT}" for number in range(60)]
     with concurrent.futures.ThreadPoolExecutor(8) as threads:

@@ -45,16 +45,38 @@ def device_options() -> list[click.Option]:
             default=f"{LINK_BYTES // 10**9}GB",
             help="Bytes per second from the host to each device.",
         ),
+        click.Option(
+            ["--device-switch"],
+            type=click.IntRange(1, MOST),
+            metavar="NUMBER",
+            default=1,
+            help="Devices behind one switch, which share the bandwidth of one of them.",
+        ),
+        click.Option(
+            ["--device-peers"],
+            type=byte_size,
+            metavar="SIZE",
+            help="Bytes per second from each device to each other. [default: no links between devices]",
+        ),
     ]
 
 
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
-    number = values.pop("devices")
+    number, behind, peer_bytes_per_s = (values.pop(name) for name in ("devices", "device_switch", "device_peers"))
     alike = DeviceConfig(
         name=DeviceId("virtual"),
         memory_bytes=values.pop("device_memory"),
         activation_bytes=values.pop("device_activations"),
         bytes_per_s=float(values.pop("device_bandwidth")),
     )
-    return tuple(structs.replace(alike, name=DeviceId(f"virtual:{each}")) for each in range(number))
+    names = [DeviceId(f"virtual:{each}") for each in range(number)]
+    return tuple(
+        structs.replace(
+            alike,
+            name=name,
+            switch=f"switch:{each // behind}" if behind > 1 else "",
+            peers={peer: float(peer_bytes_per_s) for peer in names if peer_bytes_per_s and peer != name},
+        )
+        for each, name in enumerate(names)
+    )

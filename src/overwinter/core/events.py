@@ -152,6 +152,8 @@ class RunEnded(_Event, frozen=True):
     """The bytes that were transferred to a device for the run."""
     unplaced: bool = False
     """Whether nothing ran because the blocks did not fit on the device: its free memory is not adjacent."""
+    peer_bytes: int = 0
+    """The part of the moved bytes that came from another device."""
 
 
 class WorkerExited(_Event, frozen=True):

@@ -1,7 +1,6 @@
 """What every device offers: an arena, a copy stream with events, and runs of programs."""
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,20 +25,40 @@ class Event(Protocol):
         """Return when all copies up to this point are done; raise the error if one of them failed."""
         ...
 
-    def succeeded(self) -> bool:
-        """Return, when the copies up to this point are over, whether none failed."""
+    def moved(self) -> Sequence[int] | None:
+        """Return, when the transfer is over, the bytes that came each way; None: it failed."""
         ...
+
+
+def _never(_: Address) -> bool:
+    return False
+
+
+class Loan(NamedTuple):
+    """Blocks of a source, to be copied."""
+
+    blocks: Mapping[Address, torch.Tensor]
+    """The bytes of each block, flat."""
+    has_changed: Callable[[Address], bool] = _never
+    """Whether a block may have changed since: what was copied of it before this was asked is void then."""
 
 
 class Source(Protocol):
     """A place that blocks are copied from: the host store, or another device."""
 
-    def lend(self, blocks: Collection[Address]) -> AbstractContextManager[Mapping[Address, torch.Tensor]]:
-        """Return the bytes of those of these blocks that it has. In the context they are neither freed nor moved."""
+    def lend(self, blocks: Mapping[Address, int]) -> Loan:
+        """Return those of these blocks that it has; their bytes are given."""
         ...
 
 
-class Device(Source, Protocol):
+class Way(NamedTuple):
+    """Blocks to be copied, and the link over which they come."""
+
+    loan: Loan
+    link: Link
+
+
+class Device(Protocol):
     """Memory for blocks, and programs that run over them. One thread uses a device at a time."""
 
     name: str
@@ -69,8 +88,10 @@ class Device(Source, Protocol):
         """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` consolidates."""
         ...
 
-    def copy(self, copies: Sequence[Copy], lent: Mapping[Address, torch.Tensor], link: Link) -> Event:
-        """Copy parts of blocks as one transfer, after all copies that were asked for before."""
+    def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> Event:
+        """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come the
+        first way, because its source has evicted it meanwhile, comes the next.
+        """
         ...
 
     def run(
@@ -80,4 +101,8 @@ class Device(Source, Protocol):
         *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
         """Run a compiled program. Its outputs stay valid after an eviction."""
+        ...
+
+    def close(self) -> None:
+        """Wait for the copies, and end. No tensor in the memory may be used afterwards."""
         ...

@@ -5,7 +5,6 @@ group. Only missing blocks move, so a function beside a resident sibling brings 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device.function import DeviceFunction
-from overwinter.device.interface import Copy, Device, Event, Source
+from overwinter.device.interface import Copy, Device, Event, Source, Way
 from overwinter.device.link import Link
 
 ELBOW_SHARE = 0.93
@@ -42,10 +41,10 @@ class Swapping(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outputs of a run and the bytes that were transferred for it."""
+    """The outputs of a run, and the bytes that came over each route for it."""
 
     outputs: tuple[torch.Tensor, ...]
-    moved_bytes: int
+    moved: tuple[int, ...]
 
 
 class Group(NamedTuple):
@@ -70,8 +69,9 @@ def run(
     missing = {address: function.blocks[address] for address in new}
     weights = function.bind(device)
     if not missing:
-        return Outcome(device.run(function.program.run, weights, inputs), 0)
-    arrivals = _Arrivals(f"the blocks of {function.name} could not be brought to device {device.name}")
+        return Outcome(device.run(function.program.run, weights, inputs), (0,) * len(routes))
+    failed = f"the blocks of {function.name} could not be brought to device {device.name}"
+    arrivals = _Arrivals(failed, len(routes))
     try:
         return _swap(device, function, weights, inputs, routes, swapping, missing, arrivals)
     finally:
@@ -108,34 +108,37 @@ def transfer_times(
 ) -> dict[int, float]:
     """Measure the time of one transfer of each size, the best of several, with a block that the device holds."""
     times: dict[int, float] = {}
-    with route.source.lend((block,)) as lent:
-        for nbytes in sizes:
-            taken = []
-            for _ in range(rounds):
-                began = clock()
-                device.copy((Copy(block, 0, nbytes),), lent, route.link).wait()
-                taken.append(clock() - began)
-            times[nbytes] = min(taken)
+    way = Way(route.source.lend({block: max(sizes)}), route.link)
+    for nbytes in sizes:
+        taken = []
+        for _ in range(rounds):
+            began = clock()
+            device.copy((Copy(block, 0, nbytes),), (way,)).wait()
+            taken.append(clock() - began)
+        times[nbytes] = min(taken)
     return times
 
 
 class _Arrivals:
     """The transfers of one swap, by the first call that needs each."""
 
-    def __init__(self, failed: str) -> None:
+    def __init__(self, failed: str, routes: int) -> None:
         """`failed`: what to say if a transfer fails."""
         self._failed = failed
+        self._events: dict[int, list[tuple[int, Event]]] = {}
+        """Each transfer, and the first route that it may take."""
+        self.moved = [0] * routes
+        """The bytes that came over each route, when all transfers are over."""
         self.complete = False
         """Whether all have succeeded."""
-        self._events: dict[int, list[Event]] = {}
 
-    def add(self, first_use: int, event: Event) -> None:
-        """The blocks that this call and later ones need have arrived with this event."""
-        self._events.setdefault(first_use, []).append(event)
+    def add(self, group: Group, event: Event) -> None:
+        """The blocks that the group's first call and later ones need have arrived with this event."""
+        self._events.setdefault(group.first_use, []).append((group.route, event))
 
     def wait(self, call: int) -> None:
         """Return when all that this call needs has arrived; raise WorkerError if a transfer failed."""
-        for event in self._events.get(call, ()):
+        for _, event in self._events.get(call, ()):
             try:
                 event.wait()
             except Exception as error:
@@ -148,8 +151,11 @@ class _Arrivals:
 
     def finish(self) -> None:
         """Return when no transfer is under way any more."""
-        ended = [event.succeeded() for events in self._events.values() for event in events]
-        self.complete = bool(ended) and all(ended)
+        ended = [(first, event.moved()) for events in self._events.values() for first, event in events]
+        for first, moved in ended:
+            for way, nbytes in enumerate(moved or ()):
+                self.moved[first + way] += nbytes
+        self.complete = bool(ended) and all(moved is not None for _, moved in ended)
 
 
 def _swap(
@@ -163,22 +169,23 @@ def _swap(
     arrivals: _Arrivals,
 ) -> Outcome:
     copies = function.weight_copies(missing) if swapping.by_weight else function.block_copies(missing)
-    with ExitStack() as stack:
-        lent = [stack.enter_context(route.source.lend(missing)) for route in routes]
-        stack.callback(arrivals.finish)
-        chosen = {address: _route_of(address, lent) for address in missing}
+    ways = [Way(route.source.lend(missing), route.link) for route in routes]
+    try:
+        chosen = {address: _route_of(address, ways) for address in missing}
         for group in groups(copies, chosen, swapping.group_bytes):
-            arrivals.add(group.first_use, device.copy(group.copies, lent[group.route], routes[group.route].link))
+            arrivals.add(group, device.copy(group.copies, ways[group.route :]))
         if swapping.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
         else:
             arrivals.wait_all()
             outputs = device.run(function.program.run, weights, inputs)
-    return Outcome(outputs, sum(copy.nbytes for copy, _ in copies))
+    finally:
+        arrivals.finish()
+    return Outcome(outputs, tuple(arrivals.moved))
 
 
-def _route_of(address: Address, lent: Sequence[Mapping[Address, torch.Tensor]]) -> int:
-    route = next((at for at, blocks in enumerate(lent) if address in blocks), None)
+def _route_of(address: Address, ways: Sequence[Way]) -> int:
+    route = next((at for at, way in enumerate(ways) if address in way.loan.blocks), None)
     if route is None:
         raise StoreError(f"block {address} lies in none of the places that it could be copied from")
     return route

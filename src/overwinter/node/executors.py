@@ -5,6 +5,7 @@ the scheduler's decision; the executor's mappings of the host store are not its 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -20,6 +21,7 @@ from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.forks import REQUEST_ERRORS
 from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.peers import SharedFile, Sharing
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
@@ -30,11 +32,13 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.messages import (
     Answer,
     BindFailed,
+    BringFrom,
     Evict,
     ForkWorker,
     FromWorker,
     HandOver,
     LoadFailed,
+    PeerEnded,
     Ready,
     Unbind,
     Unmap,
@@ -65,6 +69,10 @@ class ExecutorProcess(ContainedProcess):
         """The functions that were handed over, the least recently used first."""
         self.known: set[FunctionId] = set()
         """Those, and others that may still be on the device."""
+        self.memory: SharedFile | None = None
+        """The memory of its device, if other devices may copy from it."""
+        self.mapped: dict[DeviceId, WorkerId] = {}
+        """The devices whose memory it was given, and their executors then."""
         self._weight_bytes = 0
 
     def runs_next(self, function: DeployedFunction) -> None:
@@ -81,6 +89,8 @@ class ExecutorProcess(ContainedProcess):
         flight = super().end(answer)
         if not 0 <= answer.moved_bytes <= self._weight_bytes * len(flight.requests):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
+        if not 0 <= answer.peer_bytes <= answer.moved_bytes:
+            raise ValueError(f"{answer.peer_bytes} of {answer.moved_bytes} bytes cannot have come from a peer")
         return flight
 
 
@@ -104,6 +114,8 @@ class Executors:
         self._hosts = hosts
         self._when_verified = when_verified
         self._devices = {device.name: device for device in config.devices}
+        self._isolation = config.device_isolation
+        self._sharing = Sharing(config)
         self._host_bytes = config.host_bytes or 0
         self._post = post
         self._log = log
@@ -121,14 +133,17 @@ class Executors:
         """Fork the executor of a device."""
         config = self._devices[action.device]
         # It may map the blocks of any function.
-        mapped_bytes = self._host_bytes + BUFFERS_BYTES
-        memory_bytes = config.memory_bytes + config.activation_bytes + OTHER_BYTES
+        mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._sharing.mapped_bytes(config)
+        mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._sharing.mapped_bytes(config)
+        memory_bytes = self._sharing.private_bytes(config) + config.activation_bytes + OTHER_BYTES
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
         try:
             process = ExecutorProcess(action, self._log)
             self._executors[action.executor] = process
             self._processes.forks.listen(process, partial(self._take, process), partial(self._gone, process))
+            process.memory = self._sharing.memory(config)
+            process.channel.send(*self._sharing.order(config, process.memory))
             self._processes.forks.request(process, order)
         except REQUEST_ERRORS as error:
             reason = f"the executor of {action.device} could not be forked: {error}"
@@ -150,11 +165,29 @@ class Executors:
         if action.evict:
             self._processes.forks.send(process, Evict(action.evict))
         function = self._registry.functions[action.function]
+        if action.peer is not None:
+            self._bring_from(process, action.peer, function.id)
         if process.bindings.has(function.id):
             self._begin(process, function, action)
         else:
             host = self._hosts.store(function.store)
             self._when_verified(function, host, partial(self._hand_over, process, function, host, action))
+
+    def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
+        """Let the next run copy blocks from another device, if it serves the same owner and the system has a descriptor
+        left; otherwise all blocks come from the host.
+        """
+        peer = self.process(device)
+        if peer is None or peer.memory is None or peer.tenant != process.tenant:
+            return
+        if self._isolation == "function" and (peer.known | process.known) - {function}:
+            return
+        has_it = process.mapped.get(device) == peer.worker
+        with suppress(OSError):
+            fds = [] if has_it else [peer.memory.readable()]
+            process.mapped[device] = peer.worker
+            self._processes.forks.send(process, BringFrom(device), fds)
+            close_all(fds)
 
     def _hand_over(
         self, process: ExecutorProcess, function: DeployedFunction, host: HostStore, action: RunOnDevice
@@ -237,6 +270,12 @@ class Executors:
 
     def _gone(self, process: ExecutorProcess, how: str) -> None:
         del self._executors[process.worker]
+        if process.memory is not None:
+            process.memory.close()
+        for other in self._executors.values():
+            if other.mapped.get(process.device) == process.worker:
+                del other.mapped[process.device]
+                self._processes.forks.send(other, PeerEnded(process.device))
         failure = process.failure or process.ended(how)
         self._log(f"the executor of {process.device} has ended: {failure.message}")
         self._runs.worker_exited(process, failure.error, failure.message)

@@ -124,7 +124,8 @@ class Runs:
         if answer.unplaced:
             # Nothing ran, and the run will be ordered again.
             failures.clear()
-        self._post(RunEnded(process.worker, answer.run, tuple(failures), answer.moved_bytes, answer.unplaced))
+        moved = answer.moved_bytes, answer.unplaced, answer.peer_bytes
+        self._post(RunEnded(process.worker, answer.run, tuple(failures), *moved))
 
     def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker

@@ -101,7 +101,7 @@ class WorkerProcess(ContainedProcess):
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered. ValueError if there is none, or if it says what only an executor may."""
         flight = super().end(answer)
-        if answer.moved_bytes or answer.unplaced:
+        if answer.moved_bytes or answer.peer_bytes or answer.unplaced:
             raise ValueError("a worker has no device")
         del self._slo_spent_at_s[answer.run]
         if not self._flights:

@@ -6,7 +6,6 @@ it, and a block is mapped once. There is no code of a function here but its prog
 """
 
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -22,23 +21,23 @@ from overwinter.device import swap
 from overwinter.device.activations import Activations
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Device
-from overwinter.device.link import Link, Switch
-from overwinter.device.partitioned import allocator_of
-from overwinter.device.swap import Route, Swapping
-from overwinter.device.virtual import VirtualDevice
+from overwinter.device.swap import Route
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.inbox import Inbox
+from overwinter.worker.lane import Lane, lane_of
 from overwinter.worker.messages import (
     Answer,
     BindFailed,
+    BringFrom,
     Evict,
     Failure,
     HandOver,
     LoadFailed,
+    PeerEnded,
     Ready,
+    Reserve,
     RunBatch,
     Stop,
     ToExecutor,
@@ -62,22 +61,24 @@ class _Swapped:
     """A function whose runs bring its missing blocks to the device, and count them."""
 
     def __init__(
-        self, lane: "Lane", program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
+        self, lane: Lane, program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
     ) -> None:
         """`blocks`: those of the function in the host store. They and the program are kept as long as this object."""
         self._lane = lane
         self._program = program
         self._function = function
         self._mapped = blocks
-        self._routes = [Route(HostBlocks({address: block.content() for address, block in blocks.items()}), lane.link)]
+        self._host = Route(HostBlocks({address: block.content() for address, block in blocks.items()}), lane.link)
         self.moved_bytes = 0
         """The bytes that were brought since `begin`."""
+        self.peer_bytes = 0
+        """Those of them that a peer provided."""
         self.unplaced = False
         """Whether blocks did not fit since `begin`."""
 
     def begin(self) -> None:
         """Count from now on."""
-        self.moved_bytes, self.unplaced = 0, False
+        self.moved_bytes, self.peer_bytes, self.unplaced = 0, 0, False
 
     def run(self, _: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Run the program over the weights on the device. Raises NoSpaceError if they do not fit, CallerError if the
@@ -93,7 +94,10 @@ class _Swapped:
                 "--device-activations"
             )
         try:
-            return swap.run(lane.device, self._function, inputs, self._routes, lane.swapping).outputs
+            routes = (*lane.peers.routes, self._host)
+            outputs, moved = swap.run(lane.device, self._function, inputs, routes, lane.swapping)
+            self.peer_bytes += sum(moved[:-1])
+            return outputs
         except NoSpaceError:
             self.unplaced = True
             raise
@@ -102,15 +106,6 @@ class _Swapped:
 
     def _missing_bytes(self) -> int:
         return sum(self._lane.device.missing(self._function.blocks).values())
-
-
-class Lane(NamedTuple):
-    """A device, its memory for what runs compute, and how blocks of the host reach it."""
-
-    device: Device
-    activation_bytes: int
-    link: Link
-    swapping: Swapping
 
 
 class _Member(NamedTuple):
@@ -159,7 +154,9 @@ class Executor:
             case Unbind(function):
                 self._functions.pop(function, None)
                 self._lane.device.evict(function)
-            case Stop():
+            case BringFrom() | PeerEnded():
+                self._lane.peers.take(message, fds)
+            case Reserve() | Stop():
                 return False
         return True
 
@@ -171,7 +168,11 @@ class Executor:
             return run_batch(message, self._slot, [member] * len(message.requests))
         member.swapped.begin()
         answer = run_batch(message, self._slot, [member.runner] * len(message.requests))
-        return structs.replace(answer, moved_bytes=member.swapped.moved_bytes, unplaced=member.swapped.unplaced)
+        self._lane.peers.run_ended()
+        swapped = member.swapped
+        return structs.replace(
+            answer, moved_bytes=swapped.moved_bytes, peer_bytes=swapped.peer_bytes, unplaced=swapped.unplaced
+        )
 
     def _take(self, message: HandOver, fds: Sequence[int]) -> None:
         """Map a function's blocks, and compile its program unless another function has it. Only a failure is reported,
@@ -209,24 +210,13 @@ class Executor:
 def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
     """Reserve a device and serve it; report to the node if the system refuses the memory."""
     channel: Channel[ToExecutor] = Channel(end, ToExecutor)  # type: ignore[arg-type]
+    first, fds = channel.receive()
+    assert isinstance(first, Reserve), "it is the first message"
     try:
-        device = reserved(config)
+        lane = lane_of(config, first, fds)
     except (OSError, ValueError) as error:
         reason = f"the {config.memory_bytes} bytes of device {config.name} could not be reserved: {error}"
         channel.send(LoadFailed("WorkerError", reason))
         return
-    with closing(device):
-        Executor(
-            channel, slot, Lane(device, config.activation_bytes, link_of(config), Swapping(config.group_bytes))
-        ).work()
-
-
-def reserved(config: DeviceConfig) -> VirtualDevice:
-    """Reserve the memory of a device; raise OSError if the system refuses."""
-    return VirtualDevice(config.name, allocator_of(config.memory_bytes))
-
-
-def link_of(config: DeviceConfig) -> Link:
-    """Return the link from the host to a device."""
-    switch = Switch(config.switch_bytes_per_s or config.bytes_per_s) if config.switch else None
-    return Link(config.bytes_per_s, time.perf_counter, time.sleep, config.latency_s, switch)
+    with closing(lane.device):
+        Executor(channel, slot, lane).work()

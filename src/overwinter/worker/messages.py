@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.ids import Address, RunId, TenantId, WorkerId
+from overwinter.core.ids import Address, DeviceId, RunId, TenantId, WorkerId
 from overwinter.core.tensor import TensorMeta, TensorSpec
 
 
@@ -233,6 +233,31 @@ ToWorker = Load | Bind | Unbind | RunBatch | Measure | Stop
 # node -> executor, which also gets Unbind, RunBatch and Stop
 
 
+class Reserve(_Message, frozen=True):
+    """Reserve the device; the first message. Descriptors: the memory, if other devices may copy from it, then the time
+    of the switch if there is one.
+    """
+
+    shared: bool = False
+    """Whether other devices may copy from it."""
+    sharers: int = 0
+    """The devices behind its switch."""
+
+
+class BringFrom(_Message, frozen=True):
+    """The next run brings the blocks that this device has from there. Descriptor: the device's memory, unless this
+    executor has it.
+    """
+
+    peer: DeviceId
+
+
+class PeerEnded(_Message, frozen=True):
+    """The executor of this device has ended, and the device will have other memory."""
+
+    peer: DeviceId
+
+
 class HandOver(_Message, frozen=True):
     """A function that will run on the device. Descriptors: the program, then the blocks that the executor lacks."""
 
@@ -256,7 +281,7 @@ class Unmap(_Message, frozen=True):
     function: str
 
 
-ToExecutor = HandOver | Evict | Unmap | Unbind | RunBatch | Stop
+ToExecutor = Reserve | HandOver | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
 
 # worker -> node
 
@@ -320,6 +345,8 @@ class Answer(_Message, frozen=True):
     buffer_bytes: int
     moved_bytes: int = 0
     """The bytes that an executor brought to its device for the run."""
+    peer_bytes: int = 0
+    """The part of these that came from another device."""
     unplaced: bool = False
     """Whether nothing ran because the blocks did not fit on the device."""
 

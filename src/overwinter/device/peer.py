@@ -1,0 +1,41 @@
+"""The memory of another device, as a source of copies."""
+
+import ctypes
+import os
+import weakref
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from overwinter.core.ids import Address
+from overwinter.device.interface import Loan, Source
+from overwinter.device.shared import Entry, find, table_start
+from overwinter.store.mapping import map_read_only, unmap
+
+
+class PeerMemory(Source):
+    """The memory of another device, mapped read-only."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises StoreError if the system refuses the mapping."""
+        nbytes = os.fstat(fd).st_size
+        address = map_read_only(fd, nbytes)
+        # Every tensor in the memory references the buffer. The mapping ends with the last of them.
+        self._memory = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(self._memory, unmap, address, nbytes).atexit = False
+        self._start = table_start(nbytes)
+        self._table = memoryview(self._memory)[self._start :]
+
+    def lend(self, blocks: Mapping[Address, int]) -> Loan:
+        """Give the bytes of those of these blocks that lie there now."""
+        entries = {address: entry for address in blocks if (entry := find(self._table, address))}
+        lent = {
+            address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
+            for address, entry in entries.items()
+            if max(1, blocks[address]) <= entry.nbytes <= self._start - entry.offset
+        }
+        return Loan(lent, partial(self._has_changed, entries))
+
+    def _has_changed(self, entries: Mapping[Address, Entry], address: Address) -> bool:
+        return find(self._table, address) != entries[address]

@@ -1,0 +1,118 @@
+"""The memory of a device out of which other processes copy blocks, without asking its owner.
+
+It is a file that both map. Behind the blocks lies a table of what is where. The owner clears a line before it frees or
+moves the block, and never waits: whoever has copied a block looks at its line again, and the copy is void if the line
+has changed. So no process waits for another, and the end of one disturbs no other.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+from overwinter.core.ids import Address
+from overwinter.device.allocation import Extent
+from overwinter.device.partitions import GRANULE_BYTES
+
+BYTES_A_LINE = GRANULE_BYTES
+"""The memory for which the table has a line. Almost all blocks are larger, so few lines are used."""
+PROBES = 8
+"""The lines at which a block may be entered, one after the other. If all are taken, no other device gets the block."""
+
+_LINE = struct.Struct("@QQQ64s")
+"""A number that no other entry has, or 0 if the line is empty; the offset, the bytes and the address of the block."""
+_WORDS = _LINE.size // 8
+
+
+class Entry(NamedTuple):
+    """A line of the table."""
+
+    number: int
+    offset: int
+    nbytes: int
+    address: bytes
+
+
+def shared_bytes(nbytes: int) -> int:
+    """Return the size of the file for a device's memory with its table."""
+    nbytes = -(-nbytes // BYTES_A_LINE) * BYTES_A_LINE
+    return nbytes + nbytes // BYTES_A_LINE * _LINE.size
+
+
+def shared_memory(nbytes: int) -> int:
+    """Create the memory of a device from which others may copy, and return its descriptor. Raises OSError."""
+    if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise OSError("this machine has less memory")
+    return sized_file("overwinter-device", shared_bytes(nbytes))
+
+
+def sized_file(name: str, nbytes: int) -> int:
+    """Create a memory file whose size no process can change, under another that has mapped it. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def find(table: memoryview, address: Address) -> Entry | None:
+    """Return the line of a block in a table that its owner may be writing; None: others cannot copy the block."""
+    key = address.encode().ljust(64, b"\0")
+    for line in _lines(address, len(table) // _LINE.size):
+        entry = Entry(*_LINE.unpack_from(table, line * _LINE.size))
+        if entry.number and entry.address == key:
+            return entry
+    return None
+
+
+class Table:
+    """The table in a device's memory, as its owner keeps it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        """`memory`: that of the device with its table, which is empty."""
+        self._bytes = memory[table_start(len(memory)) :]
+        # One instruction writes a word, so a reader never sees a part of a number.
+        self._numbers = self._bytes.cast("Q")
+        self._entered: dict[Address, tuple[int, Extent]] = {}
+        """The line of each block, and where it lies."""
+        self._next = count(1)
+
+    def enter(self, address: Address, extent: Extent) -> None:
+        """Let others copy a block, whose bytes are there."""
+        self.clear(address)
+        lines = _lines(address, len(self._bytes) // _LINE.size)
+        line = next((each for each in lines if not self._numbers[each * _WORDS]), None)
+        if line is None:
+            return
+        self._entered[address] = line, extent
+        _LINE.pack_into(self._bytes, line * _LINE.size, 0, *extent, address.encode())
+        self._numbers[line * _WORDS] = next(self._next)
+
+    def clear(self, address: Address) -> None:
+        """Void the copies of a block that have not ended; its memory may change afterwards."""
+        line, _ = self._entered.pop(address, (None, None))
+        if line is not None:
+            self._numbers[line * _WORDS] = 0
+
+    def clear_moved(self, extent: Callable[[Address], Extent]) -> list[Address]:
+        """Clear the blocks that are now to lie elsewhere, and return them."""
+        moved = [address for address, (_, old) in self._entered.items() if extent(address) != old]
+        for address in moved:
+            self.clear(address)
+        return moved
+
+
+def table_start(nbytes: int) -> int:
+    """Return where the table of a memory with this many bytes starts."""
+    return nbytes - nbytes // (BYTES_A_LINE + _LINE.size) * _LINE.size
+
+
+def _lines(address: Address, number: int) -> Iterator[int]:
+    first = zlib.crc32(address.encode())
+    return ((first + each) % number for each in range(min(PROBES, number)))

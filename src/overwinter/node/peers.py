@@ -1,0 +1,54 @@
+"""What executors share: the memory of devices from which others may copy, and the time of a switch."""
+
+import os
+import weakref
+from ctypes import c_double, sizeof
+
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.devices import DeviceConfig
+from overwinter.device.shared import shared_bytes, shared_memory, sized_file
+from overwinter.worker.messages import Reserve
+
+
+class SharedFile:
+    """A descriptor that is closed with this object, or before."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.close = weakref.finalize(self, os.close, fd)
+
+    def readable(self) -> int:
+        """Return a descriptor through which the file can only be read; the caller closes it. Raises OSError."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class Sharing:
+    """Which devices share memory and switches, as configured."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._devices = {device.name: device for device in config.devices}
+        self._peers = {peer for device in config.devices for peer in device.peers}
+        self._behind = [device.switch for device in config.devices]
+        self._switches: dict[str, SharedFile] = {}
+
+    def memory(self, device: DeviceConfig) -> SharedFile | None:
+        """Create the memory of a device; None: no other device copies from it. Raises OSError."""
+        return SharedFile(shared_memory(device.memory_bytes)) if device.name in self._peers else None
+
+    def private_bytes(self, device: DeviceConfig) -> int:
+        """The private memory that the device's executor needs for blocks."""
+        return 0 if device.name in self._peers else device.memory_bytes
+
+    def mapped_bytes(self, device: DeviceConfig) -> int:
+        """The most address space that the device's executor needs for memory that is shared."""
+        own = [device.memory_bytes] if device.name in self._peers else []
+        return sum(map(shared_bytes, [*own, *(self._devices[peer].memory_bytes for peer in device.peers)]))
+
+    def order(self, device: DeviceConfig, memory: SharedFile | None) -> tuple[Reserve, list[int]]:
+        """Return the first message for the device's executor, and its descriptors. Raises OSError."""
+        fds = [] if memory is None else [memory.fd]
+        if not device.switch:
+            return Reserve(memory is not None), fds
+        if device.switch not in self._switches:
+            self._switches[device.switch] = SharedFile(sized_file("overwinter-switch", sizeof(c_double)))
+        return Reserve(memory is not None, self._behind.count(device.switch)), [*fds, self._switches[device.switch].fd]

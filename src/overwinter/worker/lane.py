@@ -1,0 +1,52 @@
+"""What an executor needs to run a function: its device, and how blocks reach it."""
+
+import mmap
+import time
+from collections.abc import Sequence
+from ctypes import c_double, sizeof
+from typing import NamedTuple
+
+from overwinter.core.devices import DeviceConfig
+from overwinter.device.interface import Device
+from overwinter.device.link import Link, Switch
+from overwinter.device.partitioned import allocator_of
+from overwinter.device.swap import Swapping
+from overwinter.device.virtual import VirtualDevice
+from overwinter.worker.channel import close_all
+from overwinter.worker.messages import Reserve
+from overwinter.worker.peers import Peers
+
+
+class Lane(NamedTuple):
+    """A device, its memory for what runs compute, and how blocks of the host and of other devices reach it."""
+
+    device: Device
+    activation_bytes: int
+    link: Link
+    swapping: Swapping
+    peers: Peers
+
+
+def lane_of(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> Lane:
+    """Reserve the memory of a device; raise OSError or ValueError if the system refuses."""
+    memory = fds[0] if order.shared else None
+    free_at = fds[-1] if order.sharers else None
+    try:
+        device, link = reserved(config, memory), _link_of(config, order.sharers, free_at)
+    finally:
+        close_all(fds)
+    return Lane(device, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
+
+
+def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
+    """Reserve the memory of a device, in a file if it is `shared`; raise OSError if the system refuses."""
+    return VirtualDevice(config.name, allocator_of(config.memory_bytes), shared)
+
+
+def _link_of(config: DeviceConfig, sharers: int, free_at: int | None) -> Link:
+    """Return the link from the host. `free_at`: the file of its switch."""
+    switch = None
+    if free_at is not None:
+        free_at_s = c_double.from_buffer(mmap.mmap(free_at, sizeof(c_double)))
+        switch = Switch(config.switch_bytes_per_s or config.bytes_per_s, sharers, free_at_s)
+    return Link(config.bytes_per_s, time.perf_counter, time.sleep, config.latency_s, switch)

@@ -1,0 +1,148 @@
+"""A block that another process copies out of a device's memory is that block, or its copy is void."""
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.device.interface import Copy, Loan, Way
+from overwinter.device.link import Link
+from overwinter.device.partitioned import PartitionedAllocator
+from overwinter.device.partitions import GRANULE_BYTES
+from overwinter.device.peer import PeerMemory
+from overwinter.device.shared import shared_memory
+from overwinter.device.virtual import VirtualDevice
+
+PARTITION = 4 * GRANULE_BYTES
+MEMORY = 8 * PARTITION
+NAMES = tuple(f"{at:064x}" for at in range(12))
+SMALL = tuple(f"{at:064x}" for at in range(20, 36))
+LARGE = f"{60:064x}"
+BLOCKS = {name: (at % 5 + 1) * GRANULE_BYTES - at for at, name in enumerate(NAMES)}
+BLOCKS |= dict.fromkeys(SMALL, 2 * GRANULE_BYTES) | {LARGE: 2 * PARTITION}
+SETS = st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=4)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("hold"), st.integers(0, 3), SETS),
+        st.tuples(st.just("evict"), st.integers(0, 3), st.just([])),
+        st.tuples(st.just("lend"), st.just(0), SETS),
+        st.tuples(st.just("copy"), st.just(0), st.just([])),
+    ),
+    max_size=40,
+)
+
+
+def content(address):
+    return torch.full((BLOCKS[address],), int(address, 16) + 1, dtype=torch.uint8)
+
+
+@contextmanager
+def shared(nbytes=MEMORY):
+    fd = shared_memory(nbytes)
+    device, memory = VirtualDevice("a", PartitionedAllocator(nbytes, PARTITION), fd), PeerMemory(fd)
+    os.close(fd)
+    yield device, memory
+    device.close()
+
+
+def bring(device, holder, wanted):
+    """Hold these blocks, with their bytes; whether they fit."""
+    new = device.hold(holder, "ada", {address: BLOCKS[address] for address in wanted})
+    if new is None:
+        return False
+    link = Link(1e12, time.perf_counter, time.sleep)
+    way = Way(Loan({address: content(address) for address in new}), link)
+    device.copy([Copy(address, 0, BLOCKS[address]) for address in new], [way]).wait()
+    return True
+
+
+def wanted(numbers):
+    return {NAMES[at]: BLOCKS[NAMES[at]] for at in numbers}
+
+
+@given(STEPS)
+def test_a_copy_that_counts_has_the_bytes_of_its_block(steps):
+    with shared() as (device, memory):
+        lent, copied, held = [], [], {}
+        for step, holder, numbers in steps:
+            match step:
+                case "hold":
+                    if bring(device, f"f{holder}", wanted(numbers)):
+                        held.setdefault(holder, set()).update(wanted(numbers))
+                case "evict":
+                    device.evict(f"f{holder}")
+                    held.pop(holder, None)
+                case "lend":
+                    loan = memory.lend(wanted(numbers))
+                    assert set(loan.blocks) == set(wanted(numbers)) & set().union(*held.values())
+                    lent.append(loan)
+                case "copy":
+                    copied += [(loan, address, data.clone()) for loan in lent for address, data in loan.blocks.items()]
+            for loan, address, data in copied:
+                assert loan.has_changed(address) or torch.equal(data, content(address))
+
+
+def test_blocks_that_are_moved_together_are_void_and_can_be_lent_again():
+    with shared() as (device, memory):
+        for name in SMALL:
+            assert bring(device, name, [name])
+        kept = SMALL[::2]
+        for name in set(SMALL) - set(kept):
+            device.evict(name)
+        loan = memory.lend({name: BLOCKS[name] for name in kept})
+        assert set(loan.blocks) == set(kept)
+        assert bring(device, "large", [LARGE])
+        moved = {name for name in kept if loan.has_changed(name)}
+        assert 0 < len(moved) < len(kept)
+        again = memory.lend(BLOCKS).blocks
+        assert set(again) == {*kept, LARGE}
+        assert all(torch.equal(data, content(name)) for name, data in again.items())
+
+
+def test_memory_is_only_read_by_others():
+    fd = shared_memory(MEMORY)
+    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    with pytest.raises(PermissionError):
+        VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), readable)
+    PeerMemory(readable)
+    for nbytes in (0, 2 * MEMORY):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, nbytes)
+    os.close(readable)
+    os.close(fd)
+    with pytest.raises(OSError, match="less memory"):
+        shared_memory(1 << 60)
+
+
+def test_a_reader_beside_a_busy_owner_never_takes_a_wrong_byte():
+    with shared() as (device, memory):
+        over = threading.Event()
+
+        def work():
+            at = 0
+            while not over.is_set():
+                device.evict(f"f{at % 3}")
+                at += 1
+                bring(device, f"f{at % 3}", [NAMES[at % 12], NAMES[at * 5 % 12]])
+
+        owner = threading.Thread(target=work)
+        owner.start()
+        valid = void = 0
+        for _ in range(5000):
+            for address, data in (loan := memory.lend(BLOCKS)).blocks.items():
+                taken = data.clone()
+                if loan.has_changed(address):
+                    void += 1
+                    continue
+                valid += 1
+                assert torch.equal(taken, content(address))
+            if valid > 300 and void > 3:
+                break
+        assert valid
+        over.set()
+        owner.join()

@@ -1,0 +1,165 @@
+"""Real executors copy blocks from each other's devices: the same bits, whoever ends meanwhile, and never from another
+tenant's.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import RunEnded, WorkerExited
+from overwinter.core.ids import DeviceId
+
+from .rig import Rig, until
+from .test_executors import Pool, Variant, sees_maps
+
+ONE, TWO, SLOW = (DeviceId(f"virtual:{number}") for number in range(3))
+MEMORY_BYTES = 16 << 20
+DEVICES = (
+    DeviceConfig(name=ONE, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, switch="a", peers={TWO: 50e9}),
+    DeviceConfig(name=TWO, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, switch="a", peers={ONE: 50e9}),
+    # A copy takes a good part of a second.
+    DeviceConfig(name=SLOW, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, peers={ONE: 1e6}),
+)
+
+
+@pytest.fixture(scope="module")
+def device_rig():
+    with closing(Rig(devices=DEVICES)) as made:
+        yield made
+
+
+@pytest.fixture
+def pool(device_rig, tmp_path):
+    pool = Pool(device_rig, tmp_path)
+    yield pool
+
+    async def clear():
+        for executor in list(pool.effects.executors._executors):
+            await pool.stop(executor, kill=True)
+        await device_rig.clear()
+
+    device_rig.run(clear())
+    pool.hosts.close()
+
+
+@pytest.fixture(scope="module")
+def variants():
+    return [Variant("minilm", variant) for variant in (0, 1)]
+
+
+def mapped(pool, executor):
+    """Return the names of the shared memory that an executor has mapped."""
+    pid = pool.effects.executors._executors[executor].pid
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if "overwinter-device" in line]
+
+
+def test_blocks_come_from_the_device_that_has_them(device_rig, pool, variants):
+    first, second = variants
+    pool.deploy(first, second)
+    shared = {address: nbytes for address, nbytes in first.weights.items() if address in second.weights}
+    assert 0 < len(shared) < len(second.weights)
+
+    async def scene():
+        one, two = await pool.start(ONE), await pool.start(TWO)
+        # Nothing lies there yet.
+        ended = await pool.run(one, first, peer=TWO)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()), 0)
+        wanted = pool.answers()
+        ended = await pool.run(two, first, peer=ONE)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()),) * 2
+        assert pool.answers() == wanted
+        ended = await pool.run(two, second, evict=(first,), peer=ONE)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(second.weights.values()), sum(shared.values()))
+        wanted = pool.answers()
+        ended = await pool.run(two, first, evict=(second,))
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()), 0)
+        ended = await pool.run(one, second, evict=(first,), peer=TWO)
+        assert ended.peer_bytes == sum(shared.values())
+        assert pool.answers() == wanted
+
+    device_rig.run(scene())
+
+
+def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(device_rig, pool, variants):
+    function = variants[0]
+    pool.deploy(function)
+
+    async def scene():
+        one, slow = await pool.start(ONE), await pool.start(SLOW)
+        await pool.run(one, function)
+        wanted = pool.answers()
+        run = asyncio.create_task(pool.run(slow, function, peer=ONE))
+        await asyncio.sleep(0.1)
+        os.kill(pool.effects.executors._executors[one].pid, signal.SIGKILL)
+        ended = await run
+        assert ended.peer_bytes == ended.moved_bytes == sum(function.weights.values())
+        assert pool.answers() == wanted
+        [exit_] = device_rig.exits(one)
+        assert device_rig.events.index(exit_) < device_rig.events.index(ended)
+
+    device_rig.run(scene())
+
+
+def test_an_executor_that_dies_while_it_copies_leaves_the_peer_as_it_was(device_rig, pool, variants):
+    function = variants[0]
+    pool.deploy(function)
+
+    async def scene():
+        one, slow = await pool.start(ONE), await pool.start(SLOW)
+        await pool.run(one, function)
+        wanted = pool.answers()
+        run = asyncio.create_task(pool.run(slow, function, peer=ONE))
+        await asyncio.sleep(0.1)
+        assert (await pool.stop(slow, kill=True)) in device_rig.events
+        run.cancel()
+        ended = await pool.run(one, function)
+        assert ended == RunEnded(one, ended.run)
+        assert pool.answers() == wanted
+
+    device_rig.run(scene())
+
+
+def test_another_tenant_s_device_gives_nothing(device_rig, pool, variants):
+    function = variants[0]
+    pool.deploy(function)
+
+    async def scene():
+        one, two = await pool.start(ONE, tenant="ada"), await pool.start(TWO, tenant="bob")
+        await pool.run(one, function)
+        wanted = pool.answers()
+        ended = await pool.run(two, function, peer=ONE)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(function.weights.values()), 0)
+        assert pool.answers() == wanted
+        assert pool.effects.executors._executors[two].mapped == {}
+
+    device_rig.run(scene())
+
+
+@sees_maps
+def test_the_memory_of_an_executor_that_ended_is_unmapped(device_rig, pool, variants):
+    function = variants[0]
+    pool.deploy(function)
+
+    async def scene():
+        one, two = await pool.start(ONE), await pool.start(TWO)
+        await pool.run(one, function)
+        assert len(mapped(pool, two)) == 1
+        await pool.run(two, function, peer=ONE)
+        own, other = mapped(pool, two)
+        assert {own.split()[1], other.split()[1]} == {"rw-s", "r--s"}
+        exit_ = await pool.stop(one)
+        assert isinstance(exit_, WorkerExited)
+        await until(lambda: len(mapped(pool, two)) == 1)
+        again = await pool.start(ONE)
+        ended = await pool.run(again, function, peer=TWO)
+        assert ended.peer_bytes == sum(function.weights.values())
+        await pool.run(two, function, evict=(function,), peer=ONE)
+        assert len(mapped(pool, two)) == 2
+
+    device_rig.run(scene())
