@@ -13,6 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from overwinter.core.config import NodeConfig, SchedulerConfig
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event
 from overwinter.core.ids import FunctionName
@@ -40,9 +41,11 @@ from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_host_capacity
 from overwinter.node.verifying import Lost, Verifier
 from overwinter.node.zygote_process import ZygoteSettings
+from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
+from overwinter.store.elbows import in_measured_groups, read_elbows
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
@@ -175,6 +178,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")
     return msgspec.structs.replace(
         scheduler,
+        devices=_grouped(config, log),
         cores=scheduler.cores or len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes,
         workers_ahead=limits.workers_ahead(memory_bytes)
@@ -184,6 +188,18 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         runs_max=scheduler.runs_max or most,
         host_bytes=limit if scheduler.host_bytes is None else min(limit, scheduler.host_bytes),
     )
+
+
+def _grouped(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
+    """Return the devices, with groups as measured on this machine."""
+    devices = config.scheduler.devices
+    if not devices:
+        return devices
+    try:
+        return in_measured_groups(devices, read_elbows(Path(config.data)), fingerprint())
+    except ValueError as error:
+        log(f"{error}; overwinter elbow measures them again")
+        return devices
 
 
 def _zygote_settings(config: NodeConfig) -> ZygoteSettings:

@@ -12,6 +12,7 @@ import click
 
 from overwinter.cli.deploy import deploy
 from overwinter.cli.doctor import doctor
+from overwinter.cli.elbow import elbow
 from overwinter.cli.failures import EXPECTED_ERRORS, error_text, expected_errors
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
@@ -75,6 +76,7 @@ for _command in (
     logs,
     usage,
     doctor,
+    elbow,
     token,
 ):
     main.add_command(_command)

@@ -28,6 +28,10 @@ DEVICE_BOUNDS = {
 """The bounds of every number in the configuration of a device."""
 
 
+GROUP_BYTES = 2 << 20
+"""The size of groups if the link was not measured."""
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device: its memory, and the links over which blocks reach it."""
 
@@ -49,8 +53,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The bandwidth of the switch; None: that of the link."""
     peers: Mapping[DeviceId, float] = {}
     """The bandwidth of the links from other devices, in bytes a second."""
-    group_bytes: int = 2 << 20
-    """The bytes of one transfer: the elbow of the link (benchmarks.swap measures it)."""
+    group_bytes: int = GROUP_BYTES
+    """The bytes of one transfer: the elbow of the link (`overwinter elbow` measures it)."""
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
