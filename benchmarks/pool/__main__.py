@@ -1,10 +1,10 @@
 """Measures the pool of devices, on real nodes over HTTP and on virtual devices.
 
-`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has six parts: what a run through
+`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has seven parts: what a run through
 an executor adds (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over early
 binding as rates fall (`falling`), the load of several devices under skewed rates (`balance`), the time to give places
-to blocks (`allocation`), and a recorded hour with and without content sharing (`trace`). `--soak` runs functions of the
-pool under faults and changes for so long instead.
+to blocks (`allocation`), swaps that share a switch or come from another device (`links`), and a recorded hour with and
+without content sharing (`trace`). `--soak` runs functions of the pool under faults and changes for so long instead.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
 Every answer is compared with plain PyTorch's, bit for bit.
@@ -22,12 +22,12 @@ import torch
 
 from benchmarks import allocation
 from benchmarks.measure import print_result
-from benchmarks.pool import balance, dispatch, falling, isolation, trace
+from benchmarks.pool import balance, dispatch, falling, isolation, links, trace
 from benchmarks.pool.soak import soak
 from overwinter.core.devices import DeviceIsolation
 from overwinter.device.partitioned import PARTITION_BYTES
 
-PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "trace")
+PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "links", "trace")
 SMALL_MODELS = ("mlp", "lstm")
 
 
@@ -50,6 +50,8 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
     if part == "allocation":
         names = SMALL_MODELS if quick else allocation.MODELS
         return allocation.measure(names, 100 if quick else allocation.REQUESTS, seed=seed)
+    if part == "links":
+        return {"swap_over_alone": links.measure(2 if quick else 12, **({"model": "mlp"} if quick else {}))}
     small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
     return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
 

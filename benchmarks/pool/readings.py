@@ -24,6 +24,7 @@ class Ran(NamedTuple):
     moved_bytes: int
     evicted: int
     unplaced: bool
+    peer_bytes: int = 0
 
 
 class Readings(msgspec.Struct):
@@ -79,8 +80,8 @@ def read(journal: Path) -> Readings:
             event = entry.event
             if isinstance(event, RunEnded) and event.run in open_runs:
                 began, action = open_runs.pop(event.run)
-                evicted, unplaced = len(action.evict), event.unplaced
-                found.runs.append(Ran(action.device, began, entry.now, event.moved_bytes, evicted, unplaced))
+                moved = event.moved_bytes, len(action.evict), event.unplaced, event.peer_bytes
+                found.runs.append(Ran(action.device, began, entry.now, *moved))
             elif isinstance(event, WorkerExited):
                 found.exits += event.worker in executors
             for action in entry.actions:

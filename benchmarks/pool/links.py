@@ -1,0 +1,85 @@
+"""Swaps of live executors: one alone, two at once over two links and over one switch, and one from the other device.
+
+Each device holds one function, and a transfer takes several times as long as a run, so a swap takes as long as its
+transfer. Runs of different executors also share the cores; two links are the control for that.
+"""
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from msgspec import structs
+
+from benchmarks.families import Family
+from benchmarks.pool.calls import TOKENS, deployed, payload, send
+from benchmarks.pool.readings import Ran
+from benchmarks.pool.serving import devices, pool_node, scheduling
+
+MODEL = "mobilenet-v2"
+MEMORY_BYTES = 16 << 20
+FUNCTIONS = 4
+BYTES_PER_S = 1e8
+PEER_BYTES_PER_S = 4e8
+EVERY_S = 1.0
+"""The time between two swaps, or pairs of swaps."""
+LATER_S = 0.5
+
+Arrivals = list[tuple[float, int]]
+
+
+def alone(rounds: int) -> Arrivals:
+    """Return requests for one function after the other: none lies on a device when its turn comes."""
+    return [(EVERY_S * number, number % FUNCTIONS) for number in range(rounds)]
+
+
+def at_once(rounds: int) -> Arrivals:
+    """Return requests for two functions at a time."""
+    return [(EVERY_S * (number // 2), number % FUNCTIONS) for number in range(2 * rounds)]
+
+
+def again(rounds: int) -> Arrivals:
+    """Return a request for a function, and later two at a time: the other device then copies it from the first."""
+
+    def of_round(number: int) -> Iterator[tuple[float, int]]:
+        at, function = EVERY_S * number, number % FUNCTIONS
+        yield from ((at, function), (at + LATER_S, function), (at + LATER_S, function))
+
+    return [each for number in range(rounds) for each in of_round(number)]
+
+
+def swaps(family: Family, arrivals: Arrivals, **links: Any) -> list[Ran]:
+    """Return the runs that brought all of a function, on two devices with these links."""
+    pool = tuple(
+        structs.replace(
+            each,
+            bytes_per_s=BYTES_PER_S,
+            switch=links.get("switch", ""),
+            peers={other.name: PEER_BYTES_PER_S for other in devices(2, MEMORY_BYTES) if other.name != each.name}
+            if links.get("peers")
+            else {},
+        )
+        for each in devices(2, MEMORY_BYTES)
+    )
+    with pool_node(scheduling(pool)) as node:
+        targets = deployed(node, family, FUNCTIONS)
+        # The first requests load the blocks and start the executors.
+        send(node, targets, [payload(family)], at_once(FUNCTIONS))
+        sent = send(node, targets, [payload(family)], arrivals)
+    return [each for each in sent.readings.runs if each.moved_bytes]
+
+
+def measure(rounds: int, *, model: str = MODEL) -> Mapping[str, float]:
+    """Print the table; return the time of each kind of swap over that of one alone."""
+    family = Family(model, tokens=TOKENS)
+    found = {
+        "alone": swaps(family, alone(rounds)),
+        "two links": swaps(family, at_once(rounds)),
+        "one switch": swaps(family, at_once(rounds), switch="a"),
+        "from the peer": [each for each in swaps(family, again(rounds), peers=True) if each.peer_bytes],
+    }
+    times = {kind: median([each.ended - each.began for each in runs] or [0.0]) for kind, runs in found.items()}
+    print(f"\n{model}, {family.nbytes / 1e6:.1f} MB, over links of {BYTES_PER_S / 1e9:g} GB/s, ", end="")
+    print(f"from the peer {PEER_BYTES_PER_S / 1e9:g} GB/s\n{'swap':16}{'runs':>8}{'p50 ms':>10}{'over alone':>12}")
+    for kind, seconds in times.items():
+        print(f"{kind:16}{len(found[kind]):8}{1e3 * seconds:10.1f}{seconds / times['alone']:12.2f}", flush=True)
+    return {kind: round(seconds / times["alone"], 3) for kind, seconds in times.items()}
