@@ -14,6 +14,7 @@ from benchmarks.programs import flatten
 from overwinter.api.deployer import package
 from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.device.cached import CachedAllocator
+from overwinter.device.cuda import CudaDevice
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
 from overwinter.device.interface import Copy, Loan, Source, Way
@@ -26,6 +27,7 @@ from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
 from overwinter.store.manifest import weight_places
+from tests.device.kinds import KINDS, made, processor
 
 KIB = 1 << 10
 VARIANTS = 4
@@ -46,19 +48,26 @@ def fast():
 class Stored:
     """Variants of one model, their blocks in host memory, and the answers of plain PyTorch."""
 
-    def __init__(self, name):
+    def __init__(self, name, device):
         model = zoo.build(name, small=True)
         program, weights = export(model.module, model.example_inputs, model.dynamic)
         self.inputs = [model.example_inputs[spec.name] for spec in program.inputs]
-        self.program = DeviceProgram(program, torch.device("cpu"))
+        self.program = DeviceProgram(program, device)
         self.functions, self.answers, self.host = [], [], {}
         head = next(reversed(list(model.module.parameters())))
         for variant in range(VARIANTS):
             with torch.inference_mode():
                 head.mul_(1 + variant)
-                self.answers.append(flatten(model.module(**model.example_inputs)))
+                self.answers.append(self.answer(model, weights, device))
                 self.functions.append(self.stored(f"{name}-{variant}", weights))
                 head.div_(1 + variant)
+
+    def answer(self, model, weights, device):
+        """Return what plain PyTorch answers; on a GPU the same program over tensors that were not swapped."""
+        if device.type == "cpu":
+            return flatten(model.module(**model.example_inputs))
+        there = [each.to(device) for each in weights]
+        return [each.cpu() for each in self.program.run(there, [each.to(device) for each in self.inputs])]
 
     def stored(self, name, weights):
         packaged = package(name, self.program.program, weights)
@@ -79,13 +88,31 @@ class Stored:
         return sum(moved)
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    processor(request.param)
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def stored():
-    return {name: Stored(name) for name in ("resnet50", "minilm")}
+def stored(kind):
+    return {name: Stored(name, processor(kind)) for name in ("resnet50", "minilm")}
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    return {name: Stored(name, torch.device("cpu")) for name in ("resnet50", "minilm")}
 
 
 @pytest.fixture
-def device():
+def device(kind):
+    device = made(kind, "a", PartitionedAllocator(64 << 20, 1 << 20))
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def virtual():
     device = VirtualDevice("a", PartitionedAllocator(64 << 20, 1 << 20))
     yield device
     device.close()
@@ -133,13 +160,13 @@ def shared(name):
     return made
 
 
-def test_blocks_come_from_a_peer_where_it_has_them(stored, device):
-    model = stored["resnet50"]
+def test_blocks_come_from_a_peer_where_it_has_them(on_cpu, virtual):
+    model = on_cpu["resnet50"]
     first, second = (set(function.blocks) for function in model.functions[:2])
     peer, memory = shared("b")
     model.check(peer, 0, [model.route])
     alone = HostBlocks({address: model.host[address] for address in second - first})
-    assert model.check(device, 1, [Route(memory, fast()), Route(alone, fast())]) == model.functions[1].nbytes
+    assert model.check(virtual, 1, [Route(memory, fast()), Route(alone, fast())]) == model.functions[1].nbytes
     near, far = model.moved
     assert near == sum(model.functions[1].blocks[address] for address in first & second)
     assert far == sum(model.functions[1].blocks[address] for address in second - first)
@@ -163,18 +190,18 @@ class EvictsAtOnce(Source):
 
 
 @pytest.mark.parametrize("swapping", SWAPPINGS)
-def test_what_a_peer_evicts_meanwhile_comes_from_the_host(stored, device, swapping):
-    model = stored["minilm"]
+def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, swapping):
+    model = on_cpu["minilm"]
     peer, memory = shared("b")
     model.check(peer, 0, [model.route])
     source = EvictsAtOnce(memory, peer, model.functions[0])
-    assert model.check(device, 0, [Route(source, fast()), model.route], swapping) > 0
+    assert model.check(virtual, 0, [Route(source, fast()), model.route], swapping) > 0
     assert model.moved[0] == 0
-    device.evict(model.functions[0].name)
+    virtual.evict(model.functions[0].name)
     model.check(peer, 0, [model.route])
     with pytest.raises(WorkerError, match="was evicted from its device"):
-        run(device, model.functions[0], model.inputs, [Route(source, fast())], swapping)
-    assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
+        run(virtual, model.functions[0], model.inputs, [Route(source, fast())], swapping)
+    assert virtual.missing(model.functions[0].blocks) == model.functions[0].blocks
     peer.close()
 
 
@@ -196,8 +223,8 @@ def test_a_run_that_fails_leaves_its_blocks(stored, device):
     assert model.check(device, 0, [model.route]) == 0
 
 
-def test_what_does_not_fit_is_refused(stored):
-    device = VirtualDevice("small", PartitionedAllocator(64 * KIB, 64 * KIB))
+def test_what_does_not_fit_is_refused(stored, kind):
+    device = made(kind, "small", PartitionedAllocator(64 * KIB, 64 * KIB))
     model = stored["resnet50"]
     with pytest.raises(NoSpaceError, match="do not fit on device small"):
         run(device, model.functions[0], model.inputs, [model.route], SWAPPINGS[0])
@@ -207,9 +234,9 @@ def test_what_does_not_fit_is_refused(stored):
 @settings(deadline=None, max_examples=30)
 @given(steps=STEPS)
 @pytest.mark.parametrize("allocator", [PartitionedAllocator, lambda nbytes, _: CachedAllocator(nbytes)])
-def test_answers_stay_right_while_functions_come_and_go(stored, allocator, steps):
+def test_answers_stay_right_while_functions_come_and_go(stored, kind, allocator, steps):
     nbytes = max(model.functions[0].nbytes for model in stored.values())
-    device = VirtualDevice("a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))
+    device = made(kind, "a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))
     recent = []
     for name, variant, swapping in steps:
         model = stored[name]
@@ -230,7 +257,7 @@ def fits(device, model, variant, swapping):
 
 def test_no_tensor_reaches_another_block(device):
     device.hold("f", "ada", {"1": 64, "2": 64})
-    tensor = torch.empty(0, dtype=torch.uint8).set_(device.storage("1"))
+    tensor = torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(device.storage("1"))
     for outside in (
         lambda: tensor.as_strided((65,), (1,)),
         lambda: tensor.as_strided((64,), (1,), 1),
@@ -243,7 +270,7 @@ def test_no_tensor_reaches_another_block(device):
 
 def test_memory_is_cleared_when_it_changes_tenant(device):
     def content(address):
-        return torch.empty(0, dtype=torch.uint8).set_(device.storage(address))
+        return torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(device.storage(address))
 
     device.hold("f", "ada", {"1": 5000})
     content("1").fill_(7)
@@ -282,6 +309,16 @@ def test_groups_keep_the_order_and_are_as_large_as_asked(blocks, group_bytes):
 
 def test_the_elbow_is_where_larger_transfers_stop_being_faster():
     assert elbow({size: 1e-3 + size / 1e6 for size in (1000, 10_000, 100_000, 1_000_000)}) == 100_000
+
+
+def test_a_device_without_its_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(WorkerError, match="device cuda:0: PyTorch .* was built without CUDA"):
+        CudaDevice("cuda:0", PartitionedAllocator(1 << 20, 1 << 20))
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(WorkerError, match="device cuda:0 would be GPU 0, and PyTorch finds 0"):
+        CudaDevice("cuda:0", PartitionedAllocator(1 << 20, 1 << 20))
 
 
 def test_transfers_are_measured_with_the_given_clock(device):

@@ -88,9 +88,21 @@ class Device(Protocol):
         """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` consolidates."""
         ...
 
+    def host(self, blocks: Mapping[Address, torch.Tensor]) -> Source:
+        """Return a source of these blocks of the host store, prepared for fast copies to this device. They stay as long
+        as it does.
+        """
+        ...
+
     def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> Event:
         """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come the
         first way, because its source has evicted it meanwhile, comes the next.
+        """
+        ...
+
+    def bring(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs of a program in the memory of this device. They are brought before any block, behind which
+        they would wait for the link.
         """
         ...
 
@@ -100,7 +112,9 @@ class Device(Protocol):
         weights: Sequence[torch.Tensor],
         *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
-        """Run a compiled program. Its outputs stay valid after an eviction."""
+        """Run a program that was compiled for this device, with inputs that were brought here. Its outputs are in the
+        host's memory, and stay valid after an eviction.
+        """
         ...
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def run(
         lacking = sum(device.missing(function.blocks).values())
         raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
     missing = {address: function.blocks[address] for address in new}
-    weights = function.bind(device)
+    weights, inputs = function.bind(device), device.bring(inputs)
     if not missing:
         return Outcome(device.run(function.program.run, weights, inputs), (0,) * len(routes))
     failed = f"the blocks of {function.name} could not be brought to device {device.name}"
@@ -113,7 +113,8 @@ def transfer_times(
         taken = []
         for _ in range(rounds):
             began = clock()
-            device.copy((Copy(block, 0, nbytes),), (way,)).wait()
+            if device.copy((Copy(block, 0, nbytes),), (way,)).moved() is None:
+                raise WorkerError(f"a transfer of {nbytes} bytes to device {device.name} failed")
             taken.append(clock() - began)
         times[nbytes] = min(taken)
     return times

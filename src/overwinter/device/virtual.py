@@ -5,24 +5,19 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from overwinter.core.errors import StoreError
-from overwinter.core.ids import Address, TenantId
-from overwinter.device.allocation import Allocator, Extent, Move
-from overwinter.device.arena import Arena
-from overwinter.device.interface import Copy, Device, Event, Way
+from overwinter.core.ids import Address
+from overwinter.device.allocation import Allocator, Move
+from overwinter.device.host import HostBlocks
+from overwinter.device.interface import Copy, Event, Way
 from overwinter.device.link import Link
-from overwinter.device.scrubbing import Tenancy
+from overwinter.device.reserved import ReservedDevice
 from overwinter.device.shared import Table
 from overwinter.model.compile import Compiled, Waiting
-
-FRAGMENTED = 2
-"""Blocks are moved together only if so many times the bytes to be placed are free. Otherwise more bytes would be moved
-than evicting one function more would cost (benchmarks.allocation).
-"""
 
 
 class CopyEvent(Event):
@@ -40,24 +35,19 @@ class CopyEvent(Event):
         return None if self._future.exception() else self._future.result()
 
 
-class VirtualDevice(Device):
+class VirtualDevice(ReservedDevice):
     """A device whose memory and processor are the CPU's."""
-
-    torch_device = torch.device("cpu")
 
     def __init__(self, name: str, allocator: Allocator, shared: int | None = None) -> None:
         """Reserve all of the allocator's memory. `shared`: a file for it (`shared.shared_memory`), out of which other
         processes may copy blocks.
         """
-        self.name = name
-        self._arena = Arena(allocator)
-        self._tenancy = Tenancy(allocator.nbytes)
         if shared is None:
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
             reserved = mmap.mmap(-1, allocator.nbytes, private)
         else:
             reserved = mmap.mmap(shared, os.fstat(shared).st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self._memory = torch.frombuffer(reserved, dtype=torch.uint8, count=allocator.nbytes)
+        super().__init__(name, allocator, torch.frombuffer(reserved, dtype=torch.uint8, count=allocator.nbytes))
         self._table = None if shared is None else Table(memoryview(reserved))
         self._stream = ThreadPoolExecutor(1, thread_name_prefix=f"copies to {name}")
 
@@ -65,46 +55,27 @@ class VirtualDevice(Device):
         """Wait for the copies and end the copy thread. No tensor in the arena may be used afterwards."""
         self._stream.shutdown()
 
-    @property
-    def epoch(self) -> int:
-        """Counts the changes after which a block may lie elsewhere than before."""
-        return self._arena.epoch
-
-    def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
-        """Return those of these blocks that do not lie here, with their bytes."""
-        return self._arena.missing(blocks)
-
-    def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
-        """Give each block a place, after moving others together if much is free; clear what another tenant left."""
-        new = self._arena.hold(holder, blocks)
-        if new is None and self._arena.free_bytes >= FRAGMENTED * sum(self._arena.missing(blocks).values()):
-            while new is None and (moves := self._arena.consolidate(blocks)):
-                self._move(moves)
-                new = self._arena.hold(holder, blocks)
-        for address in new or ():
-            self._clear(self._arena.extent(address), tenant)
-        return new
-
     def evict(self, holder: str) -> tuple[Address, ...]:
         """Forget a holder, and the blocks that nobody else holds; return those."""
-        freed = self._arena.evict(holder)
+        freed = super().evict(holder)
         if self._table is not None:
             for address in freed:
                 self._table.clear(address)
         return freed
 
-    def storage(self, address: Address) -> torch.UntypedStorage:
-        """Return the memory of a block. Views of the arena would share one storage: `as_strided` reaches all of it."""
-        offset, nbytes = self._arena.extent(address)
-        pointer = self._memory.data_ptr() + offset
-        storage = torch._C._construct_storage_from_data_pointer(pointer, self.torch_device, nbytes)
-        return cast(torch.UntypedStorage, storage)  # PyTorch declares another type than it returns.
+    def host(self, blocks: Mapping[Address, torch.Tensor]) -> HostBlocks:
+        """Return these blocks as a source."""
+        return HostBlocks(blocks)
 
     def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> CopyEvent:
         """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come the
         first way, because its source has evicted it meanwhile, comes the next.
         """
         return CopyEvent(self._stream.submit(self._transfer, copies, ways))
+
+    def bring(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs as they are."""
+        return inputs
 
     def run(
         self, program: Compiled | Waiting, weights: Sequence[torch.Tensor], *arguments: Any
@@ -118,21 +89,11 @@ class VirtualDevice(Device):
         start = self._memory.data_ptr()
         return start <= tensor.untyped_storage().data_ptr() < start + self._arena.nbytes
 
-    def _clear(self, extent: Extent, tenant: TenantId) -> None:
-        offset, nbytes = extent
-        for start, stop in self._tenancy.others(offset, offset + nbytes, tenant):
-            self._memory[start:stop] = 0
-        self._tenancy.give(offset, offset + nbytes, tenant)
-
     def _move(self, moves: Sequence[Move]) -> None:
+        """Move bytes whose blocks have new places."""
         self._stream.submit(bool).result()  # Copies that were asked for use the old places.
         entered = [] if self._table is None else self._table.clear_moved(self._arena.extent)
-        for source, target, nbytes in moves:
-            kept = list(self._tenancy.ranges(source, source + nbytes))
-            self._memory[target : target + nbytes] = self._memory[source : source + nbytes]
-            for start, stop, tenant in kept:
-                if tenant is not None:
-                    self._tenancy.give(start - source + target, stop - source + target, tenant)
+        super()._move(moves)
         self._enter(entered)
 
     def _enter(self, blocks: Sequence[Address]) -> None:
@@ -140,9 +101,6 @@ class VirtualDevice(Device):
         if self._table is not None:
             for address in blocks:
                 self._table.enter(address, self._arena.extent(address))
-
-    def _bytes(self, address: Address) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8).set_(self.storage(address))
 
     def _transfer(self, copies: Sequence[Copy], ways: Sequence[Way]) -> list[int]:
         """Copy each part the first way that it can come; return the bytes that came each way."""

@@ -20,7 +20,6 @@ from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
 from overwinter.device.function import DeviceFunction, DeviceProgram
-from overwinter.device.host import HostBlocks
 from overwinter.device.swap import Route
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
@@ -68,7 +67,8 @@ class _Swapped:
         self._program = program
         self._function = function
         self._mapped = blocks
-        self._host = Route(HostBlocks({address: block.content() for address, block in blocks.items()}), lane.link)
+        contents = {address: block.content() for address, block in blocks.items()}
+        self._host = Route(lane.device.host(contents), lane.link)
         self.moved_bytes = 0
         """The bytes that were brought since `begin`."""
         self.peer_bytes = 0

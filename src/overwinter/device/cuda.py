@@ -1,0 +1,145 @@
+"""An NVIDIA GPU: an arena in its memory, a stream for copies, and programs that run there.
+
+This module has not run on a GPU yet. What it shares with the virtual device is tested there.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from overwinter.core.errors import WorkerError
+from overwinter.core.ids import Address
+from overwinter.device.allocation import Allocator, Move
+from overwinter.device.host import HostBlocks
+from overwinter.device.interface import Copy, Event, Way
+from overwinter.device.reserved import ReservedDevice
+from overwinter.model.compile import Compiled, Waiting
+
+_PORTABLE, _READ_ONLY = 0x01, 0x08
+"""The flags of cudaHostRegister for memory that all contexts use, and that is mapped read-only."""
+
+
+class Registration:
+    """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes about as long
+    as copying, so it is done once for each block.
+    """
+
+    def __init__(self, content: torch.Tensor) -> None:
+        # Memory that the system does not register is copied all the same, only slower.
+        self._content = content
+        runtime = torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(content.data_ptr(), content.nbytes, _PORTABLE | _READ_ONLY)) == 0:
+            # It runs before the attribute is cleared, so the memory is still mapped.
+            weakref.finalize(self, runtime.cudaHostUnregister, content.data_ptr()).atexit = False
+
+
+class CudaEvent(Event):
+    """A point in the copy stream."""
+
+    def __init__(self, point: torch.cuda.Event | RuntimeError, nbytes: int) -> None:
+        """`point`: why there is none, if the copies could not be asked for."""
+        self._point = point
+        self._nbytes = nbytes
+
+    def wait(self) -> None:
+        """Let the work that follows in the current stream wait for the copies. The caller does not wait."""
+        if isinstance(self._point, RuntimeError):
+            raise self._point
+        torch.cuda.current_stream().wait_event(self._point)
+
+    def moved(self) -> Sequence[int] | None:
+        """Return, when the transfer is over, the bytes that came; None: it failed."""
+        if isinstance(self._point, RuntimeError):
+            return None
+        try:
+            self._point.synchronize()
+        except RuntimeError:
+            return None
+        return (self._nbytes,)
+
+
+class CudaDevice(ReservedDevice):
+    """A GPU. Its process uses no other one."""
+
+    def __init__(self, name: str, allocator: Allocator, index: int = 0) -> None:
+        """Reserve all of the allocator's memory. Raises WorkerError, which names the device, without such a GPU, and
+        PyTorch's OutOfMemoryError if it has less free memory.
+        """
+        check_gpu(name, index)
+        torch.cuda.set_device(index)
+        # The answers should be those of the CPU as closely as possible.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        memory = torch.zeros(allocator.nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
+        super().__init__(name, allocator, memory)
+        self._stream = torch.cuda.Stream()
+        self._registered: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        """Wait for all work. No tensor in the arena may be used afterwards."""
+        torch.cuda.synchronize()
+
+    def host(self, blocks: Mapping[Address, torch.Tensor]) -> "RegisteredBlocks":
+        """Register these blocks, unless they are already, and return them as a source."""
+        registrations = []
+        for content in blocks.values():
+            if content.nbytes:
+                known = self._registered.get(content.data_ptr()) or Registration(content)
+                self._registered[content.data_ptr()] = known
+                registrations.append(known)
+        return RegisteredBlocks(blocks, registrations)
+
+    def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> CudaEvent:
+        """Copy parts of blocks as one transfer, after all copies that were asked for before, and after all work that
+        was: it may still read what lay in the same memory. Links are real here, and sources keep their blocks.
+        """
+        point = torch.cuda.Event()
+        try:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_stream(torch.cuda.default_stream())
+                for copy in copies:
+                    self._copy(copy, ways)
+                point.record()
+        except RuntimeError as error:
+            return CudaEvent(error, 0)
+        return CudaEvent(point, sum(copy.nbytes for copy in copies))
+
+    def _copy(self, copy: Copy, ways: Sequence[Way]) -> None:
+        address, offset, nbytes = copy
+        source = next(way.loan.blocks[address] for way in ways if address in way.loan.blocks)
+        self._bytes(address)[offset : offset + nbytes].copy_(source[offset : offset + nbytes], non_blocking=True)
+
+    def bring(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the inputs in the GPU's memory."""
+        return [each.to(self.torch_device) if isinstance(each, torch.Tensor) else each for each in inputs]
+
+    def run(
+        self, program: Compiled | Waiting, weights: Sequence[torch.Tensor], *arguments: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """Run a compiled program in the current stream, and bring its outputs to the host."""
+        with torch.inference_mode():
+            outputs = program(weights, *arguments)
+            return tuple(each.cpu() if isinstance(each, torch.Tensor) else each for each in outputs)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Move bytes whose blocks have new places."""
+        torch.cuda.current_stream().wait_stream(self._stream)  # Copies that were asked for use the old places.
+        super()._move(moves)
+
+
+class RegisteredBlocks(HostBlocks):
+    """Blocks of the host store that stay registered as long as this object."""
+
+    def __init__(self, blocks: Mapping[Address, torch.Tensor], registrations: Sequence[Registration]) -> None:
+        super().__init__(blocks)
+        self._registrations = registrations
+
+
+def check_gpu(name: str, index: int) -> None:
+    """Raise WorkerError if PyTorch cannot use this GPU."""
+    if not torch.backends.cuda.is_built():
+        raise WorkerError(f"device {name}: PyTorch {torch.__version__} was built without CUDA; install a build with it")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise WorkerError(f"device {name} would be GPU {index}, and PyTorch finds {count} on this machine")

@@ -1,0 +1,78 @@
+"""What devices have in common: an arena over memory that was reserved at the start, whatever memory it is."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.allocation import Allocator, Extent, Move
+from overwinter.device.arena import Arena
+from overwinter.device.interface import Device
+from overwinter.device.scrubbing import Tenancy
+
+FRAGMENTED = 2
+"""Blocks are moved together only if so many times the bytes to be placed are free. Otherwise more bytes would be moved
+than evicting one function more would cost (benchmarks.allocation).
+"""
+
+
+class ReservedDevice(Device):
+    """Blocks in a tensor of bytes."""
+
+    def __init__(self, name: str, allocator: Allocator, memory: torch.Tensor) -> None:
+        """`memory`: all zeros, as much as the allocator gives places in."""
+        self.name = name
+        self.torch_device = memory.device
+        self._arena = Arena(allocator)
+        self._tenancy = Tenancy(allocator.nbytes)
+        self._memory = memory
+
+    @property
+    def epoch(self) -> int:
+        """Counts the changes after which a block may lie elsewhere than before."""
+        return self._arena.epoch
+
+    def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
+        """Return those of these blocks that do not lie here, with their bytes."""
+        return self._arena.missing(blocks)
+
+    def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
+        """Give each block a place, after moving others together if much is free; clear what another tenant left."""
+        new = self._arena.hold(holder, blocks)
+        if new is None and self._arena.free_bytes >= FRAGMENTED * sum(self._arena.missing(blocks).values()):
+            while new is None and (moves := self._arena.consolidate(blocks)):
+                self._move(moves)
+                new = self._arena.hold(holder, blocks)
+        for address in new or ():
+            self._clear(self._arena.extent(address), tenant)
+        return new
+
+    def evict(self, holder: str) -> tuple[Address, ...]:
+        """Forget a holder, and the blocks that nobody else holds; return those."""
+        return self._arena.evict(holder)
+
+    def storage(self, address: Address) -> torch.UntypedStorage:
+        """Return the memory of a block. Views of the arena would share one storage: `as_strided` reaches all of it."""
+        offset, nbytes = self._arena.extent(address)
+        pointer = self._memory.data_ptr() + offset
+        storage = torch._C._construct_storage_from_data_pointer(pointer, self.torch_device, nbytes)
+        return cast(torch.UntypedStorage, storage)  # PyTorch declares another type than it returns.
+
+    def _bytes(self, address: Address) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.torch_device).set_(self.storage(address))
+
+    def _clear(self, extent: Extent, tenant: TenantId) -> None:
+        offset, nbytes = extent
+        for start, stop in self._tenancy.others(offset, offset + nbytes, tenant):
+            self._memory[start:stop] = 0
+        self._tenancy.give(offset, offset + nbytes, tenant)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Move bytes whose blocks have new places, when no copy uses the old ones any more."""
+        for source, target, nbytes in moves:
+            kept = list(self._tenancy.ranges(source, source + nbytes))
+            self._memory[target : target + nbytes] = self._memory[source : source + nbytes]
+            for start, stop, tenant in kept:
+                if tenant is not None:
+                    self._tenancy.give(start - source + target, stop - source + target, tenant)

@@ -1,0 +1,20 @@
+"""The kinds of devices on which the tests of devices run."""
+
+import pytest
+import torch
+
+from overwinter.device.cuda import CudaDevice
+from overwinter.device.virtual import VirtualDevice
+
+KINDS = ["virtual", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def processor(kind):
+    """Return where the programs of a kind compute; skip the test where there is no such device."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU on this machine")
+    return torch.device("cpu" if kind == "virtual" else kind)
+
+
+def made(kind, name, allocator):
+    return CudaDevice(name, allocator) if kind == "cuda" else VirtualDevice(name, allocator)
