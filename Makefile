@@ -26,19 +26,19 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Two halves that take about the same time run at once; the output of each is printed when it has ended.
-HALVES := --no-print-directory --jobs=2 --keep-going --output-sync=target
+# The parts run at once, because the first two often wait; the output of each is printed when it has ended.
+PARTS := --no-print-directory --jobs=3 --keep-going --output-sync=target
 PYTEST = $(BIN)/python -m pytest -m '$(if $(SLOW),slow,not slow)'
 
 test: setup ## all tests but the slow ones
-	$(MAKE) $(HALVES) test-nodes test-others
+	$(MAKE) $(PARTS) test-nodes test-processes test-others
 
 test-slow: setup ## the slow tests
-	$(MAKE) $(HALVES) test-nodes test-others SLOW=1
+	$(MAKE) $(PARTS) test-nodes test-processes test-others SLOW=1
 
 # The results of these tests depend on the user who runs them, because they start processes. All others only compute.
 test-machine: setup
-	$(MAKE) $(HALVES) test-nodes test-processes
+	$(MAKE) $(PARTS) test-nodes test-processes
 
 NODES := $(addprefix tests/,node system worker)
 PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py)
@@ -50,7 +50,7 @@ test-processes: setup
 	$(PYTEST) $(PROCESSES)
 
 test-others: setup
-	$(PYTEST) $(addprefix --ignore=,$(NODES))
+	$(PYTEST) $(addprefix --ignore=,$(NODES) $(PROCESSES))
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from tests.system.nodes import NodeProcess
 # A slow machine is not an error in the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-# The other half of the tests runs at the same time.
+# Other parts of the tests run at the same time.
 torch.set_num_threads(1)
 
 

@@ -12,9 +12,9 @@ from overwinter.model.operators import FRESH, SIZE_OPERATORS, SYMBOLIC
 from overwinter.model.program import Device, Dtype, MemoryFormat, Slot, decode_program, encode_program, validate
 from overwinter.model.structure import SYMBOLIC_KINDS, evaluate
 
-DEEPER = {"resnet101", "resnet152", "densenet201", "vgg19", "bert-large"}
-"""They have the layers of another, more often."""
-MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name in DEEPER)) for name in zoo.NAMES]
+QUICK = {"resnet50", "mobilenet-v2", "vgg16", "ssd300", "vit-base", "minilm", "gpt2", "textcnn", "lstm", "dssm", "mlp"}
+"""Models of every kind."""
+MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in zoo.NAMES]
 
 
 @pytest.fixture(scope="module", params=MODELS)

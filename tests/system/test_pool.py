@@ -121,8 +121,11 @@ def test_blocks_that_are_lost_are_loaded_again(make_node):
     assert all(right(node, name, 1.0) for name in MODELS)
     for block in node.store().iterdir():
         block.unlink()
-    for pid in executors(node):
+    pids = executors(node)
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    # A request is tried again once, and the first try is to find that the blocks are lost.
+    node.wait_for("WorkerExited", len(pids))
     assert all(right(node, name, 2.0) for name in MODELS)
 
 
