@@ -14,8 +14,8 @@ from overwinter.core.errors import HandlerError, NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
 COMMANDS = [
-    "deploy", "devices", "doctor", "explain", "infer", "load", "logs", "profile", "promote", "ps", "rm", "serve",
-    "show", "simulate", "split", "token", "top", "unload", "usage",
+    "deploy", "devices", "doctor", "elbow", "explain", "infer", "load", "logs", "profile", "promote", "ps", "rm",
+    "serve", "show", "simulate", "split", "token", "top", "unload", "usage",
 ]  # fmt: skip
 TOKEN_COMMANDS = ["create", "limit", "list", "revoke"]
 
