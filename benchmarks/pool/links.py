@@ -16,7 +16,6 @@ from benchmarks.pool.readings import Ran
 from benchmarks.pool.serving import devices, pool_node, scheduling
 
 MODEL = "mobilenet-v2"
-MEMORY_BYTES = 16 << 20
 FUNCTIONS = 4
 BYTES_PER_S = 1e8
 PEER_BYTES_PER_S = 4e8
@@ -48,17 +47,19 @@ def again(rounds: int) -> Arrivals:
 
 
 def swaps(family: Family, arrivals: Arrivals, **links: Any) -> list[Ran]:
-    """Return the runs that brought all of a function, on two devices with these links."""
+    """Return the runs that brought blocks, on two devices with these links."""
+    # The smallest power of two in which a function finds places, and two do not.
+    memory_bytes = 1 << int(1.1 * family.nbytes).bit_length()
     pool = tuple(
         structs.replace(
             each,
             bytes_per_s=BYTES_PER_S,
             switch=links.get("switch", ""),
-            peers={other.name: PEER_BYTES_PER_S for other in devices(2, MEMORY_BYTES) if other.name != each.name}
+            peers={other.name: PEER_BYTES_PER_S for other in devices(2, memory_bytes) if other.name != each.name}
             if links.get("peers")
             else {},
         )
-        for each in devices(2, MEMORY_BYTES)
+        for each in devices(2, memory_bytes)
     )
     with pool_node(scheduling(pool)) as node:
         targets = deployed(node, family, FUNCTIONS)
@@ -77,7 +78,9 @@ def measure(rounds: int, *, model: str = MODEL) -> Mapping[str, float]:
         "one switch": swaps(family, at_once(rounds), switch="a"),
         "from the peer": [each for each in swaps(family, again(rounds), peers=True) if each.peer_bytes],
     }
-    times = {kind: median([each.ended - each.began for each in runs] or [0.0]) for kind, runs in found.items()}
+    if not all(found.values()):
+        raise RuntimeError(f"a kind of swap did not occur: { {kind: len(runs) for kind, runs in found.items()} }")
+    times = {kind: median(each.ended - each.began for each in runs) for kind, runs in found.items()}
     print(f"\n{model}, {family.nbytes / 1e6:.1f} MB, over links of {BYTES_PER_S / 1e9:g} GB/s, ", end="")
     print(f"from the peer {PEER_BYTES_PER_S / 1e9:g} GB/s\n{'swap':16}{'runs':>8}{'p50 ms':>10}{'over alone':>12}")
     for kind, seconds in times.items():
