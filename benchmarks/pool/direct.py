@@ -156,5 +156,6 @@ async def direct(device: DeviceConfig, *packages: Package) -> AsyncIterator[Dire
             await made.close()
 
 
-def _log(message: str, **_: object) -> None:
-    print(message)
+def _log(message: str, *, level: str = "warning", **_: object) -> None:
+    if level != "info":
+        print(message)
