@@ -14,7 +14,7 @@ KeepAlive = Literal["unlimited", "fixed", "history"]
 Eviction = Literal["cost-aware", "lru"]
 WorkerEviction = Literal["cost-aware", "lru"]
 Order = Literal["deadline", "any"]
-DeviceOrder = Literal["rrc", "fifo", "deadline"]
+DeviceOrder = Literal["rrc", "fifo", "deadline", "overwinter"]
 DeviceBinding = Literal["missing-bytes", "torpor", "random", "native", "infless"]
 DeviceEviction = Literal["cost-aware", "torpor", "lru"]
 
@@ -75,9 +75,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether functions of one family share workers."""
     joins: bool = True
     """Whether requests of functions of one family share runs, if they share workers."""
-    device_order: DeviceOrder = "rrc"
-    """Whose request gets the next free device: by the required request count (Torpor, A.3), in the order of arrival, or
-    by due time.
+    device_order: DeviceOrder = "overwinter"
+    """Whose request gets the next free device: by the required request count (`rrc`; Torpor, A.3), in the order of
+    arrival, or by due time. The default is `rrc` for functions with an SLO; the others follow in the order of arrival,
+    and some runs are for requests that have waited for long.
     """
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or any; `native`

@@ -9,7 +9,6 @@ one that serves others. Starting an executor takes long and empties the device, 
 * or the owner's functions would wait longer for its own devices than for a start, and the device is not used.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
@@ -19,6 +18,7 @@ from overwinter.scheduler.answers import refuse_queue
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
+from overwinter.scheduler.policies.device_queueing import LONG_EVERY
 from overwinter.scheduler.pool import Device, LastBinding, Owner
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
@@ -96,12 +96,16 @@ def _serve_in_order(cycle: Cycle) -> None:
     """Begin runs in the order of the queueing policy."""
     pool = cycle.state.pool
     # An executor that starts will serve one of these functions.
-    coming = Counter(owner for each in pool.devices.values() if (owner := _coming_owner(each)) is not None)
+    coming = [each for each in pool.devices.values() if _coming_owner(each) is not None]
     bound = homes.are_used(cycle)
     may = [each for each in _waiting(cycle) if each.queue and (not bound or facts(each).home is not None)]
+    free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
+    if long := device_order.waiting_long(cycle, may):
+        _serve_one(cycle, long, free)
+        may = [each for each in may if each.queue]
+        free = [each for each in free if each.is_free(cycle.now)]
     line = device_order.ranks(cycle, may)
     heapify(line)
-    free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
     while line and free:
         *_, id_ = heappop(line)
         function = cycle.state.functions[id_]
@@ -112,6 +116,15 @@ def _serve_in_order(cycle: Cycle) -> None:
         else:
             _want_executor(cycle, function, free, coming)
         free = [each for each in free if each.is_free(cycle.now)]
+
+
+def _serve_one(cycle: Cycle, long: list[Function], free: list[Device]) -> None:
+    """Begin a run of the first of these functions that have waited for long that a free device serves."""
+    for function in long:
+        if _begin(cycle, function, free):
+            cycle.mark(function)
+            cycle.state.pool.long_at = cycle.state.pool.bindings + LONG_EVERY - 1
+            return
 
 
 def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
@@ -153,22 +166,26 @@ def _coming_owner(device: Device) -> Owner | None:
     return executor.owner if executor.ready_at is None else None
 
 
-def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: Counter[Owner]) -> None:
-    """Start an executor for a function, unless one starts that will serve it."""
+def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: list[Device]) -> None:
+    """Start an executor for a function, unless one starts that will serve it. `coming`: those that will serve no other
+    waiting function.
+    """
     owner, now = owner_of(cycle, function), cycle.now
-    fitting = [each for each in _fitting(cycle, function) if each in free]
+    may = list(_fitting(cycle, function))
+    fitting = [each for each in may if each in free]
     empty = [each for each in fitting if each.executor is None]
     reserved = next((each for each in empty if each.next_owner == owner), None)
+    own = next((each for each in coming if each in may and _coming_owner(each) == owner), None)
     if reserved is not None:
         executors.start(cycle, reserved, owner)
-        coming[owner] -= 1
-    elif coming[owner] > 0:
-        coming[owner] -= 1
-    elif unreserved := [each for each in empty if not _has_waiting(cycle, each.next_owner)]:
+        coming.remove(reserved)
+    elif own is not None:
+        coming.remove(own)
+    elif unreserved := [each for each in empty if not _is_wanted(cycle, each)]:
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
-    elif unused := [each for each in fitting if each.executor is not None and not _has_waiting(cycle, each.owner)]:
-        own = sum(each.owner == owner and not each.is_out(now) for each in cycle.state.pool.devices.values())
-        if not own or _backlog_s(cycle, owner) > own * cycle.state.pool.start_s:
+    elif unused := [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]:
+        count = sum(each.owner == owner and not each.is_out(now) for each in cycle.state.pool.devices.values())
+        if not count or _backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
             _replace(cycle, min(unused, key=_since), owner)
 
 
@@ -186,12 +203,12 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
-        if any(not _has_waiting(cycle, each.next_owner) for each in empty):
+        if any(not _is_wanted(cycle, each) for each in empty):
             continue
         may = [each for each in devices if each.executor is not None and each.executor.is_idle]
-        over = [each for each in may if not _has_waiting(cycle, each.owner) or _slice_ends(cycle, each) <= cycle.now]
+        over = [each for each in may if not _is_wanted(cycle, each) or _slice_ends(cycle, each) <= cycle.now]
         if over:
-            _replace(cycle, min(over, key=lambda each: (_has_waiting(cycle, each.owner), _since(each))), owner)
+            _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
             continue
         ends = min((_slice_ends(cycle, each) for each in devices), default=inf)
         if cycle.now < ends < inf:
@@ -211,9 +228,10 @@ def _slice_ends(cycle: Cycle, device: Device) -> float:
     return executor.ready_at + SLICE_STARTS * cycle.state.pool.start_s
 
 
-def _has_waiting(cycle: Cycle, owner: Owner | None) -> bool:
-    """Whether a function of this owner waits for a device."""
-    return any(owner_of(cycle, function) == owner for function in _waiting(cycle))
+def _is_wanted(cycle: Cycle, device: Device) -> bool:
+    """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
+    waiting = (each for each in _waiting(cycle) if owner_of(cycle, each) == device.owner)
+    return any(device in _fitting(cycle, each) for each in waiting)
 
 
 def _backlog_s(cycle: Cycle, owner: Owner) -> float:

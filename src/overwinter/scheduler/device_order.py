@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable
 
-from overwinter.core.ids import Seconds
+from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.policies.device_queueing import EVERYONE, PERIOD_S, RULES, Rank, Waiting, boundary, next_alpha
+from overwinter.scheduler.families import due_at
+from overwinter.scheduler.policies.device_queueing import (
+    COUNTING,
+    EVERYONE,
+    LONG,
+    PERIOD_S,
+    RULES,
+    Rank,
+    Waiting,
+    boundary,
+    next_alpha,
+)
 from overwinter.scheduler.pool import Pool
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts
@@ -20,14 +31,31 @@ def ranks(cycle: Cycle, functions: Iterable[Function]) -> list[Rank]:
     found: list[Rank] = []
     for function in functions:
         first, required = requests[function.queue[0]], facts(function).outcomes.required
-        found.append(rule(Waiting(function.spec.id, first.level, first.arrived, first.due, required), last))
+        # A stage of a pipeline may have the SLO of the pipeline.
+        has_slo = function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
+        found.append(rule(Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo), last))
     return found
+
+
+def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[Function]:
+    """Return the functions whose first request has waited for long, by its arrival, if it is their turn: without one,
+    low priority could mean to wait until the request expires.
+    """
+    pool, requests = cycle.state.pool, cycle.state.requests
+    if cycle.policy.device_order != "overwinter" or pool.bindings < pool.long_at:
+        return []
+    found: list[tuple[int, Seconds, FunctionId]] = []
+    for function in functions:
+        first = requests[function.queue[0]]
+        if cycle.now - first.arrived > LONG * (first.deadline - first.arrived):
+            found.append((first.level, first.arrived, function.spec.id))
+    return [cycle.state.functions[id_] for *_, id_ in sorted(found)]
 
 
 def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
     """Count an answer to a request of a function."""
     pool, id_ = cycle.state.pool, function.spec.id
-    if cycle.policy.device_order != "rrc" or function.removed:
+    if cycle.policy.device_order not in COUNTING or function.removed:
         return
     facts(function).outcomes.add(cycle.now, in_time)
     pool.judged[id_] = function

@@ -211,6 +211,8 @@ class Pool(msgspec.Struct):
     """The smoothed seconds from a fork until the executor is ready."""
     bindings: int = 0
     """The number of runs that were bound to a device."""
+    long_at: int = 0
+    """From this number of bindings on, the next run is for a request that has waited for long, if there is one."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window."""
     left: int = 0
@@ -230,7 +232,7 @@ class Pool(msgspec.Struct):
         """The runs of a function in progress on devices."""
         if function.pool is not None and function.pool.running:
             for device in self.devices.values():
-                if device.operation is not None and device.operation.function is function:
+                if device.operation is not None and function in device.operation.functions:
                     yield device.operation
 
     def holders(self, function: "Function") -> Iterator[Device]:

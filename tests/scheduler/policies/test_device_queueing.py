@@ -16,8 +16,8 @@ from overwinter.scheduler.policies.device_queueing import (
 )
 
 
-def waiting(function, required=0.0, level=100, arrived=0.0, due=1.0) -> Waiting:
-    return Waiting(function, level, arrived, due, required)
+def waiting(function, required=0.0, level=100, arrived=0.0, due=1.0, has_slo=True) -> Waiting:
+    return Waiting(function, level, arrived, due, required, has_slo)
 
 
 def outcomes(now, *answers) -> Outcomes:
@@ -66,6 +66,13 @@ def test_high_priority_is_served_by_descending_count_and_low_by_ascending_count(
     last = boundary([(each.required, each.function) for each in functions], 0.02)
     assert in_order(RULES["rrc"], functions, last) == ["near", "met", "far", "farther"]
     assert in_order(RULES["rrc"], functions, EVERYONE) == ["farther", "far", "near", "met"]
+
+
+def test_functions_without_an_slo_come_before_those_of_low_priority_in_the_order_of_arrival():
+    functions = [waiting("met", -7.0), waiting("near", 5.0), waiting("far", 90.0)]
+    last = boundary([(each.required, each.function) for each in functions], 0.06)
+    many, few = waiting("many", -90.0, arrived=1.0, has_slo=False), waiting("few", 9.0, arrived=2.0, has_slo=False)
+    assert in_order(RULES["overwinter"], [few, many, *functions], last) == ["near", "met", "many", "few", "far"]
 
 
 def test_the_baselines_order_by_arrival_and_by_due_time_after_the_priority_of_requests():

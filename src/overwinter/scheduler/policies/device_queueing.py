@@ -5,7 +5,7 @@ of its requests was in time. Functions with a small RRC can still meet their SLO
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from types import MappingProxyType
 
@@ -27,6 +27,10 @@ ALPHA_LEAST = 1 / 128
 ALPHA_SCALE = 2.0
 RATIO_CHANGE = 0.04
 """The change of the ratio of compliant functions above which alpha changes."""
+LONG = 0.5
+"""A request has waited for long after this part of the time after which it expires."""
+LONG_EVERY = 10
+"""Of so many runs, one is for the first of the requests that have waited for long."""
 EPSILON = 1e-9
 
 
@@ -105,9 +109,10 @@ class Waiting(msgspec.Struct, frozen=True):
     arrived: float
     due: float
     required: float
+    has_slo: bool = True
 
 
-Rank = tuple[int, bool, float, float, FunctionId]
+Rank = tuple[int, int, float, float, FunctionId]
 Rule = Callable[[Waiting, Boundary], Rank]
 """The order of functions: the lowest rank gets the next device."""
 
@@ -121,6 +126,16 @@ def required_requests(waiting: Waiting, last: Boundary) -> Rank:
     return waiting.level, is_low, count, waiting.arrived, waiting.function
 
 
+def with_slo_first(waiting: Waiting, last: Boundary) -> Rank:
+    """As by required requests, but those of functions without an SLO come after all with high priority, in the order of
+    arrival. By the count, a function with many requests would wait for all with few, for the sake of no SLO.
+    """
+    if not waiting.has_slo:
+        return waiting.level, 1, waiting.arrived, waiting.arrived, waiting.function
+    level, is_low, count, arrived, function = required_requests(waiting, last)
+    return level, 2 * is_low, count, arrived, function
+
+
 def first_in_first_out(waiting: Waiting, last: Boundary) -> Rank:
     """The request that arrived first."""
     return waiting.level, False, waiting.arrived, waiting.arrived, waiting.function
@@ -132,7 +147,14 @@ def earliest_due(waiting: Waiting, last: Boundary) -> Rank:
 
 
 RULES: Mapping[DeviceOrder, Rule] = MappingProxyType(
-    {"rrc": required_requests, "fifo": first_in_first_out, "deadline": earliest_due}
+    {
+        "overwinter": with_slo_first,
+        "rrc": required_requests,
+        "fifo": first_in_first_out,
+        "deadline": earliest_due,
+    }
 )
+COUNTING: Collection[DeviceOrder] = ("overwinter", "rrc")
+"""The orders that count required requests."""
 EVERYONE: Boundary = (inf, FunctionId(""))
 """All functions have high priority."""

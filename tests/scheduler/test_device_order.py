@@ -1,0 +1,77 @@
+"""Every order of the queue for devices serves all, and by default no request waits for ever while others come."""
+
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import RunOnDevice
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.policies import Policy
+from overwinter.scheduler.policies.device_queueing import LONG, LONG_EVERY
+from tests.scheduler.world import World, spec
+
+NAMES = "abcd"
+DEVICE = DeviceConfig(name="virtual:0", memory_bytes=1 << 20)
+TIMEOUT_S = 40.0
+IN_VAIN_MS, EASY_MS = 1.0, 4_000.0
+"""An SLO that is never met, and one that always is."""
+
+
+def pooled(name, slo_ms):
+    return spec(name, 1, [(f"{name}-weights", 10)], device="pool", slo_ms=slo_ms, timeout_s=TIMEOUT_S)
+
+
+def runs_of(world) -> list[RunOnDevice]:
+    return [action for action in world.log if isinstance(action, RunOnDevice)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slos=st.lists(st.sampled_from([IN_VAIN_MS, EASY_MS]), min_size=len(NAMES), max_size=len(NAMES)),
+    steps=st.lists(st.tuples(st.lists(st.sampled_from(NAMES), max_size=4), st.floats(0.01, 2.0)), max_size=80),
+)
+def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_times(slos, steps):
+    world = World(devices=(DEVICE,), policy=Policy(device_order="overwinter"))
+    for name, slo_ms in zip(NAMES, slos, strict=True):
+        world.deploy(pooled(name, slo_ms))
+    behind: dict[int, tuple[float, int]] = {}
+    began: list[float] = []
+    for names, seconds in steps:
+        for name in names:
+            waiting = len(world.open)
+            request = world.arrive(name)
+            behind[request] = world.now + LONG * TIMEOUT_S, waiting
+        world.settle_processes()
+        began += [world.now] * (len(runs_of(world)) - len(began))
+        world.now += seconds
+        if world.devices.running:
+            world.finish_on_device()
+    world.settle()
+    begun = {request: number for number, run in enumerate(runs_of(world)) for request in run.requests}
+    for request, (long_at, waiting) in behind.items():
+        before = bisect_right(began, long_at)
+        assert begun.get(request, len(begun)) - before <= LONG_EVERY * (waiting + 1)
+
+
+@pytest.mark.parametrize("order", ["overwinter", "rrc"])
+def test_a_function_of_low_priority_is_served_under_overload_only_by_default(order):
+    world = World(devices=(DEVICE,), policy=Policy(device_order=order))
+    for name, slo_ms in (("a", IN_VAIN_MS), ("b", EASY_MS)):
+        world.deploy(pooled(name, slo_ms))
+    for _ in range(3):
+        world.arrive("a")
+        world.settle_processes()
+        world.now += 1.0
+        world.settle()
+    world.arrive("b")
+    world.settle()
+    world.state.pool.alpha, world.state.pool.is_stale = 0.0, True
+    world.arrive("b")
+    low = world.arrive("a")
+    for _ in range(3 * LONG_EVERY):
+        world.arrive("b")
+        world.now += 1.0
+        world.finish_on_device()
+    assert (low in world.answers) == (order == "overwinter")
