@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from overwinter.core.actions import Drop, Evict, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
-from overwinter.scheduler import residency
+from overwinter.scheduler import homes, residency
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.resources import store_owner
 from overwinter.scheduler.state import Function
@@ -43,6 +43,7 @@ def release(cycle: Cycle, function: Function) -> None:
         cycle.state.residents(function).release(function.sizes)
     if function.pool is not None:
         residency.forget(cycle, function)
+        homes.leave(cycle, function)
     cycle.state.evictable.pop(function.spec.id, None)
     drop_unused(cycle, function.sizes, function.spec.store)
 

@@ -62,5 +62,14 @@ def check(cycle: Cycle, function: Function) -> None:
     """Let a function leave its device that was idle for its keep-alive."""
     if leaves_at(cycle, function) <= cycle.now:
         residency.forget(cycle, function)
-        facts(function).home, cycle.devices_changed = None, True
+        leave(cycle, function)
+
+
+def leave(cycle: Cycle, function: Function) -> None:
+    """Under `infless` a function leaves its device with its blocks: while it waits for space in the host store, others
+    that have theirs there may wait for its device.
+    """
+    pooled = facts(function)
+    if cycle.policy.device_binding == "infless" and pooled.home is not None:
+        pooled.home, cycle.devices_changed = None, True
         cycle.state.pool.left += 1
