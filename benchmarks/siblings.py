@@ -16,6 +16,8 @@ A measurement lasts for enough batches that one more or one less does not change
 
 Before, all variants are called at the same time on both nodes, and each answer is compared with plain PyTorch's, within
 the bound of docs/decisions/agreement.md.
+
+With `--pool` the functions run on one virtual device instead of in a worker.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +52,8 @@ LEAST_RUNS = 30
 TOKENS = 64
 """The length of texts, if the model takes texts of any length."""
 NODES = {"shared": "overwinter", "separate": "separate"}
-SETTINGS = {"timeout_s": 60.0, "max_workers": 1, "keep_alive_s": 600}
+SETTINGS: dict[str, Any] = {"timeout_s": 60.0, "max_workers": 1, "keep_alive_s": 600}
+ON_DEVICE = ("--devices", "1", "--device-memory", "2GiB")
 MEMBER = "member-{}".format
 
 
@@ -89,7 +92,7 @@ def compute_times(family: Family) -> tuple[float, float]:
     return median(times[1]), median(times[BATCH])
 
 
-def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
+def deploy(family: Family, nodes: Sequence[Node], settings: Mapping[str, Any]) -> dict[str, bytes]:
     """Deploy all variants on all nodes, with their correct answers, one function that may batch, and one that
     may not.
     """
@@ -98,10 +101,10 @@ def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
         family.vary(family.head(), variant + 1)
         right[MEMBER(variant)] = family.answer()
         for node in nodes:
-            family.deploy(node.client, MEMBER(variant), max_batch=BATCH, **SETTINGS)
+            family.deploy(node.client, MEMBER(variant), max_batch=BATCH, **settings)
     family.vary(family.head(), 0)
     for name, batch in (("batches", BATCH), ("alone", 1)):
-        family.deploy(nodes[0].client, name, max_batch=batch, isolation="function", **SETTINGS)
+        family.deploy(nodes[0].client, name, max_batch=batch, isolation="function", **settings)
     return right
 
 
@@ -131,18 +134,20 @@ def load(node: Node, seconds: float, paths: Sequence[Path]) -> float:
     return len(json.loads(output)) / seconds
 
 
-def measured(model: str, seconds: float, root: Path) -> Row:
+def measured(model: str, seconds: float, root: Path, on_device: bool = False) -> Row:
     """Measure one row of the table."""
     family = Family(model, tokens=TOKENS)
     inputs, paths = as_tensors(family.one()), {}
     for name in (*map(MEMBER, range(MEMBERS)), "batches", "alone"):
         paths[name] = root / f"{model}-{name}"
         paths[name].write_bytes(binary_request(name, inputs))
+    options = ("--workers-max", "1", *(ON_DEVICE if on_device else ()))
+    settings = SETTINGS | ({"device": "pool"} if on_device else {})
     with (
-        running_node("--policy", NODES["shared"], "--workers-max", "1") as shared,
-        running_node("--policy", NODES["separate"], "--workers-max", "1") as separate,
+        running_node("--policy", NODES["shared"], *options) as shared,
+        running_node("--policy", NODES["separate"], *options) as separate,
     ):
-        right = deploy(family, (shared, separate))
+        right = deploy(family, (shared, separate), settings)
         requests = {name: path.read_bytes() for name, path in paths.items()}
         difference = max(check(node, family, requests, right) for node in (shared, separate))
         members = [paths[name] for name in right]
@@ -165,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each kind of load, or more; default 6")
+    parser.add_argument("--pool", action="store_true", help="on a virtual device")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"requests a second of {MEMBERS} functions, one client each; one worker, one thread, batches of {BATCH}")
@@ -173,7 +179,7 @@ def main() -> None:
     rows = {}
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         for model in options.models:
-            row = rows[model] = measured(model, options.seconds, Path(root))
+            row = rows[model] = measured(model, options.seconds, Path(root), options.pool)
             rates = f"{row.rates['shared']:20.1f}{row.rates['separate']:20.1f}"
             gains = f"{row.over_separate:20.2f}{row.compute:20.2f}{row.served:20.2f}"
             print(f"{model:12}{rates}{gains}{row.difference:20.1g}", flush=True)

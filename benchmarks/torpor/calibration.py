@@ -54,7 +54,7 @@ class Devices:
         action = RunOnDevice(
             executor, self.names[place], RunId(0), spec.id, (RequestId(0),), missing_bytes=missing, peer=peer
         )
-        self.executors.run(action, function, function.model.latency_ms[1] / 1000, None, False)
+        self.executors.run(action, [function], function.model.latency_ms[1] / 1000, None, False)
 
     def swap_again_and_again(self, place: int, function: Simulated) -> None:
         """Swap a function in whenever its run has ended."""

@@ -17,6 +17,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
+from overwinter.model.closeness import BOUNDS, is_near
 from overwinter.model.export import export
 from overwinter.node import executors
 from overwinter.node.functions import DeployedFunction
@@ -135,6 +136,23 @@ class Pool:
         self.last = ids
         return ended
 
+    async def run_together(
+        self, executor: WorkerId, *functions: Function, inputs: dict, evict: tuple[Function, ...] = ()
+    ) -> RunEnded:
+        """Run one request of each of these functions of a family in one run."""
+        run = RunId(self.rig.number())
+        ids = [RequestId(self.rig.number()) for _ in functions]
+        for id_ in ids:
+            self.rig._ask(id_, inputs)
+        whose, evicted = (tuple(each.deployed.id for each in group) for group in (functions, evict))
+        device = self.effects.executors._executors[executor].device
+        order = RunOnDevice(executor, device, run, whose[0], tuple(ids), evict=evicted, functions=whose)
+        self.effects.carry_out(order)
+        await until(lambda: run in self.rig.ends())
+        [ended] = [event for event in self.rig.events if isinstance(event, RunEnded) and event.run == run]
+        self.last = ids
+        return ended
+
     def answers(self) -> list[list[tuple[str, tuple[int, ...], bytes]]]:
         """Return the outputs of the last run, request by request."""
         payloads = self.rig.calls.payloads
@@ -226,6 +244,55 @@ def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, p
             first.weights.values()
         )
         assert pool.answers() == wanted
+
+    device_rig.run(scene())
+
+
+def near(answer, right, bound) -> bool:
+    """Whether the outputs of two requests are the same within the bound of batches."""
+    return len(answer) == len(right) and all(
+        (name, shape) == (other, same)
+        and is_near(*(torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (wanted, data)), bound)
+        for (name, shape, data), (other, same, wanted) in zip(answer, right, strict=True)
+    )
+
+
+def test_functions_share_a_run_and_get_their_own_answers(device_rig, pool):
+    first, second = (Variant("minilm", number) for number in (0, 1))
+    pool.deploy(first, second)
+    one = {key: value[:1] for key, value in first.inputs.items()}
+    union = sum({**first.weights, **second.weights}.values())
+
+    async def scene():
+        executor, alone = await pool.start(), []
+        for function in (first, second):
+            await pool.run(executor, function, one)
+            alone += pool.answers()
+        assert not near(*alone, BOUNDS["float32"])
+        whole = await pool.run_together(executor, first, second, inputs=one, evict=(first, second))
+        assert whole == RunEnded(executor, whole.run, (), union)
+        assert all(map(near, pool.answers(), alone, [BOUNDS["float32"]] * 2))
+        again = await pool.run_together(executor, second, first, inputs=one)
+        assert again == RunEnded(executor, again.run)
+        assert all(map(near, pool.answers(), reversed(alone), [BOUNDS["float32"]] * 2))
+        await pool.run(executor, second, one)
+        assert pool.answers() == alone[1:]
+
+    device_rig.run(scene())
+
+
+def test_functions_that_find_no_place_together_are_both_forgotten(device_rig, pool):
+    first, second = (Function(Lookup(150_000 + more), {"x": torch.tensor([3, 4])}, name=f"t{more}") for more in (0, 1))
+    pool.deploy(first, second)
+    one = first.inputs = second.inputs = {"x": torch.tensor([3, 4])}
+
+    async def scene():
+        executor = await pool.start(SMALL)
+        await pool.run(executor, first)
+        ended = await pool.run_together(executor, first, second, inputs=one)
+        assert (ended.unplaced, ended.failures) == (True, ())
+        ended = await pool.run(executor, second)
+        assert (ended.unplaced, ended.moved_bytes) == (False, 150_001 * 4)
 
     device_rig.run(scene())
 

@@ -26,34 +26,39 @@ class Devices:
         assert not self.resident[action.device]
         self.executors[action.executor] = action
 
-    def run(self, action: RunOnDevice, function: FunctionSpec) -> None:
+    def run(self, action: RunOnDevice, functions: Sequence[FunctionSpec]) -> None:
+        """The functions are those of the run, without repetition."""
         executor, there = self.executors[action.executor], self.resident[action.device]
         assert executor.device == action.device
-        assert executor.tenant in (None, function.tenant), "of another tenant"
+        assert all(executor.tenant in (None, function.tenant) for function in functions), "of another tenant"
         assert all(each.device != action.device for each in self.running.values()), "two runs at once on a device"
         assert action.requests, "a run without requests"
         for evicted in action.evict:
-            assert evicted != action.function
+            assert evicted not in {function.id for function in functions}
             del there[evicted]
-        sizes = {blob.address: blob.nbytes for blob in function.blobs if blob.address != function.program}
         before = self.blocks(action.device)
-        missing = sum(size for address, size in sizes.items() if address not in before)
-        assert action.missing_bytes == missing, "the missing bytes are wrong"
-        there[action.function] = sizes
+        for function in functions:
+            there[function.id] = {b.address: b.nbytes for b in function.blobs if b.address != function.program}
+        new = {address: size for address, size in self.blocks(action.device).items() if address not in before}
+        assert action.missing_bytes == sum(new.values()), "the missing bytes are wrong"
+        assert len(functions) == 1 or not action.evict, "something is evicted for a mate"
         assert sum(self.blocks(action.device).values()) <= self.configs[action.device].memory_bytes, "too many bytes"
         assert action.peer is None or action.peer in self.configs[action.device].peers
         self.running[action.run] = action
 
     def unbind(self, action: Unbind) -> None:
         device = self.executors[action.worker].device
-        running = {each.function for each in self.running.values() if each.device == device}
+        running = {
+            id_ for each in self.running.values() if each.device == device for id_ in (each.function, *each.functions)
+        }
         assert action.function not in running, "a running function is unbound"
         del self.resident[device][action.function]
 
     def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool) -> RunEnded:
         del self.running[run.run]
         if unplaced:
-            del self.resident[run.device][run.function]
+            for id_ in {run.function, *run.functions}:
+                del self.resident[run.device][id_]
         moved = 0 if unplaced else run.missing_bytes
         return RunEnded(run.executor, run.run, () if unplaced else failures, moved, unplaced)
 

@@ -81,6 +81,6 @@ def test_no_request_is_forgotten_under_load(policy, isolation, few):
 
 
 def test_the_same_events_give_the_same_actions_on_devices_whatever_the_hash_seed():
-    [logs] = {journal_of(seed, 300, "devices") for seed in ("0", "1", "2")}
+    [logs] = {journal_of(seed, 600, "devices") for seed in ("0", "1", "2")}
     [actions] = msgspec.json.decode(logs)
     assert {"RunOnDevice", "StartExecutor", "Unbind"} <= {action["type"] for action in actions}

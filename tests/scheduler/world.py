@@ -158,7 +158,8 @@ class World:
                 self.starting[executor] = action.device
             case RunOnDevice():
                 assert action.executor not in self.starting.keys() | self.stopping, "its executor cannot run"
-                self.devices.run(action, self.deployed[action.function])
+                whose = dict.fromkeys(action.functions or (action.function,))
+                self.devices.run(action, [self.deployed[id_] for id_ in whose])
             case Unbind(worker, function):
                 assert all(function not in self.whose(run) for run in self.running.values() if run.worker == worker)
                 self.bound[worker].remove(function)

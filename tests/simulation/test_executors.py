@@ -51,7 +51,7 @@ class Pool:
     def run(self, id_, mib, device="a", number=1, until=None, crash=None, unplaced=False, **more):
         executor = self.names.index(device) + 1
         action = RunOnDevice(executor, device, number, id_, (1,), missing_bytes=mib * MIB, **more)
-        self.executors.run(action, self.functions[id_], RUN_S, crash, unplaced)
+        self.executors.run(action, [self.functions[id_]], RUN_S, crash, unplaced)
         if until is None:
             self.finish()
 
@@ -179,11 +179,11 @@ def test_an_executor_that_ends_leaves_an_empty_device_and_the_whole_switch():
     assert exited == (0.0, WorkerExited(1, "WorkerError", "killed"))
     assert other == (pytest.approx(0.060 + FIRST_S), RunEnded(2, 3, moved_bytes=60 * MIB))
     pool.executors.start(StartExecutor(3, "a"), 0.0, None, None)
-    pool.executors.run(RunOnDevice(1, "a", 4, "g@1", (1,)), pool.functions["g@1"], RUN_S, None, False)
+    pool.executors.run(RunOnDevice(1, "a", 4, "g@1", (1,)), [pool.functions["g@1"]], RUN_S, None, False)
     pool.finish()
     assert [event for _, event in pool.ended] == [WorkerReady(3)]
     action = RunOnDevice(3, "a", 5, "f-0000@1", (1,), missing_bytes=31 * MIB)
-    pool.executors.run(action, pool.functions["f-0000@1"], RUN_S, None, False)
+    pool.executors.run(action, [pool.functions["f-0000@1"]], RUN_S, None, False)
     pool.finish()
     assert [event.moved_bytes for _, event in pool.ended] == [31 * MIB]
 

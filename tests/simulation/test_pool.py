@@ -60,6 +60,25 @@ def test_siblings_bring_their_own_blocks_and_those_of_their_base_once():
     assert world.executors.moved_bytes == (30 + 4 * 1) << 20
 
 
+@pytest.mark.parametrize("faults", [None, FAULTS], ids=["sound", "faults"])
+def test_siblings_that_share_runs_need_devices_for_less_time(faults):
+    def run(policy):
+        settings = {"device": "pool", "max_batch": 8, "timeout_s": 30}
+        siblings = function("f", variants=6, settings=settings, latency_ms={"1": 10, "8": 20}, rate=30.0)
+        made = scene(siblings, devices=SMALL, scheduler={"policy": policy}, faults=faults or {}, duration_s=20.0)
+        file = io.BytesIO()
+        return World(made, journal=file, checked=True).run(), file.getvalue()
+
+    shared, steps = run({})
+    separate, _ = run({"joins": False})
+    assert b'"functions":["f-' in steps
+    assert shared.total.lost == separate.total.lost == 0
+    if faults is None:
+        assert shared.total.device_seconds < 0.95 * separate.total.device_seconds
+    busy_s = sum(each.busy_share for each in shared.devices.values()) * shared.duration_s
+    assert shared.total.device_seconds == pytest.approx(busy_s)
+
+
 def test_devices_are_named_once_and_in_their_place():
     with pytest.raises(ValueError, match="no devices"):
         scene(function(settings={"device": "pool"}))

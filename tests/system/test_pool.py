@@ -11,7 +11,9 @@ import torch
 from overwinter.api.client import Client
 from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, OverwinterError
 
+from . import test_families
 from .nodes import NodeProcess, deploy, wait_until
+from .test_shared_runs import near
 
 COUNT = 6
 SIZE = 64 << 10
@@ -92,6 +94,18 @@ def test_a_sibling_brings_only_its_own_weight(make_node):
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
     assert [run.get("moved_bytes", 0) for run in swaps(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
+
+
+def test_siblings_share_runs_on_a_device_and_get_their_own_answers(make_node):
+    node = make_node("--devices", "1", "--device-memory", "8MiB")
+    for number in (1, 2, 3):
+        test_families.put(node, number, device="pool", max_batch=8)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda at: near(node, at % 3 + 1, float(at)), range(240)))
+    assert all(answers)
+    runs = test_families.actions(node, "RunOnDevice")
+    assert [run for run in runs if len(set(run.get("functions", ()))) > 1]
+    assert max(len(run["requests"]) for run in runs) <= 8
 
 
 def test_an_executor_that_dies_costs_no_answer(make_node):

@@ -54,7 +54,8 @@ class Watched(World):
         for name, device_ in seen.devices.items():
             assert device_.residents.keys() == pool.devices[name].residents.keys()
             assert device_.blocks.nbytes == pool.devices[name].blocks.nbytes
-        running = {each.operation.function.spec.id for each in pool.devices.values() if each.operation is not None}
+        operations = [each.operation for each in pool.devices.values() if each.operation is not None]
+        running = {function.spec.id for operation in operations for function in operation.functions}
         loaded = {id_ for id_, each in self.state.functions.items() if each.loaded and each.pool is not None}
         assert seen.idle.keys() == loaded - running
 

@@ -143,8 +143,8 @@ class StartExecutor(_Action, frozen=True):
 
 
 class RunOnDevice(_Action, frozen=True):
-    """Send these requests of a function to an executor as one batch, and bring the blocks that its device misses
-    meanwhile; answered by RunEnded or WorkerExited.
+    """Send these requests to an executor as one batch, and bring the blocks that its device misses meanwhile; answered
+    by RunEnded or WorkerExited.
     """
 
     executor: WorkerId
@@ -158,6 +158,8 @@ class RunOnDevice(_Action, frozen=True):
     """The functions whose blocks are first forgotten on the device."""
     peer: DeviceId | None = None
     """The device from which blocks are copied that it has; the others come from the host store."""
+    functions: tuple[FunctionId, ...] = ()
+    """The function of each request, if there are several functions; that of the first request leads."""
 
 
 class Reply(_Action, frozen=True):

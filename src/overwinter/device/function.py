@@ -1,6 +1,7 @@
 """A function as a device runs it: its program, compiled once, and the place of each weight in a block."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -25,6 +26,23 @@ class DeviceProgram:
         self.run_waiting = compile_waiting(program, frozenset(self.first_uses), device)
 
 
+class Arriving(DeviceProgram):
+    """A program that runs nothing, and ends when all blocks of its function have arrived."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self.program = program.program
+        self.first_uses = program.first_uses
+        self.run = lambda weights, inputs: ()
+        self.run_waiting = self._wait
+
+    def _wait(
+        self, weights: Sequence[torch.Tensor], inputs: Sequence[Any], wait: Callable[[int], None]
+    ) -> tuple[torch.Tensor, ...]:
+        for call in sorted(set(self.first_uses)):
+            wait(call)
+        return ()
+
+
 class DeviceFunction:
     """A program and the blocks of its weights."""
 
@@ -32,6 +50,7 @@ class DeviceFunction:
         self.name = name
         self.tenant = tenant
         self.program = program
+        self.places = places
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
         """The weights on a device, and its epoch when they were made."""

@@ -4,7 +4,7 @@ A function is handed over before its first run in an executor, and stays until i
 the scheduler's decision; the executor's mappings of the host store are not its concern.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -75,14 +75,15 @@ class ExecutorProcess(ContainedProcess):
         """The devices whose memory it was given, and their executors then."""
         self._weight_bytes = 0
 
-    def runs_next(self, function: DeployedFunction) -> None:
-        """The next run is of this function."""
-        self.function = function.id
-        self.used.pop(function.id, None)
-        self.used[function.id] = None
-        self.known.add(function.id)
-        self.answer_check = AnswerCheck(function.manifest.outputs)
-        self._weight_bytes = function.nbytes
+    def runs_next(self, functions: Sequence[DeployedFunction]) -> None:
+        """The next run is of these functions of a family; the first leads."""
+        self.function = functions[0].id
+        for function in functions:
+            self.used.pop(function.id, None)
+            self.used[function.id] = None
+            self.known.add(function.id)
+        self.answer_check = AnswerCheck(functions[0].manifest.outputs)
+        self._weight_bytes = sum(function.nbytes for function in functions)
 
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered; raise ValueError for an impossible answer."""
@@ -164,14 +165,24 @@ class Executors:
             return
         if action.evict:
             self._processes.forks.send(process, Evict(action.evict))
-        function = self._registry.functions[action.function]
+        functions = [self._registry.functions[id_] for id_ in dict.fromkeys(action.functions or (action.function,))]
         if action.peer is not None:
-            self._bring_from(process, action.peer, function.id)
-        if process.bindings.has(function.id):
-            self._begin(process, function, action)
-        else:
-            host = self._hosts.store(function.store)
-            self._when_verified(function, host, partial(self._hand_over, process, function, host, action))
+            self._bring_from(process, action.peer, action.function)
+        self._begin(process, functions, action)
+
+    def _begin(self, process: ExecutorProcess, functions: Sequence[DeployedFunction], action: RunOnDevice) -> None:
+        """Hand over the functions that the executor does not have, and then send the run."""
+        if process.over:
+            return
+        function = next((each for each in functions if not process.bindings.has(each.id)), None)
+        if function is None:
+            process.runs_next(functions)
+            whose = action.functions or (action.function,) * len(action.requests)
+            self._runs.run(process, whose, action.run, action.requests)
+            return
+        host = self._hosts.store(function.store)
+        again = partial(self._begin, process, functions, action)
+        self._when_verified(function, host, partial(self._hand_over, process, function, host, again))
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
         """Let the next run copy blocks from another device, if it serves the same owner and the system has a descriptor
@@ -190,9 +201,9 @@ class Executors:
             close_all(fds)
 
     def _hand_over(
-        self, process: ExecutorProcess, function: DeployedFunction, host: HostStore, action: RunOnDevice
+        self, process: ExecutorProcess, function: DeployedFunction, host: HostStore, then: Callable[[], None]
     ) -> None:
-        """Send the executor the program and the blocks that it lacks, and then the run."""
+        """Send the executor the program and the blocks that it lacks."""
         if process.over:
             return
         bind = function.bind(bare=True)
@@ -213,7 +224,7 @@ class Executors:
             self._processes.forks.send(process, message, fds)
         finally:
             close_all(fds)
-        self._begin(process, function, action)
+        then()
 
     def _unmap(self, process: ExecutorProcess, more: int) -> None:
         """Let an executor forget functions that were not used for long, before it maps so many more blocks."""
@@ -226,10 +237,6 @@ class Executors:
     def _forget(self, process: ExecutorProcess, function: FunctionId) -> None:
         process.bindings.end(function)
         process.used.pop(function, None)
-
-    def _begin(self, process: ExecutorProcess, function: DeployedFunction, action: RunOnDevice) -> None:
-        process.runs_next(function)
-        self._runs.run(process, (function.id,) * len(action.requests), action.run, action.requests)
 
     def unbind(self, executor: WorkerId, function: FunctionId) -> None:
         """Let an executor forget a function, if it has it."""

@@ -20,7 +20,8 @@ def check(cycle: Cycle) -> None:
     for device in pool.devices.values():
         _check_executor(cycle, device)
         _check_residents(cycle, device)
-    running = Counter(each.operation.function.spec.id for each in pool.devices.values() if each.operation is not None)
+    operations = [each.operation for each in pool.devices.values() if each.operation is not None]
+    running = Counter(function.spec.id for operation in operations for function in operation.functions)
     for id_, function in state.functions.items():
         if function.pool is not None:
             assert function.pool.running >= 0
@@ -56,7 +57,8 @@ def _check_executor(cycle: Cycle, device: Device) -> None:
     assert not is_busy or executor.stopping or at is not None, f"the executor of {name} has no timer"
     if executor.operation is not None:
         assert executor.ready_at is not None
-        assert executor.operation.function.spec.id in device.residents, f"a function runs on {name} without its blocks"
+        for function in executor.operation.functions:
+            assert function.spec.id in device.residents, f"{function.spec.id} runs on {name} without its blocks"
 
 
 def _check_residents(cycle: Cycle, device: Device) -> None:
@@ -68,7 +70,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
         assert device.executor.owner == owner_of(cycle, function), f"{id_} is on {name}, which serves another owner"
         if resident.leaving:
             assert device.operation is not None
-            assert device.operation.function is function, f"{id_} should be forgotten on {name}"
+            assert function in device.operation.functions, f"{id_} should be forgotten on {name}"
         else:
             assert function.loaded, f"{id_} is on {name} but not in the host store"
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"

@@ -5,19 +5,19 @@ other, which costs nothing: the host store has their blocks. If the free memory 
 executor reports that nothing ran; the next attempt there evicts at least one function more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from overwinter.core.actions import Reply, RunOnDevice
-from overwinter.core.events import RunEnded
+from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
-from overwinter.scheduler import residency, swaps
+from overwinter.scheduler import device_sharing, residency, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
 from overwinter.scheduler.operation import Operation, Part
-from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
+from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, hangs_s, use
 from overwinter.scheduler.policies import queueing
-from overwinter.scheduler.policies.device_binding import Choice
+from overwinter.scheduler.policies.device_binding import Choice, is_heavy
 from overwinter.scheduler.pool import Device, LastBinding
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import run_owner
@@ -26,51 +26,64 @@ from overwinter.scheduler.swaps import facts
 
 
 def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, last: LastBinding) -> None:
-    """Send the function's first requests to a device with an idle executor."""
-    executor, now, pooled = device.executor, cycle.now, facts(function)
+    """Send the function's first requests to a device with an idle executor, and those of its mates that join them."""
+    executor, now = device.executor, cycle.now
     assert executor is not None
     assert executor.is_idle
-    requests = _take(cycle, function, device, choice)
-    if not requests:
+    parts = _take(cycle, function, device, choice)
+    if not parts:
         return
+    function = parts[0].function
     evicted = _make_room(cycle, function, device)
-    missing = device.blocks.missing(pooled.sizes)
-    device.swap_s, host_s = swaps.swap_times(cycle, function, device, choice.peer)
-    residency.hold(cycle, device, function)
-    execution_s = swaps.run_s(cycle, function, len(requests))
-    device.swaps_until, device.swaps_heavy = now + host_s, swaps.is_swap_heavy(cycle, function, host_s, len(requests))
+    sizes = {address: nbytes for part in parts for address, nbytes in facts(part.function).sizes.items()}
+    missing = device.blocks.missing(sizes)
+    device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
+    execution_s = device_sharing.expected_s(cycle, function, [len(part.requests) for part in parts])
+    device.swaps_until, device.swaps_heavy = now + host_s, is_heavy(host_s, execution_s)
     expected = max(execution_s, device.swap_s)
     patience = max(OVERDUE_LEAST_S, OVERDUE * expected) if execution_s else UNKNOWN_S
-    hangs_at = now + function.spec.settings.timeout_s
     run = executor.run = RunId(next(cycle.run_ids))
-    parts = (Part(function, requests),)
-    executor.operation = Operation(function, now, now + expected, now + patience, hangs_at, parts)
-    executor.since = now
-    function.runs += 1
-    pooled.running += 1
-    pooled.last = LastBinding(last.device, missing, last.start_s, choice.peer, last.free, evicted)
-    use(cycle, function)
-    if function.slice_from is None:
-        function.slice_from = now
+    operation = Operation(function, now, now + expected, now + patience, now + hangs_s(parts, patience), parts)
+    executor.operation, executor.since = operation, now
+    binding = LastBinding(last.device, missing, last.start_s, choice.peer, last.free, evicted)
+    for part in parts:
+        _begin_part(cycle, part.function, device, binding)
     cycle.bytes_changed = True
     name = device.config.name
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
-    cycle.timers.arm(executor.id, hangs_at)
-    for id_ in requests:
+    cycle.timers.arm(executor.id, operation.hangs_at)
+    for id_ in operation.requests:
         request = cycle.state.requests[id_]
         if request.start != "disk":
             request.start = "host" if missing else "warm"
     peer = choice.peer if missing else None
-    cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, requests, missing, evicted, peer))
+    whose = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
+    order = RunOnDevice(executor.id, name, run, function.spec.id, operation.requests, missing, evicted, peer, whose)
+    cycle.actions.append(order)
 
 
-def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> tuple[RequestId, ...]:
-    """Take the requests of a run from the queue, as many as together can meet the first one's SLO. Requests past their
+def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBinding) -> None:
+    """A run begins with requests of this function."""
+    pooled = facts(function)
+    residency.hold(cycle, device, function)
+    function.runs += 1
+    pooled.running += 1
+    pooled.last = last
+    use(cycle, function)
+    if function.slice_from is None:
+        function.slice_from = cycle.now
+
+
+def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> tuple[Part, ...]:
+    """Take the requests of a run from the queues, as many as together can meet the first one's SLO. Requests past their
     deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
     """
-    swap_s, _ = swaps.swap_times(cycle, function, device, choice.peer)
+    swap_s, _ = swaps.swap_times(cycle, facts(function).sizes, device, choice.peer)
     if function.spec.settings.late == "refuse":
         _shed(cycle, function, swap_s)
+    mates = device_sharing.mates(cycle, function, device) if function.queue else []
+    if mates:
+        return device_sharing.take(cycle, function, mates)
     count = min(len(function.queue), function.spec.settings.max_batch)
     if count > 1:
         due = cycle.state.requests[function.queue[0]].due
@@ -81,7 +94,7 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     for id_ in expired:
         expire(cycle, id_)
         judge(cycle, function, in_time=False)
-    return ids
+    return (Part(function, ids),) if ids else ()
 
 
 def _ends(cycle: Cycle, function: Function, swap_s: float, count: int) -> float:
@@ -123,7 +136,8 @@ def end_operation(cycle: Cycle, device: Device) -> Operation | None:
     cycle.ledger.release(run_owner(executor.run))
     executor.run, executor.operation, executor.since = None, None, cycle.now
     device.swaps_until = 0.0
-    facts(operation.function).running -= 1
+    for each in operation.functions:
+        facts(each).running -= 1
     cycle.devices_changed = True
     return operation
 
@@ -135,27 +149,39 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
         return
     operation = end_operation(cycle, device)
     assert operation is not None
-    function, pooled = operation.function, facts(operation.function)
-    cycle.current = function.spec.id
-    resident = device.residents[function.spec.id]
+    cycle.current = operation.function.spec.id
+    leaving = [each for each in operation.functions if device.residents[each.spec.id].leaving]
     if event.unplaced:
-        residency.drop(cycle, device, function.spec.id)
-        pooled.unplaced[device.config.name] = not swaps.victims(cycle, function, device)
-        put_back(cycle, function, operation)
+        _unplaced(cycle, device, operation)
     else:
-        pooled.unplaced.clear()
-        _answer(cycle, operation, event)
-        pooled.times.observe(len(operation.requests), cycle.now - operation.began, device.swap_s)
-        device.failures, device.fault, device.blamed, function.failures = 0, "", None, 0
-    if resident.leaving and function.spec.id in device.residents:
-        residency.unbind(cycle, device, function.spec.id)
-    if not function.removed:
-        cycle.mark(function)
+        device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
+        device.failures, device.fault, device.blamed = 0, "", None
+        failures = {failure.request: failure for failure in event.failures}
+        for part in operation.parts:
+            facts(part.function).unplaced.clear()
+            part.function.failures = 0
+            _answer(cycle, part, failures)
+    for function in leaving:
+        if function.spec.id in device.residents:
+            residency.unbind(cycle, device, function.spec.id)
+    for function in operation.functions:
+        if not function.removed:
+            cycle.mark(function)
 
 
-def _answer(cycle: Cycle, operation: Operation, event: RunEnded) -> None:
-    function, failures = operation.function, {failure.request: failure for failure in event.failures}
-    for id_ in operation.requests:
+def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
+    """Nothing ran, and the device has forgotten all functions of the run. The next attempt is of the first alone."""
+    for part in operation.parts:
+        residency.drop(cycle, device, part.function.spec.id)
+    function = operation.function
+    facts(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)
+    for part in operation.parts:
+        put_back(cycle, part)
+
+
+def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) -> None:
+    function = part.function
+    for id_ in part.requests:
         request, failure = close_request(cycle, id_), failures.get(id_)
         if request is None:
             continue
@@ -166,9 +192,10 @@ def _answer(cycle: Cycle, operation: Operation, event: RunEnded) -> None:
         judge(cycle, function, in_time=failure is None and cycle.now <= request.due)
 
 
-def put_back(cycle: Cycle, function: Function, operation: Operation) -> None:
+def put_back(cycle: Cycle, part: Part) -> None:
     """Return the requests of a run to the queue of their function, or refuse them if it no longer serves."""
-    still_open: list[Request] = [cycle.state.requests[id_] for id_ in operation.requests if id_ in cycle.state.requests]
+    function, requests = part.function, cycle.state.requests
+    still_open: list[Request] = [requests[id_] for id_ in part.requests if id_ in requests]
     if function.removed:
         for request in still_open:
             refuse(cycle, request.id, "NotFoundError", f"function {function.spec.id} was removed")
@@ -181,7 +208,7 @@ def put_back(cycle: Cycle, function: Function, operation: Operation) -> None:
 def removed_deadlines(cycle: Cycle, device: Device) -> None:
     """Refuse the requests of a removed function past their deadlines, which nothing else checks."""
     operation = device.operation
-    if operation is None or not operation.function.removed:
+    if operation is None or not any(each.removed for each in operation.functions):
         return
     requests = [each for id_ in operation.requests if (each := cycle.state.requests.get(id_)) is not None]
     for request in requests:

@@ -16,7 +16,7 @@ from overwinter.scheduler.blocks import release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
 from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
-from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import smoothed
 from overwinter.scheduler.pool import Device, Executor, Owner
 from overwinter.scheduler.state import Function
@@ -104,6 +104,11 @@ def _hung(cycle: Cycle, device: Device) -> None:
         return
     function, id_ = operation.function, operation.function.spec.id
     _failed(cycle, device, function, f"a run of function {id_} hung")
+    if len(operation.parts) > 1:
+        for part in operation.parts:
+            part.function.killed_at = part.function.runs
+            _try_again(cycle, part, "DeadlineError", f"a run on {device.config.name} hung and was stopped")
+        return
     for request in operation.requests:
         if request in cycle.state.requests:
             refuse(cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name} and was stopped")
@@ -123,25 +128,37 @@ def _failed(cycle: Cycle, device: Device, function: Function | None, reason: str
 
 def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
     """Try the requests of a run again whose executor died, or refuse them."""
-    function, requests = operation.function, cycle.state.requests
-    id_ = function.spec.id
+    for part in operation.parts:
+        _retry_part(cycle, part, event, is_alone=len(operation.parts) == 1)
+
+
+def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -> None:
+    function = part.function
     if event.lost_blocks and function.loaded:
         release(cycle, function)
     # Missing blocks do not count as a failure, unless it happens twice in a row.
     spared = event.lost_blocks and not function.lost
     function.lost = event.lost_blocks
-    for request in [requests[each] for each in operation.requests if each in requests]:
-        request.failures += 1
-        if not may_retry(request, cycle.config):
-            refuse(cycle, request.id, event.error, f"function {id_} failed twice: {event.reason}")
-            judge(cycle, function, in_time=False)
-    put_back(cycle, function, operation)
-    if function.removed:
-        return
-    cycle.mark(function)
-    if spared:
+    if not is_alone:
+        # Separate runs will show which function it was.
+        function.killed_at = function.runs
+    _try_again(cycle, part, event.error, event.reason)
+    if spared or function.removed or not is_alone:
         return
     if function.failures:
         functions.fail(cycle, function, event.error, event.reason)
     else:
         function.failures = 1
+
+
+def _try_again(cycle: Cycle, part: Part, error: str, reason: str) -> None:
+    """Put the requests of a function back into its queue, unless they have failed before."""
+    function, requests = part.function, cycle.state.requests
+    for request in [requests[each] for each in part.requests if each in requests]:
+        request.failures += 1
+        if not may_retry(request, cycle.config):
+            refuse(cycle, request.id, error, f"function {function.spec.id} failed twice: {reason}")
+            judge(cycle, function, in_time=False)
+    put_back(cycle, part)
+    if not function.removed:
+        cycle.mark(function)

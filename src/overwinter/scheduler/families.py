@@ -33,7 +33,8 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
 def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     """Add a new function to its family."""
     in_workers = spec.settings.device == "cpu"
-    id_ = spec.family if cycle.policy.binds and spec.family and in_workers else FamilyId(spec.id)
+    family_id = spec.family if in_workers else FamilyId(f"{spec.family} on devices")
+    id_ = family_id if cycle.policy.binds and spec.family else FamilyId(spec.id)
     family = cycle.state.families.get(id_)
     if family is None:
         family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used=cycle.now)

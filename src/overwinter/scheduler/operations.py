@@ -96,7 +96,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
         expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
-    hangs_at = now + _hangs_s(parts, patience)
+    hangs_at = now + hangs_s(parts, patience)
     operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
@@ -106,7 +106,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     return Seconds(operation.overdue_at)
 
 
-def _hangs_s(parts: tuple[Part, ...], patience: float) -> float:
+def hangs_s(parts: tuple[Part, ...], patience: float) -> float:
     """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
     if len(parts) == 1:
         return parts[0].function.spec.settings.timeout_s

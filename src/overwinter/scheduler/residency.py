@@ -43,7 +43,7 @@ def forget(cycle: Cycle, function: Function) -> None:
     """The function's blocks leave the host store, so they leave the devices."""
     for device in list(cycle.state.pool.holders(function)):
         resident, operation = device.residents[function.spec.id], device.operation
-        if operation is not None and operation.function is function:
+        if operation is not None and function in operation.functions:
             resident.leaving = True
             _watch_deadlines(cycle, device)
         else:

@@ -11,13 +11,15 @@ of a shared run is computed from the profile of one function's runs and the part
 (latency.py). Requests that join do not make those of the leading function late.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import inf
 
 from overwinter.core.ids import RequestId
-from overwinter.scheduler import containment, order
+from overwinter.core.profile import Point
+from overwinter.scheduler import order
 from overwinter.scheduler.answers import expire
 from overwinter.scheduler.containment import joint_s
 from overwinter.scheduler.cycle import Cycle
@@ -31,6 +33,8 @@ SUSPECT_RUNS = 100
 MATES_MAX = 64
 """The most functions that are considered for sharing a run with one."""
 
+Estimate = Callable[[Sequence[int]], float]
+"""The expected seconds of a run with these numbers of requests of each function; 0 if unknown."""
 Rank = tuple[int, bool, float]
 """The priority level of a request, whether it would be late, and its due time."""
 FIRST: Rank = (-1, False, 0.0)
@@ -104,9 +108,17 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     if not _waiting(function):
         return _alone(cycle, function, send)
     mates = list(_mates(cycle, function, [send.worker]))
-    parts = _joined(cycle, function, send, mates) if mates else _alone(cycle, function, send)
+    if mates:
+        seconds = partial(_in_worker_s, cycle, function, send.worker.point)
+        parts = joined(cycle, function, send.count, seconds, mates)
+    else:
+        parts = _alone(cycle, function, send)
     changed(cycle, function)
     return parts
+
+
+def _in_worker_s(cycle: Cycle, function: Function, point: Point, counts: Sequence[int]) -> float:
+    return joint_s(cycle.state, function, point, counts) or 0.0
 
 
 def _alone(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
@@ -122,8 +134,11 @@ def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...
     return ids
 
 
-def _joined(cycle: Cycle, function: Function, send: Send, mates: Sequence[Function]) -> tuple[Part, ...]:
-    joint = _Joint(cycle, function, send)
+def joined(
+    cycle: Cycle, function: Function, count: int, seconds: Estimate, mates: Sequence[Function]
+) -> tuple[Part, ...]:
+    """The requests of a shared run, at most `count`."""
+    joint = _Joint(cycle, function, count, seconds)
     joint.protect()
     _fill(cycle, joint, [function, *mates])
     for mate in joint.taken:
@@ -158,13 +173,13 @@ class _Joint:
     function would answer in time in a separate run, or one that joined before.
     """
 
-    def __init__(self, cycle: Cycle, function: Function, send: Send) -> None:
+    def __init__(self, cycle: Cycle, function: Function, count: int, seconds: Estimate) -> None:
         self._cycle = cycle
         self._leads = function
-        self._point = send.worker.point
-        self.left = send.count
+        self._seconds = seconds
+        self.left = count
         self.taken: dict[Function, list[RequestId]] = {function: []}
-        self.run_s = containment.expected_s(cycle.state, function, self._point, send.count) or 0.0
+        self.run_s = seconds([count])
         """The expected time of a run of the leading function alone."""
         self._ends_by = inf
         """If the run ended later, it would make a request late."""
@@ -177,7 +192,7 @@ class _Joint:
         if leads.spec.settings.slo_ms is None:
             return
         alone = list(islice(leads.queue, self.left))
-        ends = cycle.now + (containment.expected_s(cycle.state, leads, self._point, len(alone)) or 0.0)
+        ends = cycle.now + self._seconds([len(alone)])
         dues = (cycle.state.requests[id_].due for id_ in alone)
         self._ends_by = min((due for due in dues if due >= ends), default=inf)
 
@@ -196,8 +211,7 @@ class _Joint:
         counts = {each: len(ids) for each, ids in self.taken.items()}
         counts[mate] = counts.get(mate, 0) + 1
         counts[self._leads] += min(len(self._leads.queue), self.left - 1)
-        run_s = joint_s(self._cycle.state, self._leads, self._point, [count for count in counts.values() if count])
-        return self._cycle.now + (run_s or 0.0)
+        return self._cycle.now + self._seconds([count for count in counts.values() if count])
 
     def take(self, function: Function, count: int) -> None:
         """Take the function's first requests, and refuse those past their deadline."""
@@ -221,23 +235,25 @@ def _waiting(function: Function) -> Iterable[Function]:
     return (members[id_] for id_ in islice(waiting, MATES_MAX) if id_ != own)
 
 
-def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
-    """The functions with waiting requests that could join a run of the function in one of these workers; an empty
-    tuple if none waits or may join.
-    """
+def may_join(cycle: Cycle, function: Function) -> Iterable[Function]:
+    """The functions with waiting requests that may share a run with the function; an empty tuple if none waits."""
     waiting = _waiting(function)
     if not waiting or not cycle.policy.joins or is_suspect(function):
         return ()
     if not function.family.trunks[function.trunk].sharing.joins:
         return ()
-    return _able(waiting, workers)
+    return (mate for mate in waiting if mate.queue and not is_suspect(mate))
+
+
+def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
+    """Those that could join a run in one of these workers."""
+    waiting = may_join(cycle, function)
+    return _able(waiting, workers) if waiting else ()
 
 
 def _able(waiting: Iterable[Function], workers: Sequence[Worker]) -> Iterator[Function]:
     """Of these functions, those that may run together with another in one of these workers."""
     for mate in waiting:
-        if not mate.queue or is_suspect(mate):
-            continue
         if any(worker.point.batch > 1 and worker.serves(mate.spec.id) for worker in workers):
             yield mate
 

@@ -388,4 +388,4 @@ class State(msgspec.Struct):
             for run in worker.runs.values():
                 yield from (self.requests[id_] for id_ in run.of(function) if id_ in self.requests)
         for operation in self.pool.runs_of(function):
-            yield from (self.requests[id_] for id_ in operation.requests if id_ in self.requests)
+            yield from (self.requests[id_] for id_ in operation.of(function) if id_ in self.requests)

@@ -1,12 +1,12 @@
 """Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from overwinter.core.ids import DeviceId
+from overwinter.core.ids import Address, DeviceId
 from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
-from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, is_heavy, transfer_s
+from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate, Value
 from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
 from overwinter.scheduler.state import Function
@@ -73,7 +73,7 @@ def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execu
         peer = cycle.state.pool.devices.get(name)
         if peer is None or peer is device or not _may_provide(cycle, device, peer):
             continue
-        host, provided = missing_from(function, device, peer)
+        host, provided = missing_from(facts(function).sizes, device, peer)
         if provided:
             swap_s = device.config.latency_s + provided / rate + transfer_s(device.config, host, sharing)
             has_all = function.spec.id in peer.residents
@@ -89,9 +89,8 @@ def _may_provide(cycle: Cycle, device: Device, peer: Device) -> bool:
     return other.operation is None or peer.swaps_until <= cycle.now
 
 
-def missing_from(function: Function, device: Device, peer: Device | None) -> tuple[int, int]:
-    """Return the missing bytes that come from the host, and those that the peer provides."""
-    sizes = facts(function).sizes
+def missing_from(sizes: Mapping[Address, int], device: Device, peer: Device | None) -> tuple[int, int]:
+    """Return the missing bytes of these blocks that come from the host, and those that the peer provides."""
     missing = {address: nbytes for address, nbytes in sizes.items() if address not in device.blocks.sizes}
     if peer is None:
         return sum(missing.values()), 0
@@ -99,11 +98,13 @@ def missing_from(function: Function, device: Device, peer: Device | None) -> tup
     return sum(missing.values()) - provided, provided
 
 
-def swap_times(cycle: Cycle, function: Function, device: Device, peer: DeviceId | None) -> tuple[float, float]:
-    """Return the expected time of the transfer of what is missing, and of the part of it from the host."""
+def swap_times(
+    cycle: Cycle, sizes: Mapping[Address, int], device: Device, peer: DeviceId | None
+) -> tuple[float, float]:
+    """Return the expected time of the transfer of what is missing of these blocks, and of the part from the host."""
     config = device.config
     other = None if peer is None else cycle.state.pool.devices[peer]
-    host, provided = missing_from(function, device, other)
+    host, provided = missing_from(sizes, device, other)
     host_s = transfer_s(config, host, len(neighbours(cycle, device)))
     if peer is None or not provided:
         return host_s, host_s
@@ -149,8 +150,3 @@ def _fastest_link(cycle: Cycle, holder: Device) -> float:
     """Return the bandwidth of the fastest link from a device to another; 0: it has none."""
     devices = cycle.state.pool.devices.values()
     return max((each.config.peers.get(holder.config.name, 0.0) for each in devices), default=0.0)
-
-
-def is_swap_heavy(cycle: Cycle, function: Function, swap_s: float, count: int) -> bool:
-    """Whether so many requests wait for a transfer of this time."""
-    return is_heavy(swap_s, run_s(cycle, function, count))

@@ -25,13 +25,27 @@ class Durations:
         together = self._one_s(worker, batch)
         if not functions:
             return together
-        counts, model = Counter(functions), worker.function.model.name
-        if model not in self._own:
-            self._own[model] = own_part(*(sizes_of(self._functions[id_].spec.blobs) for id_ in counts))
-        return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), self._own[model])
+        counts = Counter(functions)
+        own = self._own_part([self._functions[id_] for id_ in counts])
+        return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), own)
 
-    def on_device_s(self, function: Simulated, batch: int) -> float:
-        """Return the seconds of a run on a device on which nothing is missing."""
+    def on_device_s(self, whose: Sequence[FunctionId]) -> float:
+        """Return the seconds of a run on a device on which nothing is missing, of requests of these functions."""
+        counts = Counter(whose)
+        functions = [self._functions[id_] for id_ in counts]
+        together = self._alone_on_device_s(functions[0], len(whose))
+        if len(functions) == 1:
+            return together
+        apart = sum(map(self._alone_on_device_s, functions, counts.values()))
+        return joint_s(together, apart, self._own_part(functions))
+
+    def _own_part(self, functions: Sequence[Simulated]) -> float:
+        model = functions[0].model.name
+        if model not in self._own:
+            self._own[model] = own_part(*(sizes_of(each.spec.blobs) for each in functions))
+        return self._own[model]
+
+    def _alone_on_device_s(self, function: Simulated, batch: int) -> float:
         profile = function.spec.profile
         seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
         assert seconds is not None  # A model has latencies for its own settings.

@@ -4,7 +4,7 @@ A run takes the longer of its execution and its transfer, and the time of the fi
 The pool knows by itself what lies on each device, and raises RuntimeError where the scheduler believes otherwise.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -100,48 +100,53 @@ class Executors:
         executor = self._executors.get(id_)
         if executor is None:
             return
-        if executor.run is not None and executor.run.action.function == function:
+        run = executor.run
+        if run is not None and function in (run.action.function, *run.action.functions):
             raise RuntimeError(f"{function} is unbound during its run on device {executor.device.config.name}")
         executor.device.memory.forget(function)
 
     def run(
-        self, action: RunOnDevice, function: Simulated, seconds: float, crash: float | None, unplaced: bool
+        self, action: RunOnDevice, functions: Sequence[Simulated], seconds: float, crash: float | None, unplaced: bool
     ) -> None:
-        """Run requests whose execution takes so many seconds. `unplaced`: free memory is not adjacent; on a device
-        without other functions it always is.
+        """Run requests of these functions, whose execution takes so many seconds. `unplaced`: free memory is not
+        adjacent; on a device without other functions it always is.
         """
         executor = self._executors.get(action.executor)
         if executor is None:
             # Its exit is about to reach the scheduler.
             return
-        missing = self._place(executor, action, function)
-        if unplaced and missing and len(executor.device.memory.functions) > 1:
-            executor.device.memory.forget(function.spec.id)
+        missing = self._place(executor, action, functions)
+        if unplaced and missing and len(executor.device.memory.functions) > len(functions):
+            for each in functions:
+                executor.device.memory.forget(each.spec.id)
             self._timeline.after(0.0, partial(self._handle, RunEnded(action.executor, action.run, unplaced=True)))
             return
         now, device = self._timeline.now, executor.device
         moved, after_s = sum(missing.values()), 0.0
         if moved:
-            after_s = device.first_group_s(moved, device.config.bytes_per_s) + function.model.swap_ms / 1000
+            after_s = device.first_group_s(moved, device.config.bytes_per_s) + functions[0].model.swap_ms / 1000
         run = executor.run = DeviceRun(action, now, moved, now + seconds + after_s, after_s)
         if crash is not None:
             self._timeline.after(seconds * crash, partial(self._crash, executor, run))
         self._bring(executor, run, missing)
 
-    def _place(self, executor: Executor, action: RunOnDevice, function: Simulated) -> dict[Address, int]:
-        """Evict, and give the function's blocks places; return those to be brought."""
-        device, blocks = executor.device, weights_of(function.spec)
+    def _place(self, executor: Executor, action: RunOnDevice, functions: Sequence[Simulated]) -> dict[Address, int]:
+        """Evict, and give the functions' blocks places; return those to be brought."""
+        device, missing = executor.device, dict[Address, int]()
         if device.config.name != action.device or not executor.ready or executor.run is not None:
             raise RuntimeError(f"run {action.run} was sent to an executor that is not free on device {action.device}")
-        if executor.tenant not in (None, function.spec.tenant):
-            raise RuntimeError(f"run {action.run} of {function.spec.tenant} was sent to {executor.tenant}'s executor")
+        tenants = {each.spec.tenant for each in functions}
+        if executor.tenant is not None and tenants != {executor.tenant}:
+            raise RuntimeError(f"run {action.run} of {sorted(tenants)} was sent to {executor.tenant}'s executor")
         for each in action.evict:
             device.memory.forget(each)
-        missing = device.memory.missing(blocks)
+        for function in functions:
+            blocks = weights_of(function.spec)
+            missing |= device.memory.missing(blocks)
+            device.memory.hold(function.spec.id, blocks)
         if sum(missing.values()) != action.missing_bytes:
-            said = f"{action.missing_bytes} bytes of {function.spec.id} were said to be missing"
+            said = f"{action.missing_bytes} bytes for run {action.run} were said to be missing"
             raise RuntimeError(f"{said} on device {action.device}, and {sum(missing.values())} are")
-        device.memory.hold(function.spec.id, blocks)
         return missing
 
     def _bring(self, executor: Executor, run: DeviceRun, missing: Mapping[Address, int]) -> None:

@@ -375,11 +375,12 @@ class World:
         self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
-        function = self._by_id[action.function]
-        if not self._host.holds(function.spec, self._timeline.now):
-            raise RuntimeError(f"{action.function} is run on a device, and its blocks are not in the host store")
-        seconds = self._durations.on_device_s(function, len(action.requests)) * self._varied(function)
-        self.executors.run(action, function, seconds, self._chance.run_crash(), self._chance.unplaced())
+        whose = action.functions or (action.function,) * len(action.requests)
+        functions = [self._by_id[id_] for id_ in dict.fromkeys(whose)]
+        if not all(self._host.holds(each.spec, self._timeline.now) for each in functions):
+            raise RuntimeError(f"run {action.run} is sent to a device, and its blocks are not in the host store")
+        seconds = self._durations.on_device_s(whose) * self._varied(functions[0])
+        self.executors.run(action, functions, seconds, self._chance.run_crash(), self._chance.unplaced())
 
     # Zygotes
 

@@ -141,7 +141,7 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
 def _run(run: DeviceRun[FunctionStatistics], now: Seconds) -> RunOnDevice:
     return RunOnDevice(
         function=run.function,
-        tenant=run.tally.tenant,
+        tenant=run.parts[0].tally.tenant,
         requests=len(run.requests),
         missing_bytes=run.missing_bytes,
         seconds=max(0.0, now - run.begun),

@@ -178,7 +178,9 @@ def _add_devices(
 ) -> None:
     """Add the runs in progress on devices, the blocks there, and the time of functions that do not run."""
     runs = [executor.run for executor in list(pool.executors.values())]
-    owed = [(run.tally, Amounts(device_s=now - run.begun)) for run in runs if run is not None]
+    owed = [
+        (tally, Amounts(device_s=seconds)) for run in runs if run is not None for tally, seconds in run.shares_s(now)
+    ]
     owed += [(tally, Amounts(idle_device_s=now - since)) for tally, since in list(pool.idle.values())]
     owed += [
         (tally, Amounts(device_byte_s=device.blocks.owed(function, now)))

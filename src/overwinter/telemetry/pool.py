@@ -5,7 +5,8 @@ time of its runs, and for the time that it lies in the host store without a run.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Generic, TypeVar
 
 import msgspec
@@ -13,11 +14,19 @@ import msgspec
 from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.events import RunEnded
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 from overwinter.store.shares import Shares
 from overwinter.telemetry.tally import DeviceCounts, Tally
 
 T = TypeVar("T", bound=Tally)
+
+
+class DevicePart(msgspec.Struct, Generic[T], frozen=True):
+    """The requests of one function in a run."""
+
+    spec: FunctionSpec
+    tally: T
+    requests: tuple[RequestId, ...]
 
 
 class DeviceRun(msgspec.Struct, Generic[T], eq=False):
@@ -25,10 +34,25 @@ class DeviceRun(msgspec.Struct, Generic[T], eq=False):
 
     id: RunId
     begun: Seconds
-    function: FunctionId
-    tally: T
-    requests: tuple[RequestId, ...]
+    parts: tuple[DevicePart[T], ...]
+    """Of each function; the first leads."""
     missing_bytes: int
+
+    @property
+    def function(self) -> FunctionId:
+        """The function that leads."""
+        return self.parts[0].spec.id
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """All its requests."""
+        return tuple(id_ for part in self.parts for id_ in part.requests)
+
+    def shares_s(self, now: Seconds) -> Iterator[tuple[T, float]]:
+        """Yield the seconds up to now that each function pays for, by its requests."""
+        seconds, count = now - self.begun, len(self.requests)
+        for part in self.parts:
+            yield part.tally, seconds * len(part.requests) / count
 
 
 class LiveExecutor(msgspec.Struct, Generic[T], eq=False):
@@ -110,16 +134,28 @@ class TrackedPool(Generic[T]):
 
     # Runs
 
-    def run(self, action: RunOnDevice, spec: FunctionSpec, tally: T, now: Seconds) -> None:
+    def run(
+        self,
+        action: RunOnDevice,
+        specs: Mapping[FunctionId, FunctionSpec],
+        tallies: Mapping[FunctionName, T],
+        now: Seconds,
+    ) -> None:
         """A run begins."""
+        requests: dict[FunctionId, list[RequestId]] = {}
+        for function_id, request in zip(action.functions or repeat(action.function), action.requests, strict=False):
+            requests.setdefault(function_id, []).append(request)
+        parts = tuple(DevicePart(specs[id_], tallies[specs[id_].name], tuple(ids)) for id_, ids in requests.items())
         executor = self.executors[action.executor]
         for function in action.evict:
             executor.device.forget(function, now)
-        sizes = {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
-        executor.device.hold(spec.id, tally, sizes, now)
-        executor.run = DeviceRun(action.run, now, spec.id, tally, action.requests, action.missing_bytes)
-        self._end_idle(spec.id, now)
-        self._running[spec.id] += 1
+        executor.run = DeviceRun(action.run, now, parts, action.missing_bytes)
+        for part in parts:
+            spec = part.spec
+            sizes = {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
+            executor.device.hold(spec.id, part.tally, sizes, now)
+            self._end_idle(spec.id, now)
+            self._running[spec.id] += 1
 
     def end_run(self, id_: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
         """The run in progress of an executor ended; without an event the executor died or hangs. Return the run if it
@@ -130,23 +166,30 @@ class TrackedPool(Generic[T]):
         if executor is None or run is None or (event is not None and event.run != run.id):
             return None
         executor.run, device = None, executor.device
-        self._running[run.function] -= 1
-        if not self._running[run.function]:
-            del self._running[run.function]
-            self._begin_idle(run.function, now)
+        functions = [part.spec.id for part in run.parts]
+        for function in functions:
+            self._running[function] -= 1
+            if not self._running[function]:
+                del self._running[function]
+                self._begin_idle(function, now)
         if event is not None and event.unplaced:
             device.unplaced += 1
-            device.forget(run.function, now)
+            for function in functions:
+                device.forget(function, now)
             return None
         self._count(device, run, 0 if event is None else event.moved_bytes, now)
         return run
 
     def _count(self, device: TrackedDevice[T], run: DeviceRun[T], moved_bytes: int, now: Seconds) -> None:
-        own = run.tally.on.get(device.name)
-        if own is None:
-            own = run.tally.on[device.name] = DeviceCounts()
-        for counts in (own, device.counts):
-            counts.add(run.missing_bytes, moved_bytes, now - run.begun)
+        missing_bytes = run.missing_bytes
+        device.counts.add(missing_bytes, moved_bytes, now - run.begun)
+        for tally, seconds in run.shares_s(now):
+            own = tally.on.get(device.name)
+            if own is None:
+                own = tally.on[device.name] = DeviceCounts()
+            # The first function leads: the run brings blocks for it.
+            own.add(missing_bytes, moved_bytes, seconds)
+            missing_bytes = moved_bytes = 0
 
     def unbind(self, action: Unbind, now: Seconds) -> None:
         """A device forgets a function."""

@@ -154,7 +154,7 @@ class Statistics(Tracker[FunctionStatistics]):
         for executor in list(self.pool.executors.values()):
             on_device = executor.run
             if on_device is not None:
-                running[on_device.tally.name] += len(on_device.requests)
+                running.update({part.tally.name: len(part.requests) for part in on_device.parts})
         return running
 
     # Hooks of the tracker
@@ -232,13 +232,15 @@ class Statistics(Tracker[FunctionStatistics]):
             request = self._requests.get(id_)
             if request is not None:
                 self._sent(request, run.begun)
-        seconds, count, tally = now - run.begun, len(run.requests), run.tally
+        seconds = now - run.begun
         self.run_times.add(seconds)
-        self.batches.add(count)
-        tally.runs += 1
-        tally.batched += count
-        tally.run_s += seconds
-        tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
+        self.batches.add(len(run.requests))
+        for part in run.parts:
+            tally = part.tally
+            tally.runs += 1
+            tally.batched += len(part.requests)
+            tally.run_s += seconds
+            tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
 
     def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)

@@ -220,7 +220,8 @@ class Tracker(Hooks[T]):
             run_on_device = self._end_run_on_device(event.worker, None, now)
             self.pool.exit(event.worker, now)
             if run_on_device is not None and event.lost_blocks:
-                self._release(run_on_device.function, now)
+                for part in run_on_device.parts:
+                    self._release(part.spec.id, now)
             return
         for run in list(worker.runs):
             self._end_run(worker, run, None, now)
@@ -269,8 +270,7 @@ class Tracker(Hooks[T]):
         self.pool.start(action)
 
     def _run_on_device(self, action: RunOnDevice, now: Seconds) -> None:
-        spec = self.specs[action.function]
-        self.pool.run(action, spec, self.tallies[spec.name], now)
+        self.pool.run(action, self.specs, self.tallies, now)
 
     def _end_run_on_device(self, executor: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
         run = self.pool.end_run(executor, event, now)

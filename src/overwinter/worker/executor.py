@@ -19,7 +19,8 @@ from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError
 from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
-from overwinter.device.function import DeviceFunction, DeviceProgram
+from overwinter.device.blocks import Place
+from overwinter.device.function import Arriving, DeviceFunction, DeviceProgram
 from overwinter.device.swap import Route
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
@@ -66,6 +67,7 @@ class _Swapped:
         self._lane = lane
         self._program = program
         self._function = function
+        self._arriving = DeviceFunction(function.name, function.tenant, Arriving(program.on_device), function.places)
         self._mapped = blocks
         contents = {address: block.content() for address, block in blocks.items()}
         self._host = Route(lane.device.host(contents), lane.link)
@@ -84,18 +86,42 @@ class _Swapped:
         """Run the program over the weights on the device. Raises NoSpaceError if they do not fit, CallerError if the
         device has too little memory for such inputs.
         """
-        lane, before = self._lane, self._missing_bytes()
         shapes = [list(tensor.shape) for tensor in inputs]
-        needed = self._program.activations.nbytes(shapes)
-        if needed > lane.activation_bytes:
+        if not self.admits(shapes):
+            needed, lane = self._program.activations.nbytes(shapes), self._lane
             raise CallerError(
                 f"{self._function.name} needs {needed} bytes for what it computes from inputs of shapes {shapes}, and "
                 f"{lane.device.name} has {lane.activation_bytes}: send less at once, or serve with more "
                 "--device-activations"
             )
+        return self._swap(self._function, inputs)
+
+    def admits(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether the device has memory for what the program computes from inputs of these shapes."""
+        return self._program.activations.nbytes(shapes) <= self._lane.activation_bytes
+
+    def may_share(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
+        return self._lane.device.torch_device.type == "cpu" and self.admits(shapes)
+
+    def bring(self) -> dict[Place, torch.Tensor]:
+        """Bring the missing blocks, and return the weights on the device by their places. NoSpaceError as for `run`."""
+        self._swap(self._arriving, ())
+        return dict(zip(self._function.places, self._function.bind(self._lane.device), strict=True))
+
+    def weights(self, known: Mapping[Place, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the weights in the order of the program."""
+        return [known[place] for place in self._function.places]
+
+    def forget(self) -> None:
+        """Forget the function on the device."""
+        self._lane.device.evict(self._function.name)
+
+    def _swap(self, function: DeviceFunction, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        lane, before = self._lane, self._missing_bytes()
         try:
             routes = (*lane.peers.routes, self._host)
-            outputs, moved = swap.run(lane.device, self._function, inputs, routes, lane.swapping)
+            outputs, moved = swap.run(lane.device, function, inputs, routes, lane.swapping)
             self.peer_bytes += sum(moved[:-1])
             return outputs
         except NoSpaceError:
@@ -161,17 +187,26 @@ class Executor:
         return True
 
     def _run(self, message: RunBatch) -> Answer:
-        """Run requests of one function."""
-        name = message.functions[0]
-        member = self._functions.get(name) or unbound(name)
-        if isinstance(member, Failure):
-            return run_batch(message, self._slot, [member] * len(message.requests))
-        member.swapped.begin()
-        answer = run_batch(message, self._slot, [member.runner] * len(message.requests))
+        """Run requests, as one batch if their functions have most weights in common."""
+        found = {name: self._functions.get(name) or unbound(name) for name in message.functions}
+        members = [each for each in found.values() if isinstance(each, _Member)]
+        for member in members:
+            member.swapped.begin()
+        fault = _bring_together(members) if len(members) > 1 else None
+        runners = [fault or (each if isinstance(each, Failure) else each.runner) for each in found.values()]
+        by_name = dict(zip(found, runners, strict=True))
+        answer = run_batch(message, self._slot, [by_name[name] for name in message.functions])
         self._lane.peers.run_ended()
-        swapped = member.swapped
+        swapped = [member.swapped for member in members]
+        unplaced = any(each.unplaced for each in swapped)
+        if unplaced:
+            for each in swapped:
+                each.forget()
         return structs.replace(
-            answer, moved_bytes=swapped.moved_bytes, peer_bytes=swapped.peer_bytes, unplaced=swapped.unplaced
+            answer,
+            moved_bytes=sum(each.moved_bytes for each in swapped),
+            peer_bytes=sum(each.peer_bytes for each in swapped),
+            unplaced=unplaced,
         )
 
     def _take(self, message: HandOver, fds: Sequence[int]) -> None:
@@ -204,7 +239,23 @@ class Executor:
         places = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
         function = DeviceFunction(bind.function, message.tenant, program.on_device, places)
         swapped = _Swapped(self._lane, program, function, mapped)
-        return _Member(Runner(bind.function, program.prepared, [], None, run=swapped.run), swapped)
+        runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
+        return _Member(runner, swapped)
+
+
+def _bring_together(members: Sequence[_Member]) -> Failure | None:
+    """Bring the blocks of functions that share a run, and give their runners the weights on the device, which are the
+    same tensors as far as they lie at the same places.
+    """
+    known: dict[Place, torch.Tensor] = {}
+    try:
+        for member in members:
+            known = member.swapped.bring() | known
+    except OverwinterError as error:
+        return Failure(type(error).__name__, str(error))
+    for member in members:
+        member.runner.weights = member.swapped.weights(known)
+    return None
 
 
 def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:

@@ -63,8 +63,12 @@ class Runner:
         handler: Handler | None,
         outputs: tuple[TensorSpec, ...] = (),
         run: Compiled | None = None,
+        may_share: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> None:
-        """`outputs` are the declared outputs; `run` takes the place of the compiled program."""
+        """`outputs` are the declared outputs; `run` takes the place of the compiled program; `may_share` tells whether
+        requests of several functions, whose inputs together have these shapes, may share a run.
+        """
+        self.may_share = may_share
         self.function = function
         self._outputs = outputs
         self.program = prepared.program
@@ -233,6 +237,9 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
         return None
     requests = [[item.inputs for item in section] for section in sections]
     shares = [Share(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
+    may_share = runners[0].may_share
+    if may_share is not None and not may_share(_joined_shapes(shares)):
+        return None
     try:
         answers = trunk.run(shares)
     except FAILURES as error:
@@ -247,6 +254,12 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
 
 def _joined(requests: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
     return requests[0] if len(requests) == 1 else [torch.cat(parts) for parts in zip(*requests, strict=True)]
+
+
+def _joined_shapes(shares: Sequence[Share]) -> list[list[int]]:
+    """Return the shapes of the inputs of these functions, joined."""
+    rows = sum(share.rows for share in shares)
+    return [[rows, *tensor.shape[1:]] for tensor in shares[0].inputs]
 
 
 def _taken_apart(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:

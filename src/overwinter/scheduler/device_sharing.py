@@ -1,0 +1,91 @@
+"""Decides which functions' requests share a run on a device.
+
+Functions of a family of the pool that allow batches run together as far as their weights are the same, as those of a
+worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted for
+the mates. So a run is shared only where what the device misses is brought in a small part of the time of a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
+
+from overwinter.core.ids import Address
+from overwinter.scheduler import homes, latency, shared_runs, swaps
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operation import Part
+from overwinter.scheduler.policies.device_binding import transfer_s
+from overwinter.scheduler.pool import Device
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts
+
+MINOR = 0.25
+"""The largest transfer before a shared run, as a part of the time of a run."""
+
+
+def mates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
+    """Return the functions whose waiting requests may join a run of this one on a device."""
+    if function.spec.settings.max_batch == 1 or facts(function).unplaced:
+        return []
+    found, sizes = list[Function](), facts(function).sizes
+    able = (mate for mate in shared_runs.may_join(cycle, function) if _may_run(cycle, mate, device))
+    # A run takes no requests of more functions than these.
+    for mate in islice(able, function.spec.settings.max_batch):
+        wider = {**sizes, **facts(mate).sizes}
+        if _is_minor(cycle, function, device, wider):
+            found.append(mate)
+            sizes = wider
+    return found
+
+
+def _may_run(cycle: Cycle, mate: Function, device: Device) -> bool:
+    """Whether requests of a function that waits could be in a shared run on a device."""
+    if mate.waits_in != "devices" or mate.spec.settings.max_batch == 1 or facts(mate).unplaced:
+        return False
+    if homes.are_used(cycle) and facts(mate).home != device.config.name:
+        return False
+    return swaps.owner_of(cycle, mate) == device.owner
+
+
+def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[Address, int]) -> bool:
+    """Whether what a device misses of these blocks fits there, and is brought soon."""
+    missing = device.blocks.missing(sizes)
+    swap_s = transfer_s(device.config, missing, len(swaps.neighbours(cycle, device)))
+    fits = device.blocks.nbytes + missing <= device.config.memory_bytes
+    return fits and swap_s <= MINOR * swaps.run_s(cycle, function, 1)
+
+
+def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[Part, ...]:
+    """Take the requests of a shared run: as many as together can meet the SLO of the first one."""
+    own, seconds = len(function.queue), partial(expected_s, cycle, function)
+    count = min(function.spec.settings.max_batch, own + sum(len(each.queue) for each in others))
+    left_s = cycle.state.requests[function.queue[0]].due - cycle.now
+    in_time = (each for each in range(count, 0, -1) if seconds(_spread(own, each)) <= left_s)
+    return shared_runs.joined(cycle, function, next(in_time, count), seconds, others)
+
+
+def _spread(own: int, count: int) -> list[int]:
+    """Return how many requests of each function are in a run of so many, if each mate has one."""
+    return [min(own, count), *[1] * (count - own)]
+
+
+def expected_s(cycle: Cycle, function: Function, counts: Sequence[int]) -> float:
+    """Expected seconds of the execution of so many requests of each function; 0: unknown."""
+    together = swaps.run_s(cycle, function, sum(counts))
+    if len(counts) == 1:
+        return together
+    apart = sum(swaps.run_s(cycle, function, count) for count in counts)
+    return latency.joint_s(together, apart, function.own)
+
+
+def observe(cycle: Cycle, parts: Sequence[Part], seconds: float, swap_s: float) -> None:
+    """Record the time of a run; only one without a transfer tells whether sharing is faster."""
+    function, counts = parts[0].function, [len(part.requests) for part in parts]
+    if len(counts) == 1:
+        facts(function).times.observe(counts[0], seconds, swap_s)
+    if function.removed or function.spec.settings.max_batch == 1 or swap_s or len(function.family.members) == 1:
+        return
+    trunk = function.family.trunks[function.trunk]
+    trunk.sharing.observe(function.latency.usual, counts, seconds)
+    together = swaps.run_s(cycle, function, sum(counts))
+    if len(counts) > 1 and together:
+        trunk.observe(together, sum(swaps.run_s(cycle, function, count) for count in counts), seconds)
