@@ -105,7 +105,9 @@ async def _assembled(
         processes = Processes(registry, environment, log, _zygote_settings(config))
         calls = Calls(post, published, quarantine)
         effects = NodeEffects(registry, processes, calls, hosts, config.scheduler, tasks, post, log)
-        parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
+        parts = Parts(
+            config, log, faults, repository, hosts, published, post, registry, processes, calls, effects.computing
+        )
         pipelines = Pipelines(registry, calls.infer, repository)
         traffic = TrafficSplits(registry, pipelines, repository.traffic, post)
         profiler = Profiler(parts, tasks)

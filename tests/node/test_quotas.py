@@ -15,7 +15,7 @@ def quotas(deployed: str, **bounds) -> Quotas:
         f"{number}@1": SimpleNamespace(manifest=SimpleNamespace(tenant=tenant), manifest_bytes=512 << 10)
         for number, tenant in enumerate(deployed)
     }
-    return Quotas(NodeConfig(data="nowhere", **bounds), functions)
+    return Quotas(NodeConfig(data="nowhere", **bounds), functions.values)
 
 
 def check_totals(error: NoSpaceError, *counts: str) -> None:

@@ -23,7 +23,7 @@ from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.model.program import Program, encode_program
 from overwinter.store.blocks import address_of, build_block, name_block
-from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor, check_device
+from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor
 from overwinter.store.packing import BlockPlan, pack
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ def package(  # noqa: PLR0913 - the parts of a function
     """Return the package of a function: a program, its weights in the program's order, and optionally a handler.
 
     `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
-    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may, and
-    CallerError for a handler on a device.
+    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
     """
     chosen = settings or Settings()
     if chosen.max_batch > 1:
@@ -121,7 +120,6 @@ def package(  # noqa: PLR0913 - the parts of a function
         agreement=agreement,
         samples=tuple(_sample(sample, inputs) for sample in samples),
     )
-    check_device(manifest)
     return Package(manifest, contents)
 
 

@@ -78,9 +78,12 @@ def _settings_of(function: Description) -> Description:
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:
-    """Return the functions that share its workers, and what each worker holds; for one of the pool, its devices."""
+    """Return the functions that share its workers, and what each worker holds; for one of the pool, its devices, and
+    the workers of its handler.
+    """
     if function["settings"].get("device") == "pool":
-        return {"resident": f"on {', '.join(function['devices'])}" if function["devices"] else "on no device"}
+        resident = {"resident": f"on {', '.join(function['devices'])}" if function["devices"] else "on no device"}
+        return resident | ({"workers": workers_text(function["workers"])} if function["handler"] else {})
     if function["sharing"] is None:
         return {"workers": workers_text(function["workers"])}
     sharing, members = function["sharing"], function["sharing"]["members"]
@@ -118,10 +121,14 @@ def family_text(function: Description) -> str:
 
 
 def places_text(function: Description, device: str | None) -> str:
-    """Format which workers have bound a function, or for one of the pool, on which devices it is resident."""
+    """Format which workers have bound a function, or for one of the pool, on which devices it is resident, and which
+    workers have bound its handler.
+    """
+    workers = workers_text(function["workers"])
     if device != "pool":
-        return workers_text(function["workers"])
-    return f"pool: {', '.join(function['devices'])}" if function["devices"] else "pool"
+        return workers
+    on_devices = f"pool: {', '.join(function['devices'])}" if function["devices"] else "pool"
+    return f"{on_devices}; {workers}" if function["workers"] else on_devices
 
 
 def workers_text(workers: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """The actions that a scheduler returns. They are frozen data; the node or the simulator carries them out."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,9 @@ Start = Literal["warm", "bound", "host", "disk"]
 """What a request's function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker or a
 transfer to a device, with its blocks in the host store (host) or on disk (disk).
 """
+
+WARMEST_FIRST: tuple[Start, ...] = get_args(Start)
+"""The kinds of starts, the shortest first."""
 
 Decision = Literal[
     "scale-out",

@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     device: Literal["cpu", "pool"] = "cpu"
-    """Where it runs: in a worker on CPU cores, or on any device of the pool."""
+    """Where its program runs: in a worker on CPU cores, or on any device of the pool. A handler runs in a worker."""
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
@@ -100,6 +100,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The measured latencies and memory on this machine."""
     family: FamilyId = FamilyId("")
     """The family whose workers can bind it; empty: it shares workers with no function."""
+
+    @property
+    def on_pool(self) -> bool:
+        """Whether it runs on devices. A function with a handler runs in workers; its program is another function."""
+        return self.settings.device == "pool" and not self.sandboxed
 
     @property
     def store(self) -> StoreName:

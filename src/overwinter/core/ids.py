@@ -36,6 +36,38 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
     return FunctionId(f"{name}@{version}")
 
 
+PROGRAM = ":program"
+"""Ends the name of a program that runs on the pool for a function whose handler runs in workers. To the scheduler it is
+another function; nobody can deploy or call a function of such a name.
+"""
+
+
+def program_name(name: FunctionName) -> FunctionName:
+    """The name of the program of a function with a handler."""
+    return FunctionName(f"{name}{PROGRAM}")
+
+
+def is_program(name: FunctionName | FunctionId | FamilyId) -> bool:
+    """Whether this is the name of such a program, or the id of a version of it."""
+    return PROGRAM in name
+
+
+def whole_name(name: FunctionName) -> FunctionName:
+    """The name of the function that a program belongs to; the name itself if it is that of a function."""
+    return FunctionName(name.removesuffix(PROGRAM))
+
+
+def program_id(id_: FunctionId) -> FunctionId:
+    """The id of the program of a version of a function."""
+    name, version = split_id(id_)
+    return function_id(program_name(name), version)
+
+
+def whole_id(id_: FunctionId) -> FunctionId:
+    """The id of the version that a program belongs to; the id itself if it is that of a function."""
+    return FunctionId(id_.replace(f"{PROGRAM}@", "@"))
+
+
 def split_id(id_: FunctionId) -> tuple[FunctionName, int]:
     """The name and the version in an id."""
     name, _, version = id_.rpartition("@")

@@ -1,9 +1,9 @@
-"""Checks a worker's answer, which is untrusted: the function's code may control the worker.
+"""Checks the tensors of a worker, which is untrusted: the function's code may control the worker.
 
 The worker shares the buffer and may write to it at any time, so the checks use a copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import prod
 
 from overwinter.core.datatypes import DATATYPE_BYTES
@@ -26,39 +26,47 @@ class AnswerCheck:
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs
 
-    def outputs_of(self, answer: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
-        """Return a copy of each request's outputs, or its failure.
+    def outputs_of(
+        self, answer: Answer, buffer: SharedBuffer, known: Container[Failure] = ()
+    ) -> list[list[Tensor] | Failure]:
+        """Return a copy of each request's outputs, or its failure. `known`: the failures that the node itself told the
+        worker.
 
         Raises ValueError for an impossible answer, and OSError or MemoryError when the node lacks memory.
         """
-        for outcome in answer.outcomes:
-            if not isinstance(outcome, Failure):
-                self._check(outcome.metas)
-        *places, nbytes = offsets(
-            meta for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas
-        )
+        outputs = [outcome.metas for outcome in answer.outcomes if not isinstance(outcome, Failure)]
+        taken = iter(self.taken(outputs, buffer, answer.buffer_bytes, len(answer.outcomes)))
+        return [
+            (outcome if outcome in known else reportable(outcome)) if isinstance(outcome, Failure) else next(taken)
+            for outcome in answer.outcomes
+        ]
+
+    def taken(
+        self, given: Sequence[Sequence[TensorMeta]], buffer: SharedBuffer, buffer_bytes: int, count: int = 1
+    ) -> list[list[Tensor]]:
+        """Return a copy of the tensors that are in the buffer in this order, for up to `count` requests. Raises as
+        `outputs_of` does.
+        """
+        for metas in given:
+            self._check(metas)
+        *places, nbytes = offsets(meta for metas in given for meta in metas)
         # A buffer grows to at most twice the needed size, and never shrinks.
-        most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * len(answer.outcomes))
-        if not nbytes <= answer.buffer_bytes <= most:
-            raise ValueError(f"{nbytes} bytes of outputs do not match a buffer of {answer.buffer_bytes}")
+        most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * count)
+        if not nbytes <= buffer_bytes <= most:
+            raise ValueError(f"{nbytes} bytes of tensors do not match a buffer of {buffer_bytes}")
         try:
-            buffer.follow(answer.buffer_bytes)
+            buffer.follow(buffer_bytes)
         except OSError as error:
             if lacks_memory(error):
                 raise
             raise ValueError(f"its buffer cannot be mapped: {error}") from error
         at = iter(places)
-        return [
-            reportable(outcome)
-            if isinstance(outcome, Failure)
-            else [_taken(buffer, meta, next(at)) for meta in outcome.metas]
-            for outcome in answer.outcomes
-        ]
+        return [[_taken(buffer, meta, next(at)) for meta in metas] for metas in given]
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
         """Check the descriptions first: their sizes may be any numbers."""
         if len(metas) != len(self._outputs):
-            raise ValueError(f"it has {len(metas)} outputs, {len(self._outputs)} are declared")
+            raise ValueError(f"it has {len(metas)} tensors, {len(self._outputs)} are declared")
         nbytes = elements = 0
         for meta, spec in zip(metas, self._outputs, strict=True):
             if not _is_declared(meta, spec):

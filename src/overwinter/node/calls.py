@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
-from overwinter.core.actions import LoadFinished, Refuse, Reply
+from overwinter.core.actions import WARMEST_FIRST, LoadFinished, Refuse, Reply, Start
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import ConflictError, OverwinterError, WorkerError, error_named
 from overwinter.core.events import Arrived, Cancelled, Event, LoadAsked
@@ -20,10 +21,21 @@ from overwinter.scheduler.published import Published
 class Payload:
     """A request's tensors, while the scheduler handles the request by its id."""
 
-    def __init__(self, inputs: list[Tensor], result: asyncio.Future[Result]) -> None:
+    def __init__(self, inputs: list[Tensor], result: asyncio.Future[Result], call: Call | None = None) -> None:
+        """`call`: the request; None: one of the node itself."""
         self.inputs = inputs
         self.result = result
+        self.call = call
+        self.arrived = clock.now()
         self.outputs: list[Tensor] = []
+        self.start: Start = "warm"
+        """The coldest start of its calls of a program on the pool."""
+
+    @property
+    def expires_at(self) -> float:
+        """When its timeout ends, if it has one of its own."""
+        timeout_s = None if self.call is None else self.call.timeout_s
+        return inf if timeout_s is None else self.arrived + timeout_s
 
 
 class Calls:
@@ -43,8 +55,8 @@ class Calls:
         self._last += 1
         request = RequestId(self._last)
         future: asyncio.Future[Result] = self._loop.create_future()
-        self.payloads[request] = Payload(call.inputs, future)
-        deadline = None if call.timeout_s is None else Seconds(clock.now() + call.timeout_s)
+        self.payloads[request] = payload = Payload(call.inputs, future, call)
+        deadline = None if call.timeout_s is None else Seconds(payload.expires_at)
         self._post(Arrived(request, call.name, call.version, deadline, call.priority, call.due))
         try:
             return await future
@@ -83,7 +95,8 @@ class Calls:
         payload = self.payloads.pop(action.request, None)
         if payload is not None and not payload.result.done():
             name, version = split_id(action.function)
-            payload.result.set_result(Result(name, version, payload.outputs, action.start))
+            start = max(action.start, payload.start, key=WARMEST_FIRST.index)
+            payload.result.set_result(Result(name, version, payload.outputs, start))
 
     def refuse(self, action: Refuse) -> None:
         """Refuse a request."""

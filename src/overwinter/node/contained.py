@@ -95,6 +95,10 @@ class ContainedProcess:
         """
         return _copy_into(self.slots[slot].inputs, tensors)
 
+    def copy_outputs(self, slot: int, tensors: Sequence[Tensor]) -> int:
+        """Copy outputs of a program into a slot's other buffer likewise."""
+        return _copy_into(self.slots[slot].outputs, tensors)
+
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
         self.last_run = run

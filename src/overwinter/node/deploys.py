@@ -15,10 +15,10 @@ from overwinter.core.errors import (
     TooLargeError,
 )
 from overwinter.core.events import Deployed, Removed
-from overwinter.core.ids import FunctionName, TenantId, function_id
+from overwinter.core.ids import FunctionId, FunctionName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.versions import default_of
-from overwinter.model.program import decode_program, validate
+from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
 from overwinter.node.device_fit import check_devices_fit
 from overwinter.node.functions import DeployedFunction, blobs_by_store
@@ -47,12 +47,13 @@ class Deploys:
         self._hosts = parts.hosts
         self._registry = parts.registry
         self._calls = parts.calls
+        self._computing = parts.computing
         self._post = parts.post
         self._log = parts.log
         self._versions_of = parts.published.versions
         self._pipelines = pipelines
         self._traffic = traffic
-        self._quotas = Quotas(parts.config, parts.registry.functions)
+        self._quotas = Quotas(parts.config, parts.registry.deploys)
         self._quarantine = quarantine
         self._profiler = profiler
         # One thread, because each thread that decodes holds the interpreter's lock.
@@ -76,33 +77,38 @@ class Deploys:
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
-        await in_thread(self._check, manifest)
+        program = await in_thread(self._check, manifest)
         self._traffic.check_new(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
-            function.profile = await asyncio.to_thread(self._profiler.stored, function)
-            self._registry.functions[function.id] = function
+            if function.is_split:
+                function.split(program)
+            for part in function.parts():
+                part.profile = await asyncio.to_thread(self._profiler.stored, part)
+            self._registry.add(function)
             counted(function)
             function.on_trial = True
             # Pipelines and promotions may have changed since the check.
             function.check_publish = partial(self._traffic.check_new, manifest, self._versions_of, deployment.version)
-            await self._calls.ask(function.id, Deployed(function.spec(), on_trial=True))
+            for part in function.parts():
+                await self._calls.ask(part.id, Deployed(part.spec(), on_trial=True))
             function.on_trial = False
             await asyncio.to_thread(self._repository.prove, deployment.name, deployment.version)
         except BaseException as error:
             id_ = function_id(deployment.name, deployment.version)
-            if self._registry.functions.pop(id_, None) is not None:
+            registered = self._registry.remove(id_)
+            if registered is not None:
                 # A node that has failed removes the version at its next start.
                 with suppress(OverwinterError):
-                    self._post(Removed(id_))
+                    self._removed(registered)
             await asyncio.shield(asyncio.to_thread(self._forget, deployment))
             if isinstance(error, HandlerError):
                 # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
         if self._config.profile_on_deploy:
-            self._profiler.measure_soon(function)
+            self._profiler.measure_soon(function.program or function)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
@@ -119,8 +125,8 @@ class Deploys:
                 await asyncio.to_thread(self._forget, await registering)
             raise
 
-    def _check(self, manifest: Manifest) -> None:
-        """Raise CallerError or ProgramError unless program, weights and specs agree. Runs in a thread."""
+    def _check(self, manifest: Manifest) -> Program:
+        """Return the program; raise CallerError or ProgramError unless all of the manifest agrees. Runs in a thread."""
         blobs = [blob.address for blob in manifest.blobs()]
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
@@ -139,7 +145,11 @@ class Deploys:
             check_devices_fit(manifest, program, self._config.scheduler.devices)
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        unnumbered.check_messages()
+        if unnumbered.is_split:
+            unnumbered.split(program)
+        for part in unnumbered.parts():
+            part.check_messages()
+        return program
 
     def _forget(self, deployment: Deployment) -> None:
         with suppress(NotFoundError):
@@ -163,10 +173,22 @@ class Deploys:
             versions = await asyncio.to_thread(self._repository.remove, name, version)
             for gone in versions:
                 id_ = function_id(name, gone)
-                self._post(Removed(id_))
-                self._registry.functions.pop(id_, None)
-                self._quarantine.forget(id_)
+                function = self._registry.remove(id_)
+                if function is not None:
+                    self._removed(function)
         await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
+
+    def _removed(self, function: DeployedFunction) -> None:
+        """A version is removed, and its program once it has no more runs."""
+        self._post(Removed(function.id))
+        self._quarantine.forget(function.id)
+        if function.program is not None:
+            self._computing.after_runs(function.id, partial(self._program_removed, function.program.id))
+
+    def _program_removed(self, id_: FunctionId) -> None:
+        self._registry.remove(id_)
+        self._quarantine.forget(id_)
+        self._post(Removed(id_))
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:
         """Raise ConflictError if a pipeline needs a version that is to be removed, or with None any version of the
@@ -178,13 +200,27 @@ class Deploys:
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
+    def _split(self, function: DeployedFunction) -> str:
+        """Make another function of the program if it runs on the pool and its handler does not. Return why that is
+        impossible; empty: it is done.
+        """
+        if not function.is_split:
+            return ""
+        try:
+            function.split(decode_program(self._repository.read(function.manifest.program.address)))
+        except (OverwinterError, OSError) as error:
+            return f"its program cannot be read ({error}): deploy it again"
+        return ""
+
     def restore(self) -> None:
         """Tell the scheduler about every function in the repository, and keep their blocks in the host store. Restore
         the pipelines.
         """
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
-        functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
+        deployed = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
+        faults = {function.id: fault for function in deployed if (fault := self._split(function))}
+        functions = [part for function in deployed for part in function.parts()]
         self._hosts.sweep(blobs_by_store(functions))
         # A function that is partly present must be loaded as a whole, so keep only blocks that a complete function
         # needs.
@@ -193,13 +229,13 @@ class Deploys:
         for function in functions:
             function.profile = self._profiler.stored(function)
             self._registry.functions[function.id] = function
-            quarantined = self._quarantine.reason(function.id)
+            quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:
                 message = f"function {function.id} is out of service until it is loaded: {quarantined}"
                 self._log(message, function=function.id)
             resident = self._registry.is_resident(function)
             self._post(Deployed(function.spec(), resident=resident, quarantined=quarantined))
-        limited = {f"function {function.id}": function.deployment.limited for function in functions}
+        limited = {f"function {function.id}": function.deployment.limited for function in deployed}
         limited |= {f"pipeline {name!r}": message for name, message in self._pipelines.restore().items()}
         for what, every in limited.items():
             for message in every:

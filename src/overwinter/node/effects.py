@@ -32,6 +32,8 @@ from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
 from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.calls import Calls
+from overwinter.node.computing import Computing
+from overwinter.node.copying import Copies
 from overwinter.node.executors import Executors
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
@@ -76,7 +78,9 @@ class NodeEffects:
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
-        self.runs = Runs(processes, registry.functions, calls.payloads, post)
+        copies = Copies()
+        self.computing = Computing(calls, copies, processes, tasks)
+        self.runs = Runs(processes, registry.functions, calls.payloads, self.computing, copies, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
         when_verified = self.worker_actions.when_verified
         self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
@@ -164,7 +168,8 @@ class NodeEffects:
         that was changed meanwhile does not accept it.
         """
         try:
-            if function.on_trial and function.check_publish is not None and function.manifest.settings.device == "pool":
+            in_workers = function.is_split or function.manifest.settings.device == "cpu"
+            if function.on_trial and function.check_publish is not None and not in_workers:
                 function.check_publish()
         except ConflictError as error:
             name, message = ConflictError.__name__, str(error)
@@ -205,6 +210,7 @@ class NodeEffects:
     def close(self) -> None:
         """Cancel the alarm, and fail all requests and loads, because the node stops."""
         self.worker_actions.close()
+        self.computing.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._calls.close()

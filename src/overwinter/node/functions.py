@@ -9,9 +9,19 @@ import msgspec
 
 from overwinter.core.errors import TooLargeError
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, StoreName, TenantId, function_id
+from overwinter.core.ids import (
+    SHARED,
+    Address,
+    FamilyId,
+    FunctionId,
+    StoreName,
+    TenantId,
+    function_id,
+    program_name,
+)
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.model.program import Program
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
 from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_places
@@ -59,9 +69,16 @@ class DeployedFunction:
         self.deployment = deployment
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
-        self.blobs = self.manifest.blobs()
+        self.is_split = self.manifest.handler is not None and self.manifest.settings.device == "pool"
+        """Whether its handler runs in workers, and its program on the pool as another function."""
+        self.program: DeployedFunction | None = None
+        """That other function."""
+        self.weights = () if self.is_split else self.manifest.blocks
+        """The blocks that its workers or executors map."""
+        self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weights).blobs()
         self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
-        self.nbytes = sum(blob.nbytes for blob in self.blobs)
+        self.nbytes = sum(blob.nbytes for blob in self.manifest.blobs())
+        """The bytes of all its blobs, also of those of its program."""
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
         """The measured latencies and memory on this machine."""
@@ -71,9 +88,9 @@ class DeployedFunction:
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
         """Raises an error if it may not answer for its name after its trial; None: it may."""
-        self.warm_ups = WARM_UPS_MAX
-        """How often the zygote may still try to compile the program. 0 after a compilation timed out, or several
-        zygotes ended during one.
+        self.warm_ups = 0 if self.is_split else WARM_UPS_MAX
+        """How often the zygote may still try to compile the program. 0 if no worker runs it, after a compilation timed
+        out, or if several zygotes ended during one.
         """
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
@@ -84,6 +101,26 @@ class DeployedFunction:
         """The output of its family's workers; None: there were none."""
         self.trial_warning = ""
         """What the author should know about the trial."""
+
+    def split(self, program: Program) -> None:
+        """Make another function of its program, which runs on the pool."""
+        name, settings = program_name(self.deployment.name), self.manifest.settings
+        manifest = msgspec.structs.replace(
+            self.manifest,
+            name=name,
+            inputs=program.inputs,
+            outputs=program.outputs,
+            handler=None,
+            samples=(),
+            # The function itself refuses what is too late.
+            settings=msgspec.structs.replace(settings, late="serve"),
+        )
+        deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
+        self.program = DeployedFunction(deployment, self._memory_max_bytes)
+
+    def parts(self) -> "list[DeployedFunction]":
+        """Return all functions that the scheduler has of it."""
+        return [self] if self.program is None else [self.program, self]
 
     @property
     def memory_bytes(self) -> int:
@@ -102,7 +139,9 @@ class DeployedFunction:
     def subject(self) -> str:
         """The key of the profile: the program, and the handler's source if there is one; not the weights."""
         handler = self.manifest.handler
-        return self.program_subject if handler is None else f"{self.program_subject}+{handler.source.address}"
+        if handler is None:
+            return self.program_subject
+        return f"{self.program_subject}+{handler.source.address}{'+pool' if self.is_split else ''}"
 
     @property
     def program_subject(self) -> str:
@@ -113,31 +152,38 @@ class DeployedFunction:
 
     def spec(self) -> FunctionSpec:
         """Return the function as the scheduler sees it."""
+        # The workers of a handler do not run the program, so it is not prepared for them.
+        runs = self._handler_address if self.is_split else None
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
             version=self.deployment.version,
             tenant=self.manifest.tenant,
             settings=self.manifest.settings,
-            program=self.manifest.program.address,
+            program=runs or self.manifest.program.address,
             sandboxed=self.manifest.handler is not None,
             blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
             profile=self.profile,
             family=FamilyId("") if self.family.alone else self.family.id,
         )
 
+    @property
+    def _handler_address(self) -> Address | None:
+        handler = self.manifest.handler
+        return None if handler is None else handler.source.address
+
     @cached_property
     def family(self) -> Family:
         """The family whose workers can run it."""
-        handler, settings = self.manifest.handler, self.manifest.settings
+        settings = self.manifest.settings
         return Family(
             self.manifest.tenant,
             self.manifest.program.address,
-            None if handler is None else handler.source.address,
+            self._handler_address,
             self.manifest.inputs,
             self.manifest.outputs,
             self.store,
-            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib),
+            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib, self.is_split),
             self.id if settings.isolation == "function" else None,
         )
 
@@ -163,22 +209,24 @@ class DeployedFunction:
             inputs=() if handler is None else self.manifest.inputs,
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
+            on_pool=self.is_split,
         )
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
         """Return the message to bind the function, with all its blocks; `warm_up`: run its program as a trial."""
-        blocks = {block.address: block.nbytes for block in self.manifest.blocks}
+        blocks = {block.address: block.nbytes for block in self.weights}
         numbers = {address: number for number, address in enumerate(blocks)}
         handler = None if bare else self.manifest.handler
         assets = {} if handler is None else handler.assets
         tried = self.on_trial and not bare
         given = self.manifest.samples if tried else ()
         samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
+        warm_up = warm_up and not self.is_split
         trial = Trial(warm_up, tried and handler is not None and not samples, samples)
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),
-            pieces=tuple((numbers[block], offset) for block, offset in weight_places(self.manifest.blocks)),
+            pieces=tuple((numbers[block], offset) for block, offset in weight_places(self.weights)),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
             trial=trial if warm_up or trial.generated or samples else None,
@@ -190,7 +238,7 @@ class DeployedFunction:
 
     def files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors are sent with `load`, and then with `bind`."""
-        own = list(dict.fromkeys(block.address for block in self.manifest.blocks))
+        own = list(dict.fromkeys(block.address for block in self.weights))
         return [*self.code(bare=bare), *own, *([] if bare else self.assets())]
 
     def code(self, *, bare: bool = False) -> list[Address]:
@@ -216,5 +264,5 @@ def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
     """The address space for mappings in a worker that may bind any of these functions: blocks with their alignment, and
     buffers.
     """
-    blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
+    blocks = {block.address: block.nbytes for function in functions for block in function.weights}
     return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES

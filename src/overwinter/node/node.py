@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterator
+from functools import partial
 
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import ConflictError, NotFoundError
@@ -77,11 +78,12 @@ class Node:
         function = self._find(name, version)
         if self._registry.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
-        return await self.profiler.measure(function, wanted, report)
+        return await self.profiler.measure(function.program or function, wanted, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
-        profile = self._find(name, version).profile
+        function = self._find(name, version)
+        profile = (function.program or function).profile
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
         return profile
@@ -116,17 +118,22 @@ class Node:
             return
         shares = () if version is not None else self.parts.published.versions(name).shares
         asked: list[int | None] = [share.version for share in shares] or [version]
-        ids = [self._registry.deployed(name, each).id for each in asked]
-        await asyncio.gather(*(self._calls.load(id_) for id_ in ids))
+        functions = [self._registry.deployed(name, each) for each in asked]
+        for function in functions:
+            self.parts.computing.stay(function.id)
+        await asyncio.gather(*(self._calls.load(part.id) for function in functions for part in function.parts()))
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded."""
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         self._registry.deployed(name, version)
-        for function in list(self._registry.functions.values()):
+        for function in list(self._registry.deploys()):
             if function.deployment.name == name and version in (None, function.deployment.version):
                 self._loop.post(UnloadAsked(function.id))
+                if function.program is not None:
+                    unload = partial(self._loop.post, UnloadAsked(function.program.id))
+                    self.parts.computing.after_runs(function.id, unload)
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
         """Set the versions that get the requests without a version; raise an error if that is impossible."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from overwinter.core.config import NodeConfig
 from overwinter.core.events import Event
 from overwinter.node.calls import Calls
+from overwinter.node.computing import Computing
 from overwinter.node.faults import Faults
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
@@ -30,3 +31,4 @@ class Parts(NamedTuple):
     registry: Registry
     processes: Processes
     calls: Calls
+    computing: Computing

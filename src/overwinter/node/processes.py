@@ -24,6 +24,7 @@ from overwinter.worker.messages import (
     Bind,
     BindFailed,
     Bound,
+    Compute,
     Forked,
     ForkWorker,
     FromWorker,
@@ -197,6 +198,8 @@ class Processes:
         match message:
             case Answer():
                 process.listener.worker_answered(process, message)
+            case Compute():
+                process.listener.worker_calls(process, message)
             case Trying():
                 _require(not (process.ready or process.tried), "its trial had already begun")
                 process.tried = True

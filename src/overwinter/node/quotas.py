@@ -1,13 +1,13 @@
 """Bounds what may be deployed on a node, in total and for one tenant, and the number of concurrent deploys."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NoSpaceError, OverloadedError
-from overwinter.core.ids import FunctionId, FunctionName, TenantId
+from overwinter.core.ids import FunctionName, TenantId
 from overwinter.node.functions import DeployedFunction
 
 WAIT_S = 1.0
@@ -24,9 +24,9 @@ class _Share(NamedTuple):
 class Quotas:
     """Counts deployed functions and deploys in progress against the node's limits."""
 
-    def __init__(self, config: NodeConfig, functions: Mapping[FunctionId, DeployedFunction]) -> None:
+    def __init__(self, config: NodeConfig, deployed: Callable[[], Iterable[DeployedFunction]]) -> None:
         self._config = config
-        self._functions = functions
+        self._deployed = deployed
         self._deploys: Counter[TenantId] = Counter()
         self._reserved: list[_Share] = []
         """What deploys in progress will add."""
@@ -48,7 +48,7 @@ class Quotas:
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
-        deployed = [_Share(each.manifest.tenant, each.manifest_bytes) for each in self._functions.values()]
+        deployed = [_Share(each.manifest.tenant, each.manifest_bytes) for each in self._deployed()]
         shares = [*deployed, *self._reserved]
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
-from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id
+from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id, is_program
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
@@ -18,7 +18,9 @@ from overwinter.worker.messages import Bind, Load
 
 
 class Registry:
-    """All versions of all functions by id, including those on trial."""
+    """All versions of all functions by id, including those on trial, and the programs on the pool of those with a
+    handler.
+    """
 
     def __init__(self, hosts: HostStores, published: Published, post: Callable[[Event], None], log: Log) -> None:
         self._hosts = hosts
@@ -28,13 +30,21 @@ class Registry:
         self._throttle = LogThrottle(log)
         self.functions: dict[FunctionId, DeployedFunction] = {}
 
+    def add(self, function: DeployedFunction) -> None:
+        """Add a version, and its program."""
+        self.functions |= {part.id: part for part in function.parts()}
+
+    def remove(self, id_: FunctionId) -> DeployedFunction | None:
+        """Remove a version, but not yet its program, and return it if it is here."""
+        return self.functions.pop(id_, None)
+
     # What callers ask
 
     def deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
         """Return one version, or the version that answers for the name; raise NotFoundError."""
         asked = self._published.default(name) if version is None else version
         function = None if asked is None else self.functions.get(function_id(name, asked))
-        if function is None:
+        if function is None or is_program(name):
             known = self.versions(name)
             others = f"; its versions: {known}" if known else ""
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
@@ -52,7 +62,7 @@ class Registry:
         """Yield every version of every function, or of those of one tenant, by name and number, each in its state at
         that moment.
         """
-        wanted = [each for each in self.functions.values() if tenant in (None, each.manifest.tenant)]
+        wanted = [each for each in self.deploys() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
         blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
@@ -62,6 +72,10 @@ class Registry:
                 if whose not in blocks:
                     blocks[whose] = TenantBlocks(function, self._published, self._hosts)
                 yield DeployedView(function, self._published, self._hosts, blocks[whose])
+
+    def deploys(self) -> Iterator[DeployedFunction]:
+        """Yield every version of every function, without programs."""
+        return (each for each in self.functions.values() if not is_program(each.deployment.name))
 
     def is_resident(self, function: DeployedFunction) -> bool:
         """Whether all blocks of a function are in its host store."""

@@ -11,12 +11,13 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, reported_bytes
 from overwinter.node.calls import Payload
+from overwinter.node.computing import Computing
 from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
-from overwinter.worker.messages import Answer, Failure, Measured, Ready, RunBatch
+from overwinter.worker.messages import Answer, Compute, Failure, Measured, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
 BUFFERS_IDLE_S = 1.0
@@ -31,19 +32,23 @@ class Runs:
         processes: Processes,
         functions: Mapping[FunctionId, DeployedFunction],
         payloads: Mapping[RequestId, Payload],
+        computing: Computing,
+        copies: Copies,
         post: Callable[[Event], None],
     ) -> None:
         self._processes = processes
         self._functions = functions
         self._payloads = payloads
         self._post = post
+        self._computing = computing
+        self._copies = copies
         self._loop = asyncio.get_running_loop()
-        self._copies = Copies()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
         does not accept it.
         """
+        self._computing.end(process, 0)
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
             function.trial_warning = ready.warning[:MESSAGE_MAX]
@@ -59,8 +64,15 @@ class Runs:
         """Refuse the message: only workers of a profile measurement report measurements."""
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
+    def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
+        """A worker calls a program on the pool; ValueError if it may not."""
+        on_trial = process.tried and not process.ready
+        self._computing.call(process, self._functions.get(process.function) if on_trial else None, call)
+
     def worker_exited(self, process: ContainedProcess, error: str, reason: str) -> None:
         """A worker or an executor ended."""
+        if isinstance(process, WorkerProcess):
+            self._computing.gone(process)
         self._post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def begin(self, action: Run) -> None:
@@ -80,6 +92,8 @@ class Runs:
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests)
+        if isinstance(process, WorkerProcess) and process.on_pool:
+            self._computing.begin(process, slot, [self._functions[function] for function in functions], requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
@@ -96,6 +110,7 @@ class Runs:
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; ValueError for an impossible answer."""
         flight = process.end(answer)
+        known = self._computing.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
@@ -105,7 +120,7 @@ class Runs:
             else:
                 self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
-        take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
+        take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs, known)
         self._copies.make(process, reported_bytes(answer), take, partial(self._copied, process, answer, flight), failed)
 
     def _copied(

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
-from overwinter.core.actions import Start
+from overwinter.core.actions import WARMEST_FIRST, Start
 from overwinter.core.call import Call, Result
 from overwinter.core.dues import dues
 from overwinter.core.errors import NotFoundError, OverwinterError, WorkerError, error_named
@@ -29,9 +29,6 @@ from overwinter.core.stepper import (
 )
 from overwinter.core.tensor import Tensor, check_inputs
 from overwinter.node.registry import Registry
-
-WARMEST_FIRST: tuple[Start, ...] = ("warm", "bound", "host", "disk")
-
 
 Infer = Callable[[Call], Awaitable[Result]]
 """Runs a function."""

@@ -148,5 +148,6 @@ class Telemetry:
             raise NotFoundError(f"function {function.id!r} is gone")
         explained = explanation(self._sources, known, parts.processes.worker_pids(), times)
         others = parts.published.siblings(function.id)
-        tiers = await asyncio.to_thread(tiers_of, self._sources, known.spec, others, places)
+        parts_of = [part.spec() for part in function.parts()]
+        tiers = await asyncio.to_thread(tiers_of, self._sources, parts_of, others, places)
         return msgspec.structs.replace(explained, tiers=tiers)

@@ -134,7 +134,7 @@ class DeployedView:
             waiting=0 if known is None else known.queued,
             blocks=len(deployment.manifest.blocks),
             nbytes=self._function.nbytes,
-            missing_bytes=missing_bytes(self._function.blobs, blocks),
+            missing_bytes=missing_bytes(deployment.manifest.blobs(), blocks),
             created=deployment.created,
             sharing=self._published.family(self._function.id) if whole else None,
         )

@@ -10,7 +10,7 @@ from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.recent_output import Line, RecentOutput
-from overwinter.worker.messages import Answer, Failure, Load, Measured, Ready
+from overwinter.worker.messages import Answer, Compute, Failure, Load, Measured, Ready
 
 AFTER_RUN_S = 0.002
 """The CPU time that a worker may use after a run to tidy up."""
@@ -21,6 +21,10 @@ class WorkerListener(Protocol):
 
     def worker_ready(self, process: "WorkerProcess", ready: Ready, /) -> None:
         """The worker is loaded."""
+        ...
+
+    def worker_calls(self, process: "WorkerProcess", call: Compute, /) -> None:
+        """The worker calls a program on the pool; ValueError if it may not."""
         ...
 
     def worker_answered(self, process: "WorkerProcess", answer: Answer, /) -> None:
@@ -60,6 +64,8 @@ class WorkerProcess(ContainedProcess):
         self.tried = False
         """Whether it has reported the start of a trial."""
         self._has_handler = load.source_bytes is not None
+        self.on_pool = load.on_pool
+        """Whether its programs run on the pool."""
         self._slo_spent_at_s: dict[RunId, float] = {}
         """Its CPU seconds at which each run in progress has used up its SLO."""
         self._outside_runs_s = 0.0
@@ -72,6 +78,7 @@ class WorkerProcess(ContainedProcess):
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
         self._has_handler = load.source_bytes is not None
+        self.on_pool = load.on_pool
         self.is_ahead = False
         self.output.assign(function.id)
 

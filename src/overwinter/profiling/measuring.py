@@ -21,7 +21,7 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import offsets
-from overwinter.worker.messages import Answer, Failure, ForkWorker, Measure, Measured, Ready, RunBatch
+from overwinter.worker.messages import Answer, Compute, Failure, ForkWorker, Measure, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
 BATCH = "batch"
@@ -203,6 +203,10 @@ class MeasuredWorker:
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """Handle the end of its load."""
         self._complete(self._now())
+
+    def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
+        """Refuse the message: programs are measured in workers."""
+        raise ValueError("a worker that is measured runs the program itself")
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
         """Handle the answer of a run."""

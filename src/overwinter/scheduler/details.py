@@ -11,8 +11,7 @@ from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
-from overwinter.scheduler.pool import PoolFunction
-from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, workers_of
+from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, program_of, workers_of
 from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.scheduler.swaps import run_s
 
@@ -121,11 +120,14 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         own=function.own,
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
-        pool=None if function.pool is None else _pool(cycle, function, function.pool),
+        pool=_pool(cycle, program_of(cycle.state, function) or function),
     )
 
 
-def _pool(cycle: Cycle, function: Function, pooled: PoolFunction) -> PoolDetail:
+def _pool(cycle: Cycle, function: Function) -> PoolDetail | None:
+    pooled = function.pool
+    if pooled is None:
+        return None
     own = cycle.state.tenants[function.spec.tenant].functions
     return PoolDetail(
         nbytes=pooled.nbytes,

@@ -37,7 +37,7 @@ from overwinter.core.events import (
     WorkerReady,
     ZygoteLost,
 )
-from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
+from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id, is_program
 from overwinter.scheduler import (
     ahead,
     device_runs,
@@ -141,7 +141,8 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, spec.id)
         return
     count_arrival(cycle, function)
-    full = queueing.why_full(function, cycle.resources.requests)
+    # A program runs for requests that were accepted before, and a run of them has one call at a time.
+    full = None if is_program(event.name) else queueing.why_full(function, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
         refuse(cycle, event.request, "OverloadedError", full, wait_s, spec.id)

@@ -32,7 +32,7 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
 
 def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     """Add a new function to its family."""
-    in_workers = spec.settings.device == "cpu"
+    in_workers = not spec.on_pool
     family_id = spec.family if in_workers else FamilyId(f"{spec.family} on devices")
     id_ = family_id if cycle.policy.binds and spec.family else FamilyId(spec.id)
     family = cycle.state.families.get(id_)

@@ -97,6 +97,9 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
     hangs_at = now + hangs_s(parts, patience)
+    if function.spec.settings.device == "pool":
+        # A handler may wait for a device until its requests expire.
+        hangs_at += cycle.config.drain_timeout_s
     operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)

@@ -7,7 +7,17 @@ facts that it needs. Other threads read only `calm`, which the loop writes.
 from collections.abc import Generator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import (
+    Address,
+    FunctionId,
+    FunctionName,
+    Seconds,
+    StoreName,
+    TenantId,
+    WorkerId,
+    is_program,
+    whole_id,
+)
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.details import FunctionDetail, detail
@@ -67,12 +77,12 @@ class Published:
 
     def default(self, name: FunctionName) -> int | None:
         """Return the version that answers for a name; None if there is none."""
-        known = self._state.versions.get(name)
+        known = None if is_program(name) else self._state.versions.get(name)
         return known.default if known is not None and known.numbers else None
 
     def versions(self, name: FunctionName) -> Versions:
         """Return the versions of a name that answer requests."""
-        known = self._state.versions.get(name)
+        known = None if is_program(name) else self._state.versions.get(name)
         return Versions() if known is None else Versions(list(known.numbers), known.shares)
 
     def function(self, id_: FunctionId, now: Seconds) -> FunctionSnapshot | None:
@@ -92,13 +102,13 @@ class Published:
 
     def families(self) -> dict[tuple[TenantId, FunctionName], FunctionId]:
         """Return the family of the last version of each function."""
-        functions = self._state.functions.values()
+        functions = (each for each in self._state.functions.values() if not is_program(each.spec.name))
         return {(each.spec.tenant, each.spec.name): family_name(each.family) for each in functions}
 
     def siblings(self, id_: FunctionId) -> list[Sibling]:
-        """Return the other functions of its tenant."""
-        function = self._state.functions[id_]
-        return [(each.spec.id, each.sizes.keys()) for each in self._of(function.spec.tenant) if each is not function]
+        """Return the other functions of its tenant. Programs on the pool are separate from their functions."""
+        others = self._of(self._state.functions[id_].spec.tenant)
+        return [(each.spec.id, each.sizes.keys()) for each in others if whole_id(each.spec.id) != whole_id(id_)]
 
     def blocks(self, tenant: TenantId) -> set[Address]:
         """Return the blocks of a tenant's functions that are in a host store or being loaded."""

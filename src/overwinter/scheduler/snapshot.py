@@ -11,7 +11,7 @@ import msgspec
 
 from overwinter.core.devices import DeviceKind
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import DeviceId, FunctionId, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, StoreName, TenantId, WorkerId, is_program, program_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
 from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
@@ -111,7 +111,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     """Take a snapshot in steps, on the event loop."""
     functions: list[FunctionSnapshot] = []
     for number, function in enumerate(list(state.functions.values()), 1):
-        if not function.removed:
+        if not (function.removed or is_program(function.spec.name)):
             functions.append(function_snapshot(state, function, now))
         if number % PART == 0:
             yield
@@ -124,7 +124,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     return Snapshot(
         functions=functions,
         workers=workers,
-        families=len(state.families),
+        families=sum(not is_program(family_name(family)) for family in state.families.values()),
         waiting={
             "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
             "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
@@ -194,17 +194,27 @@ def workers_of(function: Function) -> list[Worker]:
 
 
 def function_snapshot(state: State, function: Function, now: Seconds) -> FunctionSnapshot:
-    """One version of a function."""
-    family = function.family
+    """One version of a function, with its program if that runs on the pool for its handler."""
+    family, program = function.family, program_of(state, function)
+    on_devices = program or function
+    lacks = program is not None and program.unloaded
     return FunctionSnapshot(
         function.spec,
-        function_state(function, now),
+        "unloaded" if lacks else function_state(function, now),
         function.on_trial,
         family.best_effort,
         family_name(family),
         len(family.members),
         tuple(function.workers),
         len(function.queue),
-        function.fault or ("" if function.pool is None else function.pool.never),
-        () if function.pool is None else tuple(device.config.name for device in state.pool.holders(function)),
+        function.fault or on_devices.fault or ("" if on_devices.pool is None else on_devices.pool.never),
+        tuple(device.config.name for device in state.pool.holders(on_devices)) if on_devices.pool is not None else (),
     )
+
+
+def program_of(state: State, function: Function) -> Function | None:
+    """Return the program of a function whose handler runs in workers, if it runs on the pool."""
+    spec = function.spec
+    if not (spec.sandboxed and spec.settings.device == "pool"):
+        return None
+    return state.functions.get(program_id(spec.id))

@@ -145,17 +145,7 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_tensors("input", manifest.inputs)
     _check_tensors("output", manifest.outputs)
     _check_samples(manifest)
-    check_device(manifest)
     return manifest
-
-
-def check_device(manifest: Manifest) -> None:
-    """Raise CallerError if the function would need its own code on a device."""
-    if manifest.settings.device == "pool" and manifest.handler is not None:
-        raise CallerError(
-            f"{manifest.name!r} has a handler, and only programs run on the devices of the pool: deploy it with "
-            'device = "cpu", or without the handler'
-        )
 
 
 def _check_samples(manifest: Manifest) -> None:

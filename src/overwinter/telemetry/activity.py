@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId, program_id
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
 from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.sources import Sources
@@ -29,7 +29,7 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerId]
     """The workers that have bound it; functions of a family share them."""
     device: str
-    """Where it runs: `cpu`, in workers, or `pool`, on any device."""
+    """Where its program runs: `cpu`, in workers, or `pool`, on any device."""
     devices: Sequence[DeviceId]
     """The devices with its blocks."""
     running: int
@@ -124,7 +124,11 @@ def _function(
 ) -> FunctionActivity:
     newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
     ids = [function.spec.id for function in versions]
-    stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
+    stores = [
+        (sources.statistics.stores.get(function.spec.store), part)
+        for function in versions
+        for part in (function.spec.id, program_id(function.spec.id))
+    ]
     held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
     workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
     rate, p50, p99 = recent_latency(list(tally.recent), now)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overwinter.core.devices import DeviceConfig, DeviceKind
-from overwinter.core.ids import DeviceId, FunctionId, Seconds, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, TenantId, WorkerId, whole_id
 from overwinter.scheduler.pool import DeviceState
 from overwinter.scheduler.snapshot import DeviceSnapshot
 from overwinter.telemetry.pool import DeviceRun, TrackedDevice
@@ -111,7 +111,7 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
     tenants = {} if seen is None else {id_: tally.tenant for id_, tally in list(seen.residents.items())}
     functions = [
         ResidentFunction(
-            function=each.function,
+            function=whole_id(each.function),
             tenant=tenants.get(each.function),
             nbytes=each.nbytes,
             exclusive_bytes=each.exclusive_bytes,
@@ -140,7 +140,7 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
 
 def _run(run: DeviceRun[FunctionStatistics], now: Seconds) -> RunOnDevice:
     return RunOnDevice(
-        function=run.function,
+        function=whole_id(run.function),
         tenant=run.parts[0].tally.tenant,
         requests=len(run.requests),
         missing_bytes=run.missing_bytes,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
-from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler.details import BindingDetail, FunctionDetail, PoolDetail, WorkerDetail
 from overwinter.scheduler.published import Sibling
@@ -211,35 +211,41 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def tiers_of(
-    sources: Sources, function: FunctionSpec, others: Sequence[Sibling], places: tuple[Place, Place]
+    sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling], places: tuple[Place, Place]
 ) -> list[TierBytes]:
-    """Return where a function's blocks are. `places` are its repository and its host store. It reads the disk: call it
-    in a thread.
+    """Return where a function's blocks are. `parts` are its program if that runs on the pool for a handler, and itself;
+    `places` are its repository and its host store. It reads the disk: call it in a thread.
     """
-    seen = sources.statistics
+    seen, function = sources.statistics, parts[-1]
     empty: Shares[FunctionId] = Shares()
-    function_sizes = distinct(function.blobs)
+    blobs = [blob for part in parts for blob in part.blobs]
+    whole = sum(distinct(blobs).values())
     tiers = []
     for tier, shares, place in zip(
         ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
     ):
-        missing, held = missing_bytes(function.blobs, place), shares.held(function.id)
+        missing, own = missing_bytes(blobs, place), _held(shares, parts)
         holding = [sizes for id_, sizes in others if shares.held(id_)]
-        exclusive = sum(function_sizes[each] for each in function_sizes.keys() - set().union(*holding)) if held else 0
+        exclusive = sum(own[each] for each in own.keys() - set().union(*holding))
         tiers.append(
             TierBytes(
                 tier=tier,
                 store=function.store if tier == "host" else StoreName(""),
-                resident=sum(function_sizes.values()) - missing,
+                resident=whole - missing,
                 missing=missing,
                 exclusive=exclusive,
-                shared=held - exclusive,
-                sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in holding) if held else 0,
+                shared=sum(own.values()) - exclusive,
+                sharers=sum(not own.keys().isdisjoint(sizes) for sizes in holding),
             )
         )
-    tiers += _devices(sources, function, others)
+    tiers += _devices(sources, parts[0], others)
     private = seen.private_bytes()[function.id]
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
+
+
+def _held(shares: Shares[FunctionId], parts: Sequence[FunctionSpec]) -> dict[Address, int]:
+    """Return the blocks that a place holds for these parts of a function."""
+    return distinct([blob for part in parts if shares.held(part.id) for blob in part.blobs])
 
 
 def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from overwinter.core.errors import MachineError
-from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, whole_name
 from overwinter.store.usage import Amounts, UsageFile
 from overwinter.telemetry.pool import TrackedPool
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics
@@ -146,7 +146,7 @@ class Meter:
             _add_worker(totals, worker, now)
         _add_devices(totals, seen.pool, now)
         for spec in list(seen.specs.values()):
-            tally = seen.tallies.get(spec.name)
+            tally = seen.tallies.get(whole_name(spec.name))
             if tally in totals:
                 host = seen.stores.get(spec.store)
                 owed_s = 0.0 if host is None else host.owed(spec.id, now)

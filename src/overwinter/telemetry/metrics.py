@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from overwinter.core.actions import Decision
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.ids import FunctionId, Seconds, split_id
+from overwinter.core.ids import FunctionId, Seconds, program_id, split_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
@@ -240,12 +240,12 @@ def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
     samples: list[Sample] = []
     for function in known.functions:
         spec = function.spec
-        named = (spec.name, str(spec.version))
+        named, parts = (spec.name, str(spec.version)), (spec.id, program_id(spec.id))
         places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
         for tier, shares in places:
-            exclusive = shares.exclusive(spec.id)
+            exclusive = sum(map(shares.exclusive, parts))
             samples.append(((*named, tier, "exclusive"), exclusive))
-            samples.append(((*named, tier, "shared"), shares.held(spec.id) - exclusive))
+            samples.append(((*named, tier, "shared"), sum(map(shares.held, parts)) - exclusive))
         if own[spec.id]:
             samples.append(((*named, "private", "exclusive"), own[spec.id]))
     labels = ["function", "version", "tier", "sharing"]

@@ -5,7 +5,7 @@ time of its runs, and for the time that it lies in the host store without a run.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.events import RunEnded
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, DeviceId, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
 from overwinter.store.shares import Shares
 from overwinter.telemetry.tally import DeviceCounts, Tally
 
@@ -138,14 +138,14 @@ class TrackedPool(Generic[T]):
         self,
         action: RunOnDevice,
         specs: Mapping[FunctionId, FunctionSpec],
-        tallies: Mapping[FunctionName, T],
+        tally_of: Callable[[FunctionSpec], T],
         now: Seconds,
     ) -> None:
         """A run begins."""
         requests: dict[FunctionId, list[RequestId]] = {}
         for function_id, request in zip(action.functions or repeat(action.function), action.requests, strict=False):
             requests.setdefault(function_id, []).append(request)
-        parts = tuple(DevicePart(specs[id_], tallies[specs[id_].name], tuple(ids)) for id_, ids in requests.items())
+        parts = tuple(DevicePart(specs[id_], tally_of(specs[id_]), tuple(ids)) for id_, ids in requests.items())
         executor = self.executors[action.executor]
         for function in action.evict:
             executor.device.forget(function, now)

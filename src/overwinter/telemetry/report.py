@@ -196,6 +196,7 @@ class StepReader(Tracker[Outcomes]):
         self._reports: dict[FunctionName, Outcomes] = {}
         """The outcomes of all deployed functions; the empty name has the requests and workers of no function."""
         super().__init__(self._report_of)
+        self.calls = Outcomes(FunctionName(""))
         self._shared = shared
         self._settle_s = settle_s
         self._settling = Outcomes(FunctionName(""))

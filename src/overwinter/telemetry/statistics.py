@@ -11,12 +11,12 @@ from typing import NamedTuple
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_program
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
-from overwinter.telemetry.pool import DeviceRun
+from overwinter.telemetry.pool import DevicePart, DeviceRun
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
 from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
@@ -77,6 +77,11 @@ class FunctionStatistics(Tally):
 
 def _smoothed(before: float, seconds: float) -> float:
     return before + SMOOTHING * (seconds - before) if before else seconds
+
+
+def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
+    """Return the parts of a run on a device that are no parts of runs of handlers in workers."""
+    return [part for part in run.parts if not is_program(part.spec.id)]
 
 
 class VersionStatistics:
@@ -154,7 +159,7 @@ class Statistics(Tracker[FunctionStatistics]):
         for executor in list(self.pool.executors.values()):
             on_device = executor.run
             if on_device is not None:
-                running.update({part.tally.name: len(part.requests) for part in on_device.parts})
+                running.update({part.tally.name: len(part.requests) for part in _own(on_device)})
         return running
 
     # Hooks of the tracker
@@ -232,10 +237,13 @@ class Statistics(Tracker[FunctionStatistics]):
             request = self._requests.get(id_)
             if request is not None:
                 self._sent(request, run.begun)
+        own = _own(run)
+        if not own:
+            return
         seconds = now - run.begun
         self.run_times.add(seconds)
         self.batches.add(len(run.requests))
-        for part in run.parts:
+        for part in own:
             tally = part.tally
             tally.runs += 1
             tally.batched += len(part.requests)
@@ -250,14 +258,16 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
-        self.versions[spec.id] = VersionStatistics()
+        if not is_program(spec.name):
+            self.versions[spec.id] = VersionStatistics()
         self.disk.hold(spec.id, self._sizes[spec.id], now)
         if spec.profile is not None:
-            self.tallies[spec.name].profiled = now
+            self.tally_of(spec).profiled = now
 
     def _version_removed(self, spec: FunctionSpec, now: Seconds) -> None:
-        self.tallies[spec.name].disk_byte_s += self.disk.release(spec.id, now)
-        del self._sizes[spec.id], self.versions[spec.id]
+        self.tally_of(spec).disk_byte_s += self.disk.release(spec.id, now)
+        del self._sizes[spec.id]
+        self.versions.pop(spec.id, None)
         self._observer.removed(spec.id)
 
     def _function_removed(self, tally: FunctionStatistics) -> None:
@@ -269,7 +279,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _blocks_released(self, spec: FunctionSpec, now: Seconds) -> None:
         shares = self.store(spec.store)
         before = shares.nbytes
-        self.tallies[spec.name].host_byte_s += shares.release(spec.id, now)
+        self.tally_of(spec).host_byte_s += shares.release(spec.id, now)
         self.released_bytes[spec.store] += before - shares.nbytes
 
     def _decision_made(self, tally: FunctionStatistics, what: Decision, why: str, now: Seconds) -> None:
@@ -279,7 +289,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _profiled(self, event: Profiled, now: Seconds) -> None:
         spec = self.specs.get(event.function)
         if spec is not None:
-            self.tallies[spec.name].profiled = now
+            self.tally_of(spec).profiled = now
 
     def _other_event(self, event: Event, now: Seconds) -> None:
         if isinstance(event, MemoryMeasured):

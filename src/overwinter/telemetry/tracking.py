@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from overwinter.core import ids
 from overwinter.core.actions import (
     Action,
     Bind,
@@ -44,11 +45,11 @@ from overwinter.core.events import (
 )
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
-from overwinter.core.versions import Versions
 from overwinter.telemetry.hooks import Hooks
 from overwinter.telemetry.pool import DeviceRun, TrackedPool
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
+from overwinter.telemetry.versions import KnownVersions
 
 T = TypeVar("T", bound=Tally)
 
@@ -61,13 +62,14 @@ class Tracker(Hooks[T]):
         self.tallies: dict[FunctionName, T] = {}
         self.unknown = tally(FunctionName(""))
         """The tally of requests for unknown names. Callers can invent any number of names, so they share one tally."""
+        self.calls = tally(FunctionName(""))
+        """The tally of calls of programs on the pool by handlers. They are parts of other requests."""
         self.own = tally(FunctionName(""))
         """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LiveWorker[T]] = {}
         self.pool: TrackedPool[T] = TrackedPool()
-        self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
-        self._proven: dict[FunctionName, Versions] = {}
+        self._versions = KnownVersions()
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
         self._loading: dict[FunctionId, tuple[OperationId, Seconds]] = {}
@@ -124,10 +126,14 @@ class Tracker(Hooks[T]):
             if count is not None:
                 count(action, now)
 
+    def tally_of(self, spec: FunctionSpec) -> T:
+        """The tally of a version of a function, or of its program."""
+        return self.tallies[ids.whole_name(spec.name)]
+
     # Requests and runs
 
     def _arrived(self, event: Arrived, now: Seconds) -> None:
-        tally = self.tallies.get(event.name, self.unknown)
+        tally = self.calls if ids.is_program(event.name) else self.tallies.get(event.name, self.unknown)
         tally.requests += 1
         self._requests[event.request] = OpenRequest(tally, now)
 
@@ -187,7 +193,7 @@ class Tracker(Hooks[T]):
 
     def _start(self, action: StartWorker, now: Seconds) -> None:
         spec = self.specs[action.function]
-        tally = self.tallies[spec.name]
+        tally = self.tally_of(spec)
         asked = self._from_disk.pop(action.function, None)
         start: Start = "host" if asked is None else "disk"
         trial = self.own if action.function in self._trials else None
@@ -243,7 +249,7 @@ class Tracker(Hooks[T]):
         worker.set_memory(nbytes, now)
 
     def _bind(self, action: Bind, now: Seconds) -> None:
-        tally = self.tallies[self.specs[action.function].name]
+        tally = self.tally_of(self.specs[action.function])
         self.workers[action.worker].begin_bind(action.function, tally, now)
 
     def _bound(self, event: Bound, now: Seconds) -> None:
@@ -270,7 +276,7 @@ class Tracker(Hooks[T]):
         self.pool.start(action)
 
     def _run_on_device(self, action: RunOnDevice, now: Seconds) -> None:
-        self.pool.run(action, self.specs, self.tallies, now)
+        self.pool.run(action, self.specs, self.tally_of, now)
 
     def _end_run_on_device(self, executor: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
         run = self.pool.end_run(executor, event, now)
@@ -297,7 +303,7 @@ class Tracker(Hooks[T]):
             return
         _, began = self._loading.pop(event.function)
         spec = self.specs[event.function]
-        self.tallies[spec.name].loaded_bytes += event.added
+        self.tally_of(spec).loaded_bytes += event.added
         if event.added:
             self._from_disk[event.function] = began
         self._keep(spec, now)
@@ -309,14 +315,14 @@ class Tracker(Hooks[T]):
 
     def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
         self._kept.add(spec.id)
-        if spec.settings.device == "pool":
-            self.pool.held(spec.id, self.tallies[spec.name], now)
+        if spec.on_pool:
+            self.pool.held(spec.id, self.tally_of(spec), now)
         self._blocks_held(spec, now)
 
     def _evict(self, action: Evict, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is not None:
-            tally = self.tallies[spec.name]
+            tally = self.tally_of(spec)
             tally.evictions += 1
             self._release(action.function, now)
             self._decision_made(tally, "evict", action.why, now)
@@ -333,36 +339,32 @@ class Tracker(Hooks[T]):
     # Functions
 
     def _deployed(self, event: Deployed, now: Seconds) -> None:
-        spec = event.function
+        spec, name = event.function, ids.whole_name(event.function.name)
         self.specs[spec.id] = spec
-        if spec.name not in self.tallies:
-            tally = self._new_tally(spec.name)
+        if name not in self.tallies:
+            tally = self._new_tally(name)
             tally.tenant = spec.tenant
             # Other threads read the tallies, so complete the tally before publishing it.
-            self.tallies[spec.name] = tally
-            self._versions[spec.name], self._proven[spec.name] = {}, Versions()
-        self._versions[spec.name][spec.version] = spec
+            self.tallies[name] = tally
+        self._versions.add(spec, proven=not event.on_trial)
         if event.on_trial:
             self._trials.add(spec.id)
-        else:
-            self._proven[spec.name].add(spec.version)
-        self._update_default(spec.name)
+        self._update_default(name)
         self._version_deployed(spec, now)
         if event.resident:
             self._keep(spec, now)
 
     def _update_default(self, name: FunctionName) -> None:
         """Take tenant and SLO from the default version of the name."""
-        tally, proven = self.tallies[name], self._proven[name]
-        if proven.numbers:
-            spec = self._versions[name][proven.default]
+        spec = self._versions.default(name)
+        if spec is not None:
+            tally = self.tallies[name]
             tally.tenant = spec.tenant
             tally.slo_s = None if spec.settings.slo_ms is None else spec.settings.slo_ms / 1000
 
     def _traffic_set(self, event: TrafficSet, now: Seconds) -> None:
-        if event.name in self._proven:
-            self._proven[event.name].split(event.shares)
-            self._update_default(event.name)
+        self._versions.split(event.name, event.shares)
+        self._update_default(event.name)
 
     def _load_finished(self, action: LoadFinished, now: Seconds) -> None:
         if action.function not in self._trials:
@@ -370,8 +372,8 @@ class Tracker(Hooks[T]):
         if action.error is None:
             spec = self.specs[action.function]
             self._trials.remove(action.function)
-            self._proven[spec.name].add(spec.version)
-            self._update_default(spec.name)
+            self._versions.prove(spec)
+            self._update_default(ids.whole_name(spec.name))
         else:
             self._forget(action.function, now)
 
@@ -384,17 +386,15 @@ class Tracker(Hooks[T]):
         self._release(function, now)
         self._trials.discard(function)
         spec = self.specs.pop(function)
-        versions = self._versions[spec.name]
-        del versions[spec.version]
-        self._proven[spec.name].discard(spec.version)
+        self._versions.discard(spec)
         self._version_removed(spec, now)
-        if versions:
-            self._update_default(spec.name)
+        name = ids.whole_name(spec.name)
+        if self._versions.has(name):
+            self._update_default(name)
         else:
-            del self._versions[spec.name], self._proven[spec.name]
-            self._function_removed(self.tallies.pop(spec.name))
+            self._function_removed(self.tallies.pop(name))
 
     def _explain(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is not None:
-            self._decision_made(self.tallies[spec.name], action.what, action.why, now)
+            self._decision_made(self.tally_of(spec), action.what, action.why, now)

@@ -8,10 +8,13 @@ called in that order. The rest of a bind takes longer, and may be concurrent wit
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import torch
+
 from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.worker.buffer import SharedBuffer
 from overwinter.worker.channel import close_all
+from overwinter.worker.computing import Computing
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.runner import Prepared, Runner
@@ -31,11 +34,20 @@ class Member:
 class Family:
     """A program, a handler's code if there is one, and the bound functions."""
 
-    def __init__(self, load: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]) -> None:
-        """Compile the program unless it is prepared, and close the descriptors. Raises ProgramError or HandlerError."""
+    def __init__(
+        self,
+        load: Load,
+        fds: Sequence[int],
+        prepared: Mapping[Address, Prepared],
+        computing: Computing | None = None,
+    ) -> None:
+        """Compile the program unless it is prepared, or runs on the pool by `computing`. Closes the descriptors. Raises
+        ProgramError or HandlerError.
+        """
         try:
             self._load = load
-            self.prepared = prepared.get(load.program) or Prepared(read_all(fds[0], load.program_bytes))
+            self._computing = computing if load.on_pool else None
+            self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)
         finally:
@@ -43,6 +55,9 @@ class Family:
         self._assets = Assets()
         self._blocks = Blocks()
         self._members: dict[str, Member] = {}
+
+    def _prepared(self, content: bytes) -> Prepared:
+        return Prepared(content, None if self._computing is None else _nowhere)
 
     def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
         """Take a function's blocks, and return a function that completes the bind.
@@ -58,17 +73,24 @@ class Family:
 
     def _finish(self, member: Member, bind: Bind, fds: Sequence[int]) -> str:
         try:
-            weights = weight_tensors(self.prepared.program.weights, bind.pieces, member.blocks)
-            handler = None if self._code is None else self._handler(self._code, bind, fds)
-            load = self._load
-            # Zeros are measured.
-            run = self.prepared.unchecked() if load.measured else None
-            runner = Runner(bind.function, self.prepared, weights, handler, load.outputs, run)
+            runner = self._runner(member, bind, fds)
             notes = "" if bind.trial is None else self._try(runner, bind.trial, fds)
         finally:
             close_all(fds)
         member.runner = runner
         return notes
+
+    def _runner(self, member: Member, bind: Bind, fds: Sequence[int]) -> Runner:
+        prepared, load, function = self.prepared, self._load, bind.function
+        handler = None if self._code is None else self._handler(self._code, bind, fds)
+        if self._computing is not None:
+            run = partial(self._computing.run, function, prepared.program.inputs)
+            return Runner(function, prepared, [], handler, load.outputs, lambda _, inputs: run(inputs))
+        weights = weight_tensors(prepared.program.weights, bind.pieces, member.blocks)
+        # Zeros are measured.
+        return Runner(
+            function, prepared, weights, handler, load.outputs, prepared.unchecked() if load.measured else None
+        )
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
         assets = {name: read_all(fd, nbytes) for fd, (name, _, nbytes) in zip(fds, bind.assets, strict=False)}
@@ -90,3 +112,7 @@ class Family:
         """Return the runner of a function, or None unless it is bound."""
         member = self._members.get(function)
         return None if member is None else member.runner
+
+
+def _nowhere(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    raise AssertionError("the program runs on the pool")

@@ -89,6 +89,8 @@ class Load(_Message, frozen=True):
     """The outputs that the handler declares."""
     tried: bool = False
     """Whether the first function that it binds is on trial."""
+    on_pool: bool = False
+    """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -228,7 +230,17 @@ class TakeOver(_Message, frozen=True):
     mapped_bytes: int
 
 
-ToWorker = Load | Bind | Unbind | RunBatch | Measure | Stop
+class Computed(_Message, frozen=True):
+    """The answer to `Compute`: the program's outputs, which are in the slot's second buffer in this order, or why there
+    are none.
+    """
+
+    number: int
+    outcome: "Outputs | Failure"
+    buffer_bytes: int = 0
+
+
+ToWorker = Load | Bind | Unbind | RunBatch | Computed | Measure | Stop
 
 # node -> executor, which also gets Unbind, RunBatch and Stop
 
@@ -351,6 +363,20 @@ class Answer(_Message, frozen=True):
     """Whether nothing ran because the blocks did not fit on the device."""
 
 
+class Compute(_Message, frozen=True):
+    """Let a function's program run on the pool. Its inputs are in the slot's second buffer in this order; the buffer is
+    the node's until `Computed`.
+    """
+
+    number: int
+    """Identifies the answer."""
+    function: str
+    slot: int
+    """The slot of the run in progress; 0 in a trial."""
+    inputs: tuple[TensorMeta, ...]
+    buffer_bytes: int
+
+
 class Measured(_Message, frozen=True):
     """The requested measurements."""
 
@@ -358,5 +384,5 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured
+FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Compute | Answer | Measured
 """An executor sends Ready, LoadFailed, BindFailed and Answer only."""

@@ -1,8 +1,9 @@
 """The main loop of a worker: loads one family, then binds and runs its functions until its channel closes.
 
-A worker has one thread for each concurrent run. One of them leads: it waits for the next message, passes the lead to
-another thread, and handles the message. So a run never changes threads, and a worker with a concurrency of one is the
-same loop in one thread. A bind is handled like a run, concurrently with others.
+A worker has one thread for each concurrent run. Of those that wait, one leads: it receives messages for all. A thread
+waits for a run, or within a run for the answer of the pool. It takes what it waits for itself, so a run never changes
+threads, and a worker with a concurrency of one is the same loop in one thread. A bind is handled like a run,
+concurrently with others.
 """
 
 import ctypes
@@ -11,9 +12,11 @@ import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +25,7 @@ from overwinter.core.ids import Address
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.computing import Computing
 from overwinter.worker.family import Family
 from overwinter.worker.inbox import Inbox
 from overwinter.worker.measure import Gauge
@@ -30,6 +34,9 @@ from overwinter.worker.messages import (
     Bind,
     BindFailed,
     Bound,
+    Compute,
+    Computed,
+    Failure,
     Load,
     LoadFailed,
     Measure,
@@ -40,11 +47,13 @@ from overwinter.worker.messages import (
     Trying,
     Unbind,
 )
-from overwinter.worker.runner import Prepared
+from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.shortage import lacks_memory
 
 Job = Callable[[], Answer | Bound | BindFailed]
 """The work of one thread while another thread receives messages; returns the message to the node."""
+
+T = TypeVar("T")
 
 STACK_BYTES = 8 << 20
 """The stack of each further thread. The first thread usually has as much, so a handler runs equally in all."""
@@ -72,56 +81,102 @@ class Worker:
         self._prepared = prepared
         self._gauge = gauge
         self._family: Family | None = None
-        self._lead = threading.Lock()
+        self._computing = Computing(slots, self._call)
+        self._answers: dict[int, Computed | None] = {}
+        """The calls of programs on the pool that threads wait for, and their answers."""
+        self._jobs: deque[Job] = deque()
+        self._waiting = threading.Condition()
+        """Guards the jobs and the answers."""
+        self._leads = False
+        """Whether a thread receives messages."""
         self._followers: list[threading.Thread] = []
         self._messages = 0
         self._over = False
 
     def work(self) -> None:
         """Serve until a message to stop or until the node ends; runs in progress are still answered."""
+        if not self._load():
+            return
         self._serve()
         for follower in self._followers:
             follower.join()
 
     def _serve(self) -> None:
-        """Run in each thread: receive messages until there is a job, then run it while another thread receives."""
-        while True:
-            with self._lead:
-                job = None if self._over else self._next()
-                self._over = job is None
-            if job is None:
-                return
+        """Run in each thread: do jobs until no more will come."""
+        while (job := self._wait_for(lambda: self._jobs.popleft() if self._jobs else None)) is not None:
             answer = job()
             # The job may hold the last reference to a function.
             del job
             # One packet by one call, so that the answers of threads cannot mix.
             self._channel.send(answer)
 
-    def _next(self) -> Job | None:
-        """Return the next run or bind; None when no more will come."""
-        while True:
-            try:
-                message, fds = self._inbox.receive()
-            except ChannelClosedError:
-                return None
-            match message:
-                case RunBatch():
-                    runners = [self._loaded.runner(name) or unbound(name) for name in message.functions]
-                    return self._counted(partial(run_batch, message, self._slots[message.slot], runners))
-                case Bind(function):
-                    return self._counted(partial(self._bind, function, self._loaded.take(message, fds)))
-                case Unbind(function):
-                    self._loaded.drop(function)
-                case Load():
-                    if not self._load(message, fds):
-                        return None
-                case Measure(function):
-                    runner = self._loaded.runner(function)
-                    assert self._gauge is not None, "nothing to measure with"
-                    assert runner is not None, "nothing to measure"
-                    self._channel.send(self._gauge.measured(runner, message))
-                case Stop():
-                    return None
+    def _call(self, call: Compute) -> Computed | None:
+        """Ask the node to run a program on the pool, and wait for the answer; None if none will come."""
+        self._answers[call.number] = None
+        try:
+            self._channel.send(call)
+            return self._wait_for(lambda: self._answers[call.number])
+        finally:
+            del self._answers[call.number]
+
+    def _wait_for(self, find: Callable[[], T | None]) -> T | None:
+        """Return what `find` returns as soon as a message brings it; None when no more messages will come."""
+        received = False
+        with self._waiting:
+            while (found := find()) is None and not self._over:
+                if received:
+                    # The message was for another thread.
+                    self._waiting.notify_all()
+                received = not self._leads
+                if received:
+                    self._receive()
+                else:
+                    self._waiting.wait()
+            # Another thread leads from now on.
+            self._waiting.notify()
+            return found
+
+    def _receive(self) -> None:
+        """Receive and handle a message; other threads may take what came before meanwhile."""
+        self._leads = True
+        self._waiting.release()
+        try:
+            received = self._inbox.receive()
+        except ChannelClosedError:
+            received = Stop(), []
+        finally:
+            self._waiting.acquire()
+            self._leads = False
+        self._take(*received)
+
+    def _take(self, message: ToWorker, fds: list[int]) -> None:
+        match message:
+            case RunBatch():
+                self._jobs.append(self._counted(partial(self._run, message, self._runners(message))))
+            case Computed(number):
+                # Nobody waits for the answer to a call in a trial that took too long.
+                if number in self._answers:
+                    self._answers[number] = message
+            case Bind(function):
+                self._jobs.append(self._counted(partial(self._bind, function, self._loaded.take(message, fds))))
+            case Unbind(function):
+                self._loaded.drop(function)
+            case Measure(function):
+                runner = self._loaded.runner(function)
+                assert self._gauge is not None, "nothing to measure with"
+                assert runner is not None, "nothing to measure"
+                self._channel.send(self._gauge.measured(runner, message))
+            case Load():
+                raise AssertionError("it is loaded already")
+            case Stop():
+                self._over = True
+
+    def _runners(self, message: RunBatch) -> list[Runner | Failure]:
+        return [self._loaded.runner(name) or unbound(name) for name in message.functions]
+
+    def _run(self, message: RunBatch, runners: Sequence[Runner | Failure]) -> Answer:
+        with self._computing.within(message.slot):
+            return run_batch(message, self._slots[message.slot], runners)
 
     @property
     def _loaded(self) -> Family:
@@ -142,16 +197,20 @@ class Worker:
 
         return done
 
-    def _load(self, load: Load, fds: list[int]) -> bool:
+    def _load(self) -> bool:
         """Load the family and bind its first function; return whether both succeeded.
 
         The node may hash the function's blocks meanwhile, and then sends the bind.
         """
-        if load.tried:
-            self._channel.send(Trying())
-        torch.set_num_threads(load.threads)
-        made = _made(load, fds, self._prepared)
         try:
+            load, fds = self._inbox.receive()
+            if not isinstance(load, Load):
+                # The worker is stopped before it loads anything.
+                return False
+            if load.tried:
+                self._channel.send(Trying())
+            torch.set_num_threads(load.threads)
+            made = _made(load, fds, self._prepared, self._computing)
             bind, bind_fds = self._channel.receive()
         except ChannelClosedError:
             return False
@@ -206,11 +265,13 @@ class Worker:
             os._exit(1)
 
 
-def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
+def _made(
+    load: Load, fds: list[int], prepared: Mapping[Address, Prepared], computing: Computing
+) -> Callable[[], Family]:
     """Return a function that returns the loaded family, or raises why loading failed."""
     made: Future[Family] = Future()
     try:
-        made.set_result(Family(load, fds, prepared))
+        made.set_result(Family(load, fds, prepared, computing))
     except Exception as error:  # noqa: BLE001 - the boundary to an untested program
         made.set_exception(error)
     return made.result

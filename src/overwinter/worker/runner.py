@@ -36,12 +36,17 @@ FAILURES = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
 """The exceptions that operators raise for inputs on which they cannot run."""
 
 
+OF_REQUEST = {CallerError.__name__, HandlerError.__name__}
+"""The errors that may concern one request of a batch only."""
+
+
 class Prepared:
     """A compiled program without weights."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, run: Compiled | None = None) -> None:
+        """`run` takes the place of the compiled program, which is then not compiled."""
         self.program: Program = decode_program(content)
-        self.run: Compiled = compile_program(self.program)
+        self.run: Compiled = run or compile_program(self.program)
         self.declared = Declared(self.program)
         self.trunks = Trunks(self.program)
         self.joinable = not self.program.unjoinable
@@ -65,8 +70,9 @@ class Runner:
         run: Compiled | None = None,
         may_share: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> None:
-        """`outputs` are the declared outputs; `run` takes the place of the compiled program; `may_share` tells whether
-        requests of several functions, whose inputs together have these shapes, may share a run.
+        """`outputs` are the declared outputs; `run` takes the place of the compiled program, and then no run is shared
+        with other functions, unless `may_share` tells that their requests, whose inputs together have these shapes, may
+        share one.
         """
         self.may_share = may_share
         self.function = function
@@ -74,6 +80,8 @@ class Runner:
         self.program = prepared.program
         self.prepared = prepared
         self._run = run or prepared.run
+        self.joins = run is None or may_share is not None
+        """Whether requests of other functions may join its runs."""
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()
@@ -162,6 +170,8 @@ class Runner:
             return [_attempt(self._run_once, requests[0])]
         outputs = _attempt(self._run_once, _joined(requests))
         if isinstance(outputs, Failure):
+            if outputs.error not in OF_REQUEST:
+                return [outputs] * len(requests)
             return [_attempt(self._run_once, item) for item in requests]
         return _taken_apart(outputs, requests)
 
@@ -218,7 +228,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
 def _run_group(group: list[_Ready]) -> list[Outputs]:
     """Run requests that fit together, with those of each function consecutive."""
     sections = [list(each) for _, each in groupby(group, key=lambda item: item.runner)]
-    if len(sections) > 1:
+    if len(sections) > 1 and all(section[0].runner.joins for section in sections):
         together = _attempt(_run_together, sections)
         if together is not None and not isinstance(together, Failure):
             return together

@@ -1,0 +1,261 @@
+"""Lets the programs of functions run on the pool for the workers that run their handlers.
+
+A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler has
+as another function: with the tensors of the run's requests, and the latest of their deadlines. Its answer goes back to
+the worker. A worker is not trusted, so it may call only programs of the run's functions, one at a time for each run.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+from overwinter.core.actions import WARMEST_FIRST
+from overwinter.core.call import Call, Result
+from overwinter.core.errors import OverloadedError, OverwinterError, WorkerError
+from overwinter.core.ids import FunctionId, RequestId, Seconds
+from overwinter.core.tensor import Tensor, TensorMeta
+from overwinter.node import clock
+from overwinter.node.answers import MESSAGE_MAX, AnswerCheck
+from overwinter.node.calls import Calls, Payload
+from overwinter.node.copying import FAULTS, Copies
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.node.workers import WorkerProcess
+from overwinter.scheduler.policies.queueing import ORDINARY
+from overwinter.store.manifest import SAMPLES_MAX
+from overwinter.worker.messages import Compute, Computed, Failure, Outputs
+from overwinter.worker.shortage import lacks_memory
+
+CALLS_PER_REQUEST = 2
+"""A request is in one call with others, and if that fails in one of its own."""
+
+ABANDONED = "nobody waits for this run any more"
+
+T = TypeVar("T")
+
+
+class _Run:
+    """A run in a worker, or a trial."""
+
+    def __init__(self, functions: Mapping[FunctionId, DeployedFunction], of: Mapping[RequestId, FunctionId]) -> None:
+        """`of`: the function of each request; a trial has none."""
+        self.functions = functions
+        self.of = of
+        self.calls_left = CALLS_PER_REQUEST * (len(of) or SAMPLES_MAX)
+        self.call: asyncio.Task[None] | None = None
+        self.failures: set[Failure] = set()
+        """Why its calls failed."""
+
+
+class Computing:
+    """The runs of workers whose programs run on the pool, and their calls. Belongs to the loop's thread."""
+
+    def __init__(self, calls: Calls, copies: Copies, processes: Processes, tasks: asyncio.TaskGroup) -> None:
+        self._calls = calls
+        self._copies = copies
+        self._processes = processes
+        self._tasks = tasks
+        self._runs: dict[WorkerProcess, dict[int, _Run]] = {}
+        """By worker and slot."""
+        self._leaving: dict[FunctionId, Callable[[], None]] = {}
+        self._closing = False
+
+    # Runs
+
+    def begin(
+        self, process: WorkerProcess, slot: int, functions: Sequence[DeployedFunction], requests: Sequence[RequestId]
+    ) -> None:
+        """A run is sent to a worker."""
+        of = {request: function.id for request, function in zip(requests, functions, strict=True)}
+        self._begin(process, slot, _Run({function.id: function for function in functions}, of))
+
+    def end(self, process: WorkerProcess, slot: int) -> set[Failure]:
+        """A run or a trial has ended, and its call in progress with it. Return why its calls failed."""
+        run = self._runs.get(process, {}).pop(slot, None)
+        if run is None:
+            return set()
+        if run.call is not None:
+            run.call.cancel()
+        for function in run.functions:
+            if function in self._leaving and not self._is_running(function):
+                self._leaving.pop(function)()
+        return run.failures
+
+    def gone(self, process: WorkerProcess) -> None:
+        """A worker has ended."""
+        for slot in list(self._runs.get(process, {})):
+            self.end(process, slot)
+        self._runs.pop(process, None)
+
+    def after_runs(self, function: FunctionId, then: Callable[[], None]) -> None:
+        """Call `then` as soon as no run of the function is in progress, unless it stays."""
+        if self._is_running(function):
+            self._leaving[function] = then
+        else:
+            then()
+
+    def stay(self, function: FunctionId) -> None:
+        """Do not do what was to be done after the runs of the function."""
+        self._leaving.pop(function, None)
+
+    def close(self) -> None:
+        """Cancel all calls, because the node stops."""
+        self._closing = True
+        self._leaving.clear()
+        for process in list(self._runs):
+            self.gone(process)
+
+    def _begin(self, process: WorkerProcess, slot: int, run: _Run) -> None:
+        self._runs.setdefault(process, {})[slot] = run
+
+    def _is_running(self, function: FunctionId) -> bool:
+        return any(function in run.functions for runs in self._runs.values() for run in runs.values())
+
+    # Calls
+
+    def call(self, process: WorkerProcess, function: DeployedFunction | None, message: Compute) -> None:
+        """Run a program for a worker; raise ValueError if it may not call it. `function`: the one on trial in it."""
+        run = self._runs.get(process, {}).get(message.slot)
+        if run is None and function is not None and message.slot == 0:
+            run = _Run({function.id: function}, {})
+            self._begin(process, 0, run)
+        called = None if run is None else run.functions.get(FunctionId(message.function))
+        if run is None or called is None or called.program is None or run.call is not None or not run.calls_left:
+            raise ValueError(f"it may not run the program of {message.function:.100} now")
+        run.calls_left -= 1
+        if not self._closing:
+            run.call = self._tasks.create_task(self._answer(process, run, called, called.program, message))
+
+    async def _answer(
+        self,
+        process: WorkerProcess,
+        run: _Run,
+        function: DeployedFunction,
+        program: DeployedFunction,
+        message: Compute,
+    ) -> None:
+        """Send the worker the outputs of the program, or why there are none."""
+        buffer = process.slots[message.slot].outputs
+        try:
+            check = AnswerCheck(program.manifest.inputs)
+            take = partial(check.taken, [message.inputs], buffer, message.buffer_bytes)
+            [inputs] = await self._copied(process, _nbytes(message.inputs), take)
+            outputs = await self._run(run, function, program, inputs)
+            metas = tuple(tensor.meta for tensor in outputs)
+            await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
+            answer = Computed(message.number, Outputs(metas), buffer.nbytes)
+        except OverwinterError as error:
+            answer = Computed(message.number, _failure(run, error))
+        except FAULTS as error:
+            if not lacks_memory(error):
+                if not process.over:
+                    self._processes.forks.give_up(process, f"it sent impossible inputs of a program: {error}")
+                return
+            text = f"this node has no memory for the tensors of {function.id} now ({error}): try again later"
+            answer = Computed(message.number, _failure(run, OverloadedError(text)))
+        run.call = None
+        if not process.over:
+            self._processes.forks.send(process, answer)
+
+    async def _run(
+        self, run: _Run, function: DeployedFunction, program: DeployedFunction, inputs: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the outputs of the program. The call is cancelled when no request waits for it any more."""
+        own = [request for request, its in run.of.items() if its == function.id]
+        waiting = [payload for request in own if (payload := self._calls.payloads.get(request)) is not None]
+        if own and not waiting:
+            raise WorkerError(ABANDONED)
+        _hold(waiting, inputs)
+        with _abandoned(waiting):
+            result = await self._calls.infer(_call(function, program, waiting, inputs))
+        for payload in waiting:
+            payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
+        _hold(waiting, result.outputs)
+        return result.outputs
+
+    async def _copied(self, process: WorkerProcess, nbytes: int, work: Callable[[], T]) -> T:
+        """Copy tensors from or to the worker's buffers. It never ends if the worker ends, which cancels the call."""
+        copied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._copies.make(process, nbytes, work, partial(_set, copied), partial(_fail, copied))
+        return await copied
+
+
+@contextmanager
+def _abandoned(waiting: Sequence[Payload]) -> Iterator[None]:
+    """Cancel what the block waits for when none of these requests waits any more; raises WorkerError then."""
+    task, is_open, is_abandoned = asyncio.current_task(), True, False
+    assert task is not None, "this runs in a task"
+
+    def check(_: asyncio.Future[Result]) -> None:
+        nonlocal is_abandoned
+        if is_open and not is_abandoned and all(payload.result.done() for payload in waiting):
+            is_abandoned = True
+            task.cancel()
+
+    for payload in waiting:
+        payload.result.add_done_callback(check)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not is_abandoned:
+            raise
+        task.uncancel()
+        raise WorkerError(ABANDONED) from None
+    finally:
+        is_open = False
+        for payload in waiting:
+            payload.result.remove_done_callback(check)
+
+
+def _call(
+    function: DeployedFunction,
+    program: DeployedFunction,
+    waiting: Sequence[Payload],
+    inputs: list[Tensor],
+) -> Call:
+    """Return the request to the program: as urgent as the most urgent of the run's requests, and open as long as one of
+    them may be answered.
+    """
+    slo_ms, ends_at = function.manifest.settings.slo_ms, max((payload.expires_at for payload in waiting), default=inf)
+    asked = [payload.call for payload in waiting if payload.call is not None]
+    dues = [call.due for call in asked if call.due is not None]
+    if slo_ms is not None:
+        dues += [Seconds(payload.arrived + slo_ms / 1000) for payload in waiting]
+    return Call(
+        program.deployment.name,
+        program.deployment.version,
+        inputs,
+        None if ends_at == inf else ends_at - clock.now(),
+        min((call.priority or ORDINARY for call in asked), default=0),
+        min(dues, default=None),
+    )
+
+
+def _hold(waiting: Sequence[Payload], tensors: Sequence[Tensor]) -> None:
+    """Reserve memory for tensors, in equal parts for the requests of a run."""
+    for payload in waiting:
+        if payload.call is not None and payload.call.hold is not None:
+            payload.call.hold(_nbytes(tensor.meta for tensor in tensors) // len(waiting))
+
+
+def _nbytes(metas: Iterable[TensorMeta]) -> int:
+    return sum(meta.nbytes for meta in metas)
+
+
+def _failure(run: _Run, error: OverwinterError) -> Failure:
+    failure = Failure(type(error).__name__, str(error)[:MESSAGE_MAX])
+    run.failures.add(failure)
+    return failure
+
+
+def _set(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

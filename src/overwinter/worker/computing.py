@@ -1,0 +1,79 @@
+"""Lets programs run on the pool for a worker that runs handlers only: the model call is one message to the node.
+
+The inputs and the outputs of the program pass through the second buffer of the run's slot, which is free until the
+run's answer. A slot has one call at a time; the threads of other slots may wait for theirs meanwhile.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from overwinter.core.errors import HandlerError, WorkerError, error_named
+from overwinter.core.tensor import ANSWER_BYTES_MAX, TensorMeta, TensorSpec
+from overwinter.worker.buffer import SharedBuffer, Slot, offsets
+from overwinter.worker.messages import Compute, Computed, Failure
+from overwinter.worker.values import EncodedTensor, read
+
+
+class Computing:
+    """The calls of a worker's programs."""
+
+    def __init__(self, slots: Sequence[Slot], call: Callable[[Compute], Computed | None]) -> None:
+        """`call` sends a message and waits for its answer; None if none will come."""
+        self._slots = slots
+        self._call = call
+        self._numbers = itertools.count(1)
+        self._thread = threading.local()
+
+    @contextmanager
+    def within(self, slot: int) -> Iterator[None]:
+        """Use this slot for the calls of this thread. In a trial it is the first one."""
+        self._thread.slot = slot
+        try:
+            yield
+        finally:
+            self._thread.slot = 0
+
+    def run(
+        self, function: str, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run a function's program on the pool. Raises the error for which it did not run."""
+        number, slot = next(self._numbers), getattr(self._thread, "slot", 0)
+        buffer = self._slots[slot].outputs
+        metas = _written(function, specs, inputs, buffer)
+        computed = self._call(Compute(number, function, slot, metas, buffer.nbytes))
+        if computed is None:
+            raise WorkerError(f"the worker of {function} was stopped during its run")
+        if isinstance(computed.outcome, Failure):
+            raise error_named(computed.outcome.error)(computed.outcome.message)
+        buffer.follow(computed.buffer_bytes)
+        places = offsets(computed.outcome.metas)
+        return tuple(_copied(buffer, meta, at) for meta, at in zip(computed.outcome.metas, places, strict=False))
+
+
+def _written(
+    function: str, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor], buffer: SharedBuffer
+) -> tuple[TensorMeta, ...]:
+    """Write the inputs into the buffer; return their descriptions."""
+    sent = [EncodedTensor(spec.name, tensor) for spec, tensor in zip(specs, inputs, strict=True)]
+    given = sum(encoded.meta.nbytes for encoded in sent)
+    if given > ANSWER_BYTES_MAX:
+        raise HandlerError(
+            f"the program of {function} would get {given} bytes, and at most {ANSWER_BYTES_MAX} reach the pool in one "
+            'run: lower max_batch, or deploy it with device = "cpu"'
+        )
+    *places, nbytes = offsets(encoded.meta for encoded in sent)
+    buffer.grow(nbytes)
+    for encoded, at in zip(sent, places, strict=True):
+        encoded.write(buffer.map, at)
+    return tuple(encoded.meta for encoded in sent)
+
+
+def _copied(buffer: SharedBuffer, meta: TensorMeta, at: int) -> torch.Tensor:
+    value = read(buffer, meta, at)
+    assert isinstance(value, torch.Tensor), "no program returns BYTES"
+    # The answer of the run will be written to the same place.
+    return value.clone()

@@ -1,0 +1,328 @@
+"""Functions with a handler whose programs run on the pool: the answers of the CPU, or clear refusals."""
+
+import concurrent.futures
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import zoo
+from examples import minilm_handler
+from overwinter.api.client import Client
+from overwinter.api.deployer import package, settings_of
+from overwinter.core.errors import (
+    CallerError,
+    DeadlineError,
+    MachineError,
+    NotFoundError,
+    OverwinterError,
+)
+from overwinter.model.agreement import agree
+from overwinter.model.export import export
+from tests.replay.replayed import replayed
+from tests.tasks.directories import tokenizer
+
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
+from .test_hostile import SOCKET
+from .test_pool import executors
+
+TEXTS = [b"the quick fox came slowly to winter", b"it works well", b"snow", b"the fox & the snow !"]
+PLUS = "def preprocess(inputs, state):\n    return {'x': inputs['x'] + 1}\n"
+MORE = "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'] * 2 + inputs['x']}\n"
+SLOW = "64KiB"
+"""The bandwidth at which the small function takes a second to reach a device."""
+
+
+@pytest.fixture
+def pool(make_node) -> NodeProcess:
+    return make_node("--devices", "2", "--device-memory", "8MiB")
+
+
+@pytest.fixture
+def slow(make_node) -> NodeProcess:
+    """A node with a device that a function reaches slowly, and a function that is not there."""
+    node = make_node("--devices", "1", "--device-memory", "4MiB", "--device-bandwidth", SLOW)
+    deploy(node, "f", handler=PLUS + MORE, device="pool")
+    os.kill(*executors(node), signal.SIGKILL)
+    wait_until(lambda: not executors(node))
+    return node
+
+
+def runs(node: NodeProcess) -> int:
+    """Return how many runs on devices have begun."""
+    return sum(action["type"] == "RunOnDevice" for step in node.steps() for action in step[2])
+
+
+def workers(node: NodeProcess) -> list[int]:
+    return [pid for pid in node.worker_pids() if pid not in executors(node)]
+
+
+@pytest.fixture
+def together():
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def test_a_text_function_answers_as_on_the_cpu(pool: NodeProcess, together):
+    model = zoo.build("minilm", small=True)
+    agreed = agree(export(model.module, model.example_inputs, model.dynamic), 4)
+    [output] = agreed.program.outputs
+    source = Path(minilm_handler.__file__).read_text()
+    source = source.replace('"embedding"', f'"{output.name}"').replace(
+        '"batch", 384', ", ".join(map(repr, output.shape))
+    )
+    assets = {"tokenizer.json": tokenizer().backend_tokenizer.to_str().encode()}
+    for device in ("cpu", "pool"):
+        for batch in (1, 4):
+            settings = settings_of(None, {"device": device, "max_batch": batch, "concurrency": 2})
+            samples = [{"text": TEXTS[:2]}]
+            packed = package(
+                f"{device}{batch}", *agreed, handler=source, assets=assets, settings=settings, samples=samples
+            )
+            packed.upload(pool.client)
+
+    def asked(name: str, texts: list[bytes]) -> torch.Tensor:
+        with Client(pool.url) as client:
+            [answer] = client.infer(name, {"text": texts}).values()
+        return torch.from_numpy(answer.copy())
+
+    requests = [TEXTS, *([text] for text in TEXTS), TEXTS[1:3]]
+    for texts in requests:
+        assert torch.equal(asked("pool1", texts), asked("cpu1", texts))
+    same = 5 * requests
+    given = list(together.map(lambda texts: asked("pool4", texts), same))
+    # A batch is within the bound of the export, on a device as in a worker.
+    assert all(torch.allclose(one, asked("cpu1", texts), atol=1e-5) for one, texts in zip(given, same, strict=True))
+    assert runs(pool) > len(requests)
+
+
+def test_one_function_is_seen(pool: NodeProcess):
+    deploy(pool, "f", handler=PLUS + MORE, device="pool", slo_ms=5000)
+    assert [ask(pool, "f")[0] for _ in range(4)] == [11.0] * 4
+    assert [each["name"] for each in pool.client.functions()] == ["f"]
+    shown = pool.client.function("f")
+    assert (shown["settings"]["device"], shown["handler"], len(shown["workers"])) == ("pool", True, 1)
+    assert len(shown["devices"]) == 1
+    assert shown["nbytes"] > 4 * 16384
+    explained = pool.client.explain("f")
+    assert sum(explained["pool"]["runs"].values()) == 5
+    assert {each["tier"] for each in explained["tiers"]} == {"disk", "host", "private", *shown["devices"]}
+    assert all(each["missing"] == 0 for each in explained["tiers"])
+    [used] = pool.client.usage()
+    assert (used["function"], used["requests"]) == ("f", 4)
+    assert used["device"]["moved_bytes"] >= 4 * 16384
+    assert used["core_ms"] > 0
+    seen = pool.client.activity()
+    assert [(each["name"], each["requests"], each["device"]) for each in seen["functions"]] == [("f", 4, "pool")]
+    assert (seen["functions_deployed"], seen["functions"][0]["attainment"]) == (1, 1.0)
+    assert {each["function"] for device in seen["devices"] for each in device["functions"]} == {"f@1"}
+    for ask_for in (pool.client.function, pool.client.remove, pool.client.load, lambda name: ask(pool, name)):
+        with pytest.raises(OverwinterError):
+            ask_for("f:program")
+
+
+def test_a_batch_and_two_slots_reach_the_pool_together(pool: NodeProcess, together):
+    deploy(pool, "f", handler=PLUS + MORE, device="pool", max_batch=4, concurrency=2, max_workers=1)
+    answers = together.map(lambda value: ask(pool, "f", value), [float(number) for number in range(64)])
+    assert [answer[0] for answer in answers] == [2 * (2 * (number + 1) + 1) + number for number in range(64)]
+    assert len(workers(pool)) == 1
+    batches = {len(action["requests"]) for step in pool.steps() for action in step[2] if action["type"] == "Run"}
+    assert max(batches) > 1
+
+
+@pytest.mark.parametrize("broken", ["preprocess", "postprocess"])
+def test_a_handler_that_fails_harms_no_other_request(pool: NodeProcess, together, broken: str):
+    arguments = {"preprocess": "inputs, state", "postprocess": "outputs, inputs, state"}[broken]
+    given = {"preprocess": "inputs", "postprocess": "outputs"}[broken]
+    handler = f"def {broken}({arguments}):\n    assert inputs['x'].max() < 5, 'too large'\n    return {given}\n"
+    deploy(pool, "f", handler=handler, device="pool", max_batch=4)
+
+    def asked(value: float) -> float | None:
+        try:
+            return ask(pool, "f", value)[0]
+        except MachineError as error:
+            return None if "too large" in str(error) else 0.0
+
+    values = [float(number % 8) for number in range(32)]
+    expected = [2 * value + 1 if value < 5 else None for value in values]
+    assert list(together.map(asked, values)) == expected
+
+
+def test_inputs_on_which_the_program_fails_are_named(pool: NodeProcess):
+    handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'][:, :int(inputs['x'][0, 0]) or 4]}\n"
+    deploy(pool, "f", handler=handler, device="pool")
+    with pytest.raises(CallerError, match="input 'x' of f@1: 4 must be 4, not 2"):
+        ask(pool, "f", 2.0)
+    assert ask(pool, "f", 4.0) == [9.0] * 4
+
+
+def test_an_executor_that_dies_within_a_call_costs_no_answer(slow: NodeProcess, together):
+    before = runs(slow)
+    answer = together.submit(ask, slow, "f")
+    wait_until(lambda: runs(slow) > before and executors(slow))
+    os.kill(*executors(slow), signal.SIGKILL)
+    assert answer.result(60) == [11.0] * 4
+    assert runs(slow) == before + 2
+
+
+def test_a_worker_that_dies_within_a_call_costs_no_answer(slow: NodeProcess, together):
+    before = runs(slow)
+    answer = together.submit(ask, slow, "f")
+    wait_until(lambda: runs(slow) > before)
+    os.kill(*workers(slow), signal.SIGKILL)
+    assert answer.result(60) == [11.0] * 4
+    assert ask(slow, "f") == [11.0] * 4
+
+
+def test_a_request_expires_within_a_call(slow: NodeProcess):
+    with pytest.raises(DeadlineError, match="f"):
+        ask(slow, "f", timeout_s=0.2)
+    assert ask(slow, "f") == [11.0] * 4
+    assert len(workers(slow)) == 1
+
+
+def test_a_busy_device_costs_no_worker(make_node, together):
+    node = make_node("--devices", "1", "--device-memory", "4MiB", "--device-bandwidth", "512KiB")
+    deploy(node, "f", handler=PLUS + MORE, device="pool", timeout_s=0.5)
+    deploy(node, "long", Scale(3.0, 1 << 18), device="pool")
+    first, before = workers(node), runs(node)
+    busy = together.submit(ask, node, "long")
+    wait_until(lambda: runs(node) > before)
+    with pytest.raises(DeadlineError):
+        ask(node, "f")
+    assert busy.result(60) == [4.0] * 4
+    assert ask(node, "f") == [11.0] * 4
+    assert workers(node) == first
+
+
+def test_a_cancelled_request_cancels_its_call(slow: NodeProcess, together):
+    # The device is busy for a second, so the call of the second request waits.
+    deploy(slow, "g", Scale(3.0), handler=PLUS + MORE, device="pool")
+    os.kill(*executors(slow), signal.SIGKILL)
+    wait_until(lambda: not executors(slow))
+    first = together.submit(ask, slow, "f")
+    wait_until(lambda: runs(slow) and executors(slow))
+    client = Client(slow.url)
+    before = calls(slow)
+    second = together.submit(client.infer, "g", {"x": torch.ones(1, 4)})
+    wait_until(lambda: calls(slow) > before)
+    client.close()
+    with pytest.raises((OverwinterError, OSError, ValueError, RuntimeError)):
+        second.result(60)
+    assert first.result(60) == [11.0] * 4
+    wait_until(lambda: slow.client.activity()["running"] == 0)
+    assert ask(slow, "g") == [15.0] * 4
+
+
+def calls(node: NodeProcess) -> int:
+    """Return how many calls of programs were made."""
+    return sum(step[1]["type"] == "Arrived" and step[1]["name"].endswith(":program") for step in node.steps())
+
+
+FORGED = {
+    "another function": "['Compute', 1, 'healthy@1', 0, [['x', 'FP32', [1, 4], 16]], 65536]",
+    "another slot": "['Compute', 1, 'forger@1', 7, [['x', 'FP32', [1, 4], 16]], 65536]",
+    "a negative slot": "['Compute', 1, 'forger@1', -1, [['x', 'FP32', [1, 4], 16]], 65536]",
+    "another input": "['Compute', 1, 'forger@1', 0, [['z', 'FP32', [1, 4], 16]], 65536]",
+    "too little": "['Compute', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 8]], 65536]",
+    "more than the buffer": "['Compute', 1, 'forger@1', 0, [['x', 'FP32', [1 << 20, 4], 16 << 20]], 65536]",
+    "a negative size": "['Compute', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], -16]], 65536]",
+    "a buffer that is not there": "['Compute', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]], 1 << 20]",
+    "two at once": "*2*['Compute', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]], 65536]",
+    "after its run": "later",
+}
+
+
+@pytest.mark.parametrize("message", FORGED.values(), ids=FORGED.keys())
+def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, message: str):
+    if message == "later":
+        call = FORGED["two at once"].removeprefix("*2*")
+        sends = (
+            "        import threading, time\n"
+            "        def send():\n"
+            "            time.sleep(0.3)\n"
+            f"            channel().send(msgspec.msgpack.encode({call}))\n"
+            "        threading.Thread(target=send).start()\n"
+        )
+    else:
+        times, call = (2, message.removeprefix("*2*")) if message.startswith("*2*") else (1, message)
+        sends = f"        end = channel()\n        for _ in range({times}):\n"
+        sends += f"            end.send(msgspec.msgpack.encode({call}))\n"
+    handler = SOCKET + f"def preprocess(inputs, state):\n    if inputs['x'].any():\n{sends}    return inputs\n"
+    deploy(pool, "forger", handler=handler, device="pool")
+    deploy(pool, "healthy", handler=PLUS + MORE, device="pool")
+    if message == "later":
+        [first] = [pid for pid in workers(pool) if ask(pool, "healthy") and pid == workers(pool)[0]]
+        assert ask(pool, "forger") == [3.0] * 4
+        wait_until(lambda: first not in workers(pool))
+    else:
+        with pytest.raises(MachineError, match="failed twice.*(may not run|impossible inputs)"):
+            ask(pool, "forger")
+    assert ask(pool, "healthy") == [11.0] * 4
+    assert pool.client.ready()
+
+
+def test_versions_change_unload_and_return(pool: NodeProcess, together):
+    deploy(pool, "f", handler=PLUS + MORE, device="pool")
+    deploy(pool, "f", Scale(3.0), handler=PLUS + MORE, device="pool")
+    assert (ask(pool, "f")[0], ask(pool, "f", version=1)[0]) == (15.0, 11.0)
+    pool.client.unload("f")
+    with pytest.raises(OverwinterError, match="unloaded; load it first"):
+        ask(pool, "f")
+    wait_until(lambda: pool.stored_bytes() == 0)
+    pool.client.load("f")
+    assert ask(pool, "f")[0] == 15.0
+    pool.stop()
+    pool.start()
+    assert (ask(pool, "f")[0], ask(pool, "f", version=1)[0]) == (15.0, 11.0)
+    pool.client.remove("f", 2)
+    assert ask(pool, "f")[0] == 11.0
+    pool.client.remove("f")
+    with pytest.raises(NotFoundError):
+        ask(pool, "f")
+    wait_until(lambda: pool.stored_bytes() == 0 and not workers(pool))
+    pool.stop()
+    for journal in (pool.journal.with_name("journal.jsonl.1"), pool.journal):
+        assert replayed(journal)
+
+
+@pytest.mark.parametrize("end", ["remove", "unload"])
+def test_a_run_in_progress_is_completed(slow: NodeProcess, together, end: str):
+    before = runs(slow)
+    answer = together.submit(ask, slow, "f")
+    wait_until(lambda: runs(slow) > before)
+    getattr(slow.client, end)("f")
+    assert answer.result(60) == [11.0] * 4
+    wait_until(lambda: slow.stored_bytes() == 0 and not workers(slow))
+
+
+def test_a_version_whose_sample_fails_on_the_pool_is_refused(pool: NodeProcess):
+    made = export(Scale(2.0), {"x": torch.zeros(2, 4)})
+    handler = "def postprocess(outputs, inputs, state):\n    return {'y': outputs['z']}\n"
+    settings = settings_of(None, {"device": "pool"})
+    packed = package(
+        "f", made.program, made.weights, handler=handler, settings=settings, samples=[{"x": torch.ones(1, 4)}]
+    )
+    with pytest.raises(OverwinterError, match="does not answer sample 1.*'z'"):
+        packed.upload(pool.client)
+    assert pool.client.functions() == []
+    wait_until(lambda: pool.stored_bytes() == 0 and not workers(pool))
+
+
+def test_a_program_that_fits_on_no_device_is_refused_at_the_deploy(make_node):
+    node = make_node("--devices", "1", "--device-memory", "1MiB")
+    with pytest.raises(MachineError, match="needs .* bytes on a device"):
+        deploy(node, "f", Scale(2.0, 1 << 20), handler=PLUS, device="pool")
+    assert node.client.functions() == []
+
+
+def test_tenants_take_turns(make_node):
+    node = make_node("--devices", "1", "--device-memory", "4MiB")
+    for tenant in ("ada", "bob"):
+        deploy(node, f"{tenant}-f", handler=PLUS + MORE, tenant=tenant, device="pool")
+    for _ in range(3):
+        for tenant in ("ada", "bob"):
+            assert ask(node, f"{tenant}-f") == [11.0] * 4
+    assert len(executors(node)) == 1
