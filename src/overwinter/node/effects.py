@@ -168,8 +168,7 @@ class NodeEffects:
         that was changed meanwhile does not accept it.
         """
         try:
-            in_workers = function.is_split or function.manifest.settings.device == "cpu"
-            if function.on_trial and function.check_publish is not None and not in_workers:
+            if function.on_trial and function.check_publish is not None and function.is_only_on_pool:
                 function.check_publish()
         except ConflictError as error:
             name, message = ConflictError.__name__, str(error)

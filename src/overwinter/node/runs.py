@@ -66,8 +66,9 @@ class Runs:
 
     def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
         """A worker calls a program on the pool; ValueError if it may not."""
-        on_trial = process.tried and not process.ready
-        self._computing.call(process, self._functions.get(process.function) if on_trial else None, call)
+        function = self._functions.get(process.function)
+        is_tried = function is not None and function.on_trial and not process.ready
+        self._computing.call(process, function if is_tried else None, call)
 
     def worker_exited(self, process: ContainedProcess, error: str, reason: str) -> None:
         """A worker or an executor ended."""

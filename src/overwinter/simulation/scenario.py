@@ -263,6 +263,8 @@ class Scenario(_Part, frozen=True, kw_only=True):
             raise ValueError("give the devices as devices of the scenario, not of its scheduler")
         if not self.devices and any(function.settings.device == "pool" for function in self.functions):
             raise ValueError('a function has device = "pool", and the scenario has no devices')
+        if any(function.settings.device == "pool" and function.sandboxed for function in self.functions):
+            raise ValueError('a function has device = "pool" and a handler, which is not simulated')
         self._check_applications()
 
     def _check_applications(self) -> None:

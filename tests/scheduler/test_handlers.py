@@ -1,0 +1,94 @@
+"""A handler in workers and its program on the pool are two functions to the scheduler, and one to its readers."""
+
+from random import Random
+
+import pytest
+
+from overwinter.core.actions import Refuse, Reply, StopWorker
+from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.policies import Policy
+from overwinter.scheduler.published import Published
+from tests.scheduler.test_devices import device, of, pooled
+from tests.scheduler.world import World, spec
+from tests.telemetry.test_pool import Watched
+
+
+def deploy(world: World, **settings) -> None:
+    world.deploy(pooled("f:program", **settings))
+    world.deploy(spec("f", blobs=(("code", 10),), sandboxed=True, device="pool", **settings))
+
+
+def calling(world: World) -> int:
+    """Let a worker of the handler begin a run, and call the program; return the call's request."""
+    world.arrive("f")
+    world.settle_processes()
+    return world.arrive("f:program", 1)
+
+
+def test_calls_are_not_counted_against_the_limit_of_requests():
+    world = World(devices=(device(),), requests_max=2)
+    deploy(world)
+    call = calling(world)
+    world.arrive("f")
+    assert "open requests" in of(world, Refuse)[0].message
+    world.settle()
+    assert isinstance(world.answers[call], Reply)
+
+
+def test_a_worker_that_waits_for_the_pool_does_not_hang():
+    world = World(devices=(device(),), drain_timeout_s=5.0)
+    deploy(world, timeout_s=2.0)
+    calling(world)
+    world.now += 2.5
+    world.ring()
+    assert {each.error for each in of(world, Refuse)} == {"DeadlineError"}
+    assert not of(world, StopWorker)
+    world.now += 5.0
+    world.ring()
+    assert of(world, StopWorker)[0].kill
+
+
+def test_readers_see_one_function():
+    world = World(devices=(device(),))
+    deploy(world)
+    calling(world)
+    world.settle()
+    published = Published(world.scheduler.cycle)
+    seen = published.function("f@1", world.now)
+    assert (len(seen.workers), seen.devices, seen.state) == (1, ("virtual:0",), "awake")
+    assert published.detail("f@1", world.now).pool.devices == ["virtual:0"]
+    steps, snapshot = published.snapshot(world.now), None
+    try:
+        while True:
+            next(steps)
+    except StopIteration as taken:
+        snapshot = taken.value
+    assert [each.spec.name for each in snapshot.functions] == ["f"]
+    assert snapshot.families == 1
+    assert (published.default("f:program"), published.versions("f:program").numbers) == (None, [])
+    assert published.families() == {("t", "f"): "f@1"}
+    assert published.siblings("f@1") == []
+    world.send(UnloadAsked("f:program@1"))
+    assert published.function("f@1", world.now).state == "unloaded"
+
+
+@pytest.mark.parametrize("policy", ["overwinter", Policy(order="arrival")])
+@pytest.mark.parametrize("removed", [("f@1", "f:program@1"), ("f:program@1", "f@1")])
+def test_the_readers_of_steps_have_one_tally(policy, removed):
+    world = Watched(devices=(device(),), policy=policy)
+    deploy(world, slo_ms=1000.0)
+    for _ in range(3):
+        calling(world)
+        world.wait(Random(1).random())
+        world.settle()
+    [tally] = world.statistics.tallies.values()
+    assert (tally.name, tally.requests, tally.answered, tally.runs) == ("f", 3, 3, 3)
+    assert tally.on_devices.runs == 3
+    assert world.reader.report(world.now).total.requests == 3
+    assert world.statistics.running() == {"f": 0}
+    for id_ in removed:
+        assert world.statistics.tallies
+        world.send(Removed(id_))
+    world.settle()
+    assert not world.statistics.tallies
+    assert world.statistics.removed_tallies == [tally]
