@@ -73,7 +73,8 @@ def function_table(function: Description, now: float) -> Table:
 def _settings_of(function: Description) -> Description:
     """Return the settings that have a meaning for the function."""
     settings: Description = function["settings"]
-    without = WORKER_SETTINGS if settings.get("device") == "pool" else frozenset[str]()
+    in_workers = settings.get("device") != "pool" or function["handler"]
+    without = frozenset[str]() if in_workers else WORKER_SETTINGS
     return {key: value for key, value in settings.items() if key not in without}
 
 

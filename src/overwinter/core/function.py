@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mib", "isolation"))
-"""The settings of workers, which mean nothing for a function of the pool."""
+"""The settings of workers, which mean nothing for a function of the pool without a handler."""
 
 
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):
