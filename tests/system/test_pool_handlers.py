@@ -168,6 +168,30 @@ def test_a_handler_that_fails_harms_no_other_request(pool: NodeProcess, together
     assert list(together.map(asked, values)) == expected
 
 
+class Wide(torch.nn.Module):
+    """Takes rows of 128 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.linspace(0.0, 1.0, 1 << 15), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x * 2 + self.shift}
+
+
+def test_large_tensors_reach_the_pool_up_to_a_limit(pool: NodeProcess):
+    model, settings = Wide(), settings_of(None, {"device": "pool"})
+    made = export(model, {"x": torch.zeros(2, 1 << 15)})
+    handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'].repeat(int(inputs['x'][0, 0]) or 1, 1)}\n"
+    package("large", made.program, made.weights, handler=handler, settings=settings).upload(pool.client)
+    x = torch.full((64, 1 << 15), 2.0)
+    answer = torch.from_numpy(pool.client.infer("large", {"x": x})["y"].copy())
+    assert torch.equal(answer, model(x.repeat(2, 1))["y"])
+    with pytest.raises(MachineError, match="would get 83886080 bytes, and at most 67108864 reach the pool"):
+        pool.client.infer("large", {"x": x * 5})
+    assert len(pool.client.infer("large", {"x": x[:1]})["y"]) == 2
+
+
 def test_inputs_on_which_the_program_fails_are_named(pool: NodeProcess):
     handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'][:, :int(inputs['x'][0, 0]) or 4]}\n"
     deploy(pool, "narrow", handler=handler, device="pool")
