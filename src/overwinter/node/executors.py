@@ -135,7 +135,6 @@ class Executors:
         config = self._devices[action.device]
         # It may map the blocks of any function.
         mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._sharing.mapped_bytes(config)
-        mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._sharing.mapped_bytes(config)
         memory_bytes = self._sharing.private_bytes(config) + config.activation_bytes + OTHER_BYTES
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
