@@ -36,7 +36,7 @@ print(given)
 """
 BUFFERS = """
 with torch.inference_mode():
-    for size in (64, 256, 768):
+    for size in range(64, 1024, 64):
         torch.nn.functional.linear(torch.ones(128, size), torch.ones(size, size), torch.ones(size))
 release_heap()
 print(own_kib() - before)
@@ -57,4 +57,5 @@ def test_the_end_of_a_heap_of_huge_pages_is_given_back():
 
 
 def test_buffers_for_products_of_matrices_are_given_back():
-    assert reported_kib(BUFFERS) < 1024
+    # Kept buffers would take 2.6 MiB or more; what else a process writes meanwhile takes up to 1.4 MiB.
+    assert reported_kib(BUFFERS) < 2048
