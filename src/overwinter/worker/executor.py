@@ -104,9 +104,12 @@ class _Swapped:
         """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
         return self._lane.device.torch_device.type == "cpu" and self.admits(shapes)
 
-    def bring(self) -> dict[Place, torch.Tensor]:
-        """Bring the missing blocks, and return the weights on the device by their places. NoSpaceError as for `run`."""
+    def bring(self) -> None:
+        """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
         self._swap(self._arriving, ())
+
+    def placed(self) -> dict[Place, torch.Tensor]:
+        """Return the weights on the device, where all are, by their places."""
         return dict(zip(self._function.places, self._function.bind(self._lane.device), strict=True))
 
     def weights(self, known: Mapping[Place, torch.Tensor]) -> list[torch.Tensor]:
@@ -247,12 +250,14 @@ def _bring_together(members: Sequence[_Member]) -> Failure | None:
     """Bring the blocks of functions that share a run, and give their runners the weights on the device, which are the
     same tensors as far as they lie at the same places.
     """
-    known: dict[Place, torch.Tensor] = {}
     try:
         for member in members:
-            known = member.swapped.bring() | known
+            member.swapped.bring()
     except OverwinterError as error:
         return Failure(type(error).__name__, str(error))
+    known: dict[Place, torch.Tensor] = {}
+    for member in members:
+        known |= member.swapped.placed()
     for member in members:
         member.runner.weights = member.swapped.weights(known)
     return None

@@ -1,0 +1,97 @@
+"""An executor answers as plain PyTorch does, wherever blocks lie on its device."""
+
+import os
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+from msgspec import structs
+
+from overwinter.api.deployer import package
+from overwinter.core.devices import DeviceConfig
+from overwinter.device.link import Link
+from overwinter.device.partitioned import PartitionedAllocator
+from overwinter.device.swap import Swapping
+from overwinter.device.virtual import VirtualDevice
+from overwinter.model.export import export
+from overwinter.node.functions import DeployedFunction
+from overwinter.store.manifest import Deployment
+from overwinter.worker.buffer import SharedBuffer, Slot, offsets
+from overwinter.worker.channel import Channel, close_all, pair
+from overwinter.worker.executor import Executor
+from overwinter.worker.lane import Lane
+from overwinter.worker.messages import Evict, FromWorker, HandOver, RunBatch, Stop, ToExecutor
+from overwinter.worker.peers import Peers
+from overwinter.worker.values import EncodedTensor, read
+
+KIB = 1 << 10
+PARTITION_BYTES = 64 * KIB
+
+
+class Headed(torch.nn.Module):
+    """A trunk in a block of 8 KiB and a head in one of 140 KiB."""
+
+    def __init__(self, trunk):
+        super().__init__()
+        self.trunk = trunk
+        self.head = torch.nn.Linear(64, 560, bias=False)
+
+    def forward(self, x):
+        return {"y": self.head(self.trunk(x).relu())}
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+def hand_over(channel, name, model, known):
+    """Send a function to an executor, which has the known blocks."""
+    made = export(model, {"x": torch.zeros(2, 32)}, {"x": {0: "batch"}})
+    packaged = package(name, made.program, made.weights)
+    function = DeployedFunction(Deployment(name, 1, packaged.manifest, 0.0))
+    program, *blocks = function.files(bare=True)
+    lacking = tuple(number for number, address in enumerate(blocks) if address not in known)
+    known.update(blocks)
+    fds = [memory_file(packaged.contents[address]()) for address in [program, *(blocks[each] for each in lacking)]]
+    bind = structs.replace(function.bind(bare=True), handed=lacking)
+    channel.send(HandOver("ada", function.load(bare=True), bind), fds)
+    close_all(fds)
+
+
+def memory_file(content):
+    fd = os.memfd_create("blob")
+    os.write(fd, content)
+    return fd
+
+
+def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
+    ours, theirs = map(stack.enter_context, pair())
+    channel = Channel(ours, FromWorker)
+    slot = Slot(*(stack.enter_context(closing(SharedBuffer.make(name))) for name in ("inputs", "outputs")))
+    allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(VirtualDevice("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    # Without these two partitions, the head of the second function needs one more: that of the trunk.
+    device.hold("filler", "ada", {"f" * 64: 2 * PARTITION_BYTES})
+    trunk, known = torch.nn.Linear(32, 64, bias=False), set()
+    models = {name: Headed(trunk).eval() for name in ("first", "second")}
+    for name, model in models.items():
+        hand_over(channel, name, model, known)
+    x = torch.randn(1, 32)
+    sent = EncodedTensor("x", x)
+    requests = ((sent.meta,),) * 2
+    for at in list(offsets([sent.meta] * 2))[:2]:
+        sent.write(slot.inputs.map, at)
+    channel.send(RunBatch(1, ("first@1",), 0, requests[:1], slot.inputs.nbytes))
+    channel.send(Evict(("filler",)))
+    channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))
+    channel.send(Stop())
+    Executor(Channel(theirs, ToExecutor), slot, Lane(device, 1 << 20, link, Swapping(PARTITION_BYTES), peers)).work()
+    *_, answer = [channel.receive()[0] for _ in range(3)]
+    metas = [outcome.metas[0] for outcome in answer.outcomes]
+    for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):
+        with torch.inference_mode():
+            torch.testing.assert_close(read(slot.outputs, meta, at), model(x)["y"])
