@@ -48,6 +48,14 @@ def test_a_worker_that_waits_for_the_pool_does_not_hang():
     assert of(world, StopWorker)[0].kill
 
 
+def test_a_program_that_no_device_can_run_is_reported_as_its_function():
+    world = World(devices=())
+    deploy(world)
+    published = Published(world.scheduler.cycle)
+    for said in (published.function("f@1", world.now).fault, published.detail("f@1", world.now).pool.never):
+        assert "function f@1 is declared for the pool" in said
+
+
 def test_readers_see_one_function():
     world = World(devices=(device(),))
     deploy(world)

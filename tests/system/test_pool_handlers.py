@@ -200,6 +200,21 @@ def test_inputs_on_which_the_program_fails_are_named(pool: NodeProcess):
     assert ask(pool, "narrow", 4.0) == [9.0] * 4
 
 
+class Repeating(torch.nn.Module):
+    """Computes far more values than it returns."""
+
+    def forward(self, x):
+        return {"y": torch.cat([x] * 500, dim=1).relu()[:, :4]}
+
+
+def test_what_the_pool_refuses_is_said_of_the_function(make_node):
+    node = make_node("--devices", "1", "--device-memory", "1MiB", "--device-activations", "1MiB")
+    handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'].repeat(int(inputs['x'][0, 0]), 1)}\n"
+    deploy(node, "f", Repeating(), handler=handler, device="pool")
+    with pytest.raises(CallerError, match="^f@1 needs .* serve with more --device-activations"):
+        ask(node, "f", 1000.0)
+
+
 def test_an_executor_that_dies_within_a_call_costs_no_answer(slow: NodeProcess, together):
     before = runs(slow)
     answer = together.submit(ask, slow, "f")

@@ -65,7 +65,12 @@ def program_id(id_: FunctionId) -> FunctionId:
 
 def whole_id(id_: FunctionId) -> FunctionId:
     """The id of the version that a program belongs to; the id itself if it is that of a function."""
-    return FunctionId(id_.replace(f"{PROGRAM}@", "@"))
+    return FunctionId(whole_names(id_))
+
+
+def whole_names(text: str) -> str:
+    """A text with the ids of functions in place of those of their programs."""
+    return text.replace(f"{PROGRAM}@", "@")
 
 
 def split_id(id_: FunctionId) -> tuple[FunctionName, int]:

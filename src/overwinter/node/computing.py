@@ -15,7 +15,7 @@ from typing import TypeVar
 from overwinter.core.actions import WARMEST_FIRST
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import OverloadedError, OverwinterError, WorkerError
-from overwinter.core.ids import FunctionId, RequestId, Seconds
+from overwinter.core.ids import FunctionId, RequestId, Seconds, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
 from overwinter.node.answers import MESSAGE_MAX, AnswerCheck
@@ -246,7 +246,8 @@ def _nbytes(metas: Iterable[TensorMeta]) -> int:
 
 
 def _failure(run: _Run, error: OverwinterError) -> Failure:
-    failure = Failure(type(error).__name__, str(error)[:MESSAGE_MAX])
+    """Note why a call failed, in the words of callers, who do not know the program as a function."""
+    failure = Failure(type(error).__name__, whole_names(str(error))[:MESSAGE_MAX])
     run.failures.add(failure)
     return failure
 

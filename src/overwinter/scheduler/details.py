@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import DeviceId, FunctionId, Seconds, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, WorkerId, whole_names
 from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
@@ -133,7 +133,7 @@ def _pool(cycle: Cycle, function: Function) -> PoolDetail | None:
         nbytes=pooled.nbytes,
         devices=[device.config.name for device in cycle.state.pool.holders(function)],
         run_s=run_s(cycle, function, 1),
-        never=pooled.never,
+        never=whole_names(pooled.never),
         last="" if pooled.last is None else pooled.last.text(own),
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,

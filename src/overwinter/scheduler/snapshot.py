@@ -11,7 +11,17 @@ import msgspec
 
 from overwinter.core.devices import DeviceKind
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import DeviceId, FunctionId, Seconds, StoreName, TenantId, WorkerId, is_program, program_id
+from overwinter.core.ids import (
+    DeviceId,
+    FunctionId,
+    Seconds,
+    StoreName,
+    TenantId,
+    WorkerId,
+    is_program,
+    program_id,
+    whole_names,
+)
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
 from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
@@ -207,7 +217,7 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
         len(family.members),
         tuple(function.workers),
         len(function.queue),
-        function.fault or on_devices.fault or ("" if on_devices.pool is None else on_devices.pool.never),
+        function.fault or whole_names(on_devices.fault or ("" if on_devices.pool is None else on_devices.pool.never)),
         tuple(device.config.name for device in state.pool.holders(on_devices)) if on_devices.pool is not None else (),
     )
 
