@@ -1,5 +1,7 @@
 """A block that another process copies out of a device's memory is that block, or its copy is void."""
 
+import ctypes
+import mmap
 import os
 import threading
 import time
@@ -15,8 +17,9 @@ from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.partitions import GRANULE_BYTES
 from overwinter.device.peer import PeerMemory
-from overwinter.device.shared import shared_memory
+from overwinter.device.shared import forbid_writing, shared_memory
 from overwinter.device.virtual import VirtualDevice
+from overwinter.store.mapping import map_read_only, unmap
 
 PARTITION = 4 * GRANULE_BYTES
 MEMORY = 8 * PARTITION
@@ -35,6 +38,10 @@ STEPS = st.lists(
     ),
     max_size=40,
 )
+
+
+def mprotect(address, nbytes, protection):
+    return ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), protection)
 
 
 def content(address):
@@ -117,6 +124,29 @@ def test_memory_is_only_read_by_others():
     os.close(fd)
     with pytest.raises(OSError, match="less memory"):
         shared_memory(1 << 60)
+
+
+def test_who_may_read_the_memory_cannot_open_it_to_write():
+    fd = shared_memory(MEMORY)
+    device = VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), fd)
+    forbid_writing(fd)
+    forbid_writing(fd)
+    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    memory = PeerMemory(readable)
+    # The kernel opens it again for every user.
+    again = os.open(f"/proc/self/fd/{readable}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.write(again, b"x")
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, MEMORY)
+    address = map_read_only(again, MEMORY)
+    assert mprotect(address, MEMORY, mmap.PROT_READ | mmap.PROT_WRITE) == -1
+    unmap(address, MEMORY)
+    bring(device, "f", NAMES[:2])
+    assert torch.equal(memory.lend(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
+    device.close()
+    for each in (fd, readable, again):
+        os.close(each)
 
 
 def test_a_reader_beside_a_busy_owner_never_takes_a_wrong_byte():

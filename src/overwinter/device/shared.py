@@ -22,6 +22,8 @@ BYTES_A_LINE = GRANULE_BYTES
 PROBES = 8
 """The lines at which a block may be entered, one after the other. If all are taken, no other device gets the block."""
 
+_SEAL_FUTURE_WRITE = 0x10
+
 _LINE = struct.Struct("@QQQ64s")
 """A number that no other entry has, or 0 if the line is empty; the offset, the bytes and the address of the block."""
 _WORDS = _LINE.size // 8
@@ -46,19 +48,30 @@ def shared_memory(nbytes: int) -> int:
     """Create the memory of a device from which others may copy, and return its descriptor. Raises OSError."""
     if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise OSError("this machine has less memory")
-    return sized_file("overwinter-device", shared_bytes(nbytes))
+    return sized_file("overwinter-device", shared_bytes(nbytes), more_seals=True)
 
 
-def sized_file(name: str, nbytes: int) -> int:
-    """Create a memory file whose size no process can change, under another that has mapped it. Raises OSError."""
+def sized_file(name: str, nbytes: int, *, more_seals: bool = False) -> int:
+    """Create a memory file whose size no process can change, under another that has mapped it. `more_seals`: whether it
+    may be sealed further. Raises OSError.
+    """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | (0 if more_seals else fcntl.F_SEAL_SEAL)
     try:
         os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def forbid_writing(fd: int) -> None:
+    """Let only those write to a file who have mapped it. Whoever may read it could otherwise open it again, to write:
+    every user may open a memory file. Raises OSError, also before Linux 5.1.
+    """
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
 
 def find(table: memoryview, address: Address) -> Entry | None:

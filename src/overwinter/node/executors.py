@@ -188,7 +188,7 @@ class Executors:
         left; otherwise all blocks come from the host.
         """
         peer = self.process(device)
-        if peer is None or peer.memory is None or peer.tenant != process.tenant:
+        if peer is None or not peer.ready or peer.memory is None or peer.tenant != process.tenant:
             return
         if self._isolation == "function" and (peer.known | process.known) - {function}:
             return

@@ -6,7 +6,7 @@ from ctypes import c_double, sizeof
 
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.devices import DeviceConfig
-from overwinter.device.shared import shared_bytes, shared_memory, sized_file
+from overwinter.device.shared import forbid_writing, shared_bytes, shared_memory, sized_file
 from overwinter.worker.messages import Reserve
 
 
@@ -18,7 +18,10 @@ class SharedFile:
         self.close = weakref.finalize(self, os.close, fd)
 
     def readable(self) -> int:
-        """Return a descriptor through which the file can only be read; the caller closes it. Raises OSError."""
+        """Return a descriptor through which the file can only be read; the caller closes it. Whoever writes to the file
+        must have mapped it before. Raises OSError.
+        """
+        forbid_writing(self.fd)
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
