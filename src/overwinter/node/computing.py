@@ -235,10 +235,13 @@ def _call(
 
 
 def _hold(waiting: Sequence[Payload], tensors: Sequence[Tensor]) -> None:
-    """Reserve memory for tensors, in equal parts for the requests of a run."""
-    for payload in waiting:
+    """Reserve memory for tensors, in equal parts for the requests of a run that are still open: nobody would release
+    what is reserved for another one.
+    """
+    still_open = [payload for payload in waiting if not payload.result.done()]
+    for payload in still_open:
         if payload.call is not None and payload.call.hold is not None:
-            payload.call.hold(_nbytes(tensor.meta for tensor in tensors) // len(waiting))
+            payload.call.hold(_nbytes(tensor.meta for tensor in tensors) // len(still_open))
 
 
 def _nbytes(metas: Iterable[TensorMeta]) -> int:

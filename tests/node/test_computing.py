@@ -1,0 +1,53 @@
+"""Calls of programs for workers: what is reserved for a request ends with it."""
+
+import asyncio
+
+import pytest
+import torch
+
+from overwinter.api.budget import Budget, Hold
+from overwinter.core.call import Call, Result
+from overwinter.core.tensor import Tensor
+from overwinter.node.calls import Payload
+from overwinter.node.computing import Computing, _Run
+
+from .rig import Function, Same
+
+NBYTES = 1 << 20
+
+
+class Program:
+    """Answers calls of a program with so many bytes, after `meanwhile`."""
+
+    def __init__(self, payloads, meanwhile) -> None:
+        self.payloads = dict(enumerate(payloads))
+        self._meanwhile = meanwhile
+
+    async def infer(self, call: Call) -> Result:
+        self._meanwhile()
+        return Result(call.name, 1, [Tensor("y", "UINT8", (NBYTES,), bytes(NBYTES))], "warm")
+
+
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: int):
+    budget = Budget(64 * NBYTES, 1.0, 1.0)
+    holds = [Hold(budget, "somebody") for _ in range(2)]
+    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        payloads = [Payload([], loop.create_future(), Call("f", 1, [], hold=hold.grow)) for hold in holds]
+
+        def leave() -> None:
+            for payload, hold in list(zip(payloads, holds, strict=True))[:leaving]:
+                payload.result.cancel()
+                hold.close()
+
+        computing = Computing(Program(payloads, leave), None, None, None)
+        run = _Run({function.id: function}, dict.fromkeys(range(2), function.id))
+        await computing._run(run, function, function, [Tensor("x", "UINT8", (NBYTES,), bytes(NBYTES))])
+
+    asyncio.run(scene())
+    for hold in holds[leaving:]:
+        hold.close()
+    assert budget.held == 0
