@@ -1,5 +1,6 @@
 """The memory of a run follows the sizes of its inputs, and what a profile measured."""
 
+import msgspec
 import torch
 
 from overwinter.device.activations import SCRATCH, Activations
@@ -45,3 +46,12 @@ def test_a_profile_of_small_runs_teaches_nothing():
     found.learn({1: 20 << 20})
     found.learn({1: 20 << 20, 2: 90 << 20})
     assert found.nbytes([(1, WIDTH)]) == before
+
+
+def test_sizes_that_no_number_holds_need_more_than_any_device_has():
+    program = export(Wide(), {"x": torch.zeros(2, WIDTH)}).program
+    [spec] = program.inputs
+    large = msgspec.structs.replace(spec, shape=("batch", *[1 << 40] * 63))
+    found = Activations(msgspec.structs.replace(program, inputs=(large,)))
+    assert found.least_bytes() >= 1 << 60
+    assert found.nbytes([(ROWS, *[1 << 40] * 63)]) >= 1 << 60

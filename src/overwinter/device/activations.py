@@ -19,6 +19,8 @@ GROWTH_LEAST_BYTES = 16 << 20
 KNOWN_MAX = 512
 """The most sizes whose peak is remembered; it takes up to milliseconds to compute."""
 
+_MOST_BYTES = 1 << 60
+
 
 class Activations:
     """The memory of the runs of one program."""
@@ -48,12 +50,16 @@ class Activations:
             for name, size in zip(spec.shape, shape, strict=True)
             if isinstance(name, str)
         }
-        return int(self._scratch * self._peak(tuple(sizes.items())))
+        return self._with_scratch(tuple(sizes.items()))
 
     def least_bytes(self) -> int:
         """Return the same of the smallest inputs that the program accepts."""
         least = ((name, low) for name, (low, _) in self._program.dimensions.items())
-        return int(self._scratch * self._peak(tuple(least)))
+        return self._with_scratch(tuple(least))
+
+    def _with_scratch(self, sizes: tuple[tuple[str, int], ...]) -> int:
+        # No device has so much, and a float cannot hold the size of every shape.
+        return int(self._scratch * min(self._peak(sizes), _MOST_BYTES))
 
     def _peak_at(self, sizes: tuple[tuple[str, int], ...]) -> int:
         return peak_activation_bytes(self._program, dict(sizes))

@@ -69,6 +69,8 @@ class ExecutorProcess(ContainedProcess):
         """The functions that were handed over, the least recently used first."""
         self.known: set[FunctionId] = set()
         """Those, and others that may still be on the device."""
+        self.untried: list[str] = []
+        """Those that were handed over after the last answer; it may report of each once that it cannot run."""
         self.memory: SharedFile | None = None
         """The memory of its device, if other devices may copy from it."""
         self.mapped: dict[DeviceId, WorkerId] = {}
@@ -92,6 +94,7 @@ class ExecutorProcess(ContainedProcess):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
         if not 0 <= answer.peer_bytes <= answer.moved_bytes:
             raise ValueError(f"{answer.peer_bytes} of {answer.moved_bytes} bytes cannot have come from a peer")
+        self.untried.clear()
         return flight
 
 
@@ -220,6 +223,7 @@ class Executors:
             measured = {} if function.profile is None else function.profile.worker_bytes(cores=1, concurrency=1)
             message = HandOver(function.manifest.tenant, function.load(bare=True), handed, measured)
             process.bindings.add(function, bind)
+            process.untried.append(function.id)
             self._processes.forks.send(process, message, fds)
         finally:
             close_all(fds)
@@ -264,7 +268,8 @@ class Executors:
             case Ready() if not process.ready:
                 process.ready = True
                 self._post(WorkerReady(process.worker))
-            case BindFailed(function):
+            case BindFailed(function) if function in process.untried:
+                process.untried.remove(function)
                 self._log(f"{reportable(message).message}", function=FunctionId(function))
                 # The next run hands it over again.
                 self.unbind(process.worker, FunctionId(function))

@@ -98,6 +98,8 @@ class Runs:
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
+                if isinstance(process, WorkerProcess):
+                    self._computing.end(process, slot)
                 self._fail_run(process, run, process.take_back(run), error)
             else:
                 self._processes.forks.give_up(process, f"its buffer cannot be enlarged for the run: {error}")

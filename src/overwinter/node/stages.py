@@ -110,7 +110,9 @@ class PipelineRun:
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
-        return await self._infer(Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due))
+        return await self._infer(
+            Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due, self._hold)
+        )
 
     def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:
         """Keep what is used of a stage's answer; raise TooLargeError or OverloadedError if the caller may not hold it.

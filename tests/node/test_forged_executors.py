@@ -1,0 +1,77 @@
+"""A compromised executor that forges messages ends, and nothing else does."""
+
+import ctypes
+import os
+import socket
+
+import msgspec
+import pytest
+
+from .rig import until
+from .test_executors import SMALL, device_rig, pool, variant
+
+__all__ = ["device_rig", "pool"]
+
+PIDFD_GETFD = 438
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can send in the name of a contained process")
+
+FORGED = {
+    "a failure of another function": ["BindFailed", "another@1", "ProgramError", "forged"],
+    "a failure of a function that ran": ["BindFailed", "{function}", "ProgramError", "forged"],
+    "ready twice": ["Ready"],
+    "not loaded": ["LoadFailed", "WorkerError", "forged"],
+    "a call": ["Compute", 1, "{function}", 0, [["x", "FP32", [1, 4], 16]], 65536],
+    "bound": ["Bound", "{function}"],
+    "measured": ["Measured", 1 << 62, []],
+    "an answer to no run": ["Answer", 1 << 40, [], 0],
+    "an answer to the last run": ["Answer", "{run}", [["Failure", "CallerError", "forged"]], 0],
+    "moved bytes": ["Answer", "{run}", [["Failure", "CallerError", "forged"]], 0, -1, 1 << 63, True],
+}
+
+
+def channel_of(process) -> socket.socket:
+    """Return a duplicate of an executor's end of its channel."""
+    for name in os.listdir(f"/proc/{process.pid}/fd"):
+        if os.readlink(f"/proc/{process.pid}/fd/{name}").startswith("socket:"):
+            fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process.pidfd, int(name), 0)
+            assert fd >= 0, os.strerror(ctypes.get_errno())
+            return socket.socket(fileno=fd)
+    raise AssertionError("it has no channel")
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_message_ends_only_the_executor_that_sent_it(device_rig, pool, forged: str):
+    function = variant("minilm", 0)
+    pool.deploy(function)
+
+    async def scene() -> None:
+        executor = await pool.start()
+        await pool.run(executor, function)
+        wanted, process = pool.answers(), pool.effects.executors._executors[executor]
+        given = {"{function}": function.deployed.id, "{run}": process.last_run}
+        message = [given.get(part, part) if isinstance(part, str) else part for part in FORGED[forged]]
+        lines = len(pool.effects.executors._log)
+        with channel_of(process) as end:
+            end.send(msgspec.msgpack.encode(message))
+            await until(lambda: device_rig.exits(executor))
+        [event] = device_rig.exits(executor)
+        assert "it sent an invalid message" in event.reason
+        assert not [line for line in pool.effects.executors._log[lines:] if "forged" in line]
+        again = await pool.start()
+        await pool.run(again, function)
+        assert pool.answers() == wanted
+
+    device_rig.run(scene())
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 900_000])
+def test_noise_ends_only_the_executor_that_sent_it(device_rig, pool, nbytes: int):
+    async def scene() -> None:
+        executor, other = await pool.start(), await pool.start(SMALL)
+        with channel_of(pool.effects.executors._executors[executor]) as end:
+            end.send(b"\xdd" * nbytes)
+            await until(lambda: device_rig.exits(executor))
+        assert not device_rig.exits(other)
+
+    device_rig.run(scene())
