@@ -2,8 +2,9 @@
 
 `python -m benchmarks.fuzz [--minutes M] [--seed S]` starts a node with a well-behaved tenant, whose answers are
 compared bit for bit, and attacks it. Each kind of attack gets an equal share of the time: requests, uploads, manifests
-and pipelines, mutated encoded programs, crafted programs, forged messages of workers, random calls while processes are
-killed, and attempts to leave the sandbox. The node is restarted if it ends, and the attacks continue.
+and pipelines, mutated encoded programs, crafted programs, forged messages of workers (also calls of programs on
+devices), random calls while processes are killed, and attempts to leave the sandbox. The node is restarted if it ends,
+and the attacks continue.
 
 A crash is the end of the daemon, of a zygote or of a worker without a handler by a signal that the benchmark did not
 send. A stall is the longest time for which the node did not answer a liveness request. Besides, it prints the longest
@@ -64,7 +65,8 @@ def main() -> None:
     torch.set_num_threads(1)
     functions = Functions()
     tally = Tally()
-    with arena(tally, "--start-timeout-s", str(START_S)) as found:
+    settings = ("--start-timeout-s", str(START_S), "--devices", "2", "--device-memory", "8MiB")
+    with arena(tally, *settings) as found:
         victim = Victim(functions)
         machine = Machine()
         neighbour = None

@@ -12,14 +12,15 @@ from benchmarks.hostile.functions import Functions, infer_request, order, right,
 WAYS = (
     *("messages", "noise", "long", "deep", "flood", "plus", "descriptors", "truncated buffers", "buffers that change"),
     *("large buffers", "sealed buffers", "closed", "blocking", "answers of another", "log", "quits", "signals"),
-    "stops listening",
+    *("stops listening", "calls", "calls later"),
 )
+PAIRS = (("forger", "honest", "cpu"), ("pooled", "honest-pooled", "pool"))
 DESCRIPTORS_MAX = 40
 """The largest change of the daemon's descriptors from one try to the next."""
 
 
 class Forged:
-    """A function that forges messages, and an honest one of the same tenant."""
+    """Functions that forge messages, and honest ones of the same tenant; of each one in workers and one on the pool."""
 
     name = "forged"
     cases = WAYS
@@ -32,15 +33,18 @@ class Forged:
     def prepare(self) -> None:
         client = self._arena.node.client
         forger = source("forger")
-        self._functions.deploy(client, "forger", handler=forger, tenant="forgers", timeout_s=1.5, memory_mib=512)
-        self._functions.deploy(client, "honest", 11.0, tenant="forgers")
+        for forging, honest, device in PAIRS:
+            settings = {"timeout_s": 1.5, "memory_mib": 512, "device": device}
+            self._functions.deploy(client, forging, handler=forger, tenant="forgers", **settings)
+            self._functions.deploy(client, honest, 11.0, tenant="forgers", device=device)
         self._descriptors = self._open()
 
     def run(self, case: str, rng: Random) -> None:
         port = self._arena.port
+        forging, honest, _ = rng.choice(PAIRS)
         for _ in range(3):
-            judged(self._arena, order(port, "forger", json.dumps({"way": case, "seed": rng.randrange(1 << 30)})))
-        reply = judged(self._arena, exchange(port, infer_request("honest")))
+            judged(self._arena, order(port, forging, json.dumps({"way": case, "seed": rng.randrange(1 << 30)})))
+        reply = judged(self._arena, exchange(port, infer_request(honest)))
         if reply is not None and reply.status == 200 and reply.tensors != right(11.0):
             self._arena.tally.add("wrong", f"the function beside it answers {reply.tensors.hex()}")
         kept = self._open()

@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 
 import msgspec
@@ -48,9 +49,18 @@ def meta(rng):
     return [name, kind, [some(rng) for _ in range(rng.choice((0, 1, 2, 70)))], some(rng)]
 
 
+def call(rng):
+    """Return a random call of a program on the pool, which is often valid for `pooled`."""
+    valid = ["x", "FP32", [1, 4], 16]
+    inputs = [rng.choice((valid, valid, meta(rng))) for _ in range(rng.choice((1, 1, 1, 0, 2)))]
+    name = rng.choice(("pooled@1", "pooled@1", "pooled@1", "honest-pooled@1", "neighbour@1", "pooled:program@1", ""))
+    buffer_bytes = rng.choice((65536, 65536, some(rng)))
+    return ["Compute", rng.choice((1, some(rng))), name, rng.choice((0, 0, 0, some(rng))), inputs, buffer_bytes]
+
+
 def message(rng):
     """Return a random message, which is usually well-formed."""
-    match rng.randrange(8):
+    match rng.randrange(10):
         case 0:
             return ["Ready", rng.choice(("", "x" * 5000, some(rng)))]
         case 1:
@@ -63,6 +73,8 @@ def message(rng):
             return ["Exited", rng.randrange(50), rng.choice((0, -9, 1))]
         case 5:
             return ["Forked", rng.randrange(50), rng.choice((1, os.getppid()))]
+        case 6 | 7:
+            return call(rng)
         case _:
             outputs = ["Outputs", [meta(rng) for _ in range(rng.choice((0, 1, 3)))]]
             failure = ["Failure", rng.choice(("CallerError", "NotFoundError", "OverloadedError", "?")), "forged"]
@@ -91,6 +103,16 @@ def send(content, fds=()):
 def way_messages(rng):
     for _ in range(rng.randint(1, 5)):
         send(packed(rng))
+
+
+def way_calls(rng):
+    for _ in range(rng.randint(1, 3)):
+        with contextlib.suppress(OverflowError, ValueError, TypeError):
+            send(msgspec.msgpack.encode(call(rng)))
+
+
+def way_calls_later(rng):
+    threading.Timer(rng.random(), way_calls, [rng]).start()
 
 
 def way_noise(rng):
