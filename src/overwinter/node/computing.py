@@ -80,8 +80,9 @@ class Computing:
         if run.call is not None:
             run.call.cancel()
         for function in run.functions:
-            if function in self._leaving and not self._is_running(function):
-                self._leaving.pop(function)()
+            if function in self._leaving:
+                # Later: the actions of the scheduler's current step may still name the program.
+                asyncio.get_running_loop().call_soon(self._leave, function)
         return run.failures
 
     def gone(self, process: WorkerProcess) -> None:
@@ -107,6 +108,10 @@ class Computing:
         self._leaving.clear()
         for process in list(self._runs):
             self.gone(process)
+
+    def _leave(self, function: FunctionId) -> None:
+        if function in self._leaving and not self._is_running(function):
+            self._leaving.pop(function)()
 
     def _begin(self, process: WorkerProcess, slot: int, run: _Run) -> None:
         self._runs.setdefault(process, {})[slot] = run
