@@ -100,13 +100,16 @@ class NodeProcess:
         lines = self.journal.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
 
+    def seen(self) -> list[str]:
+        """Return the kinds of the events that the scheduler has handled, and of the actions that it has returned."""
+        return [each["type"] for step in self.steps() for each in (step[1], *step[2])]
+
     def wait_for(self, kind: str, count: int = 1) -> None:
         """Wait until the scheduler has returned this kind of action, or handled this kind of event, `count` times."""
-
-        def seen() -> list[str]:
-            return [e["type"] for step in self.steps() for e in (step[1], *step[2])]
-
-        wait_until(lambda: seen().count(kind) >= count, lambda: f"of {kind} not {count}, but {sorted(set(seen()))}")
+        wait_until(
+            lambda: self.seen().count(kind) >= count,
+            lambda: f"of {kind} not {count}, but {sorted(set(self.seen()))}",
+        )
 
     def store(self) -> Path:
         """Return the host store's directory."""

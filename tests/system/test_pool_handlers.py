@@ -65,14 +65,16 @@ def slow(slow_node: NodeProcess) -> NodeProcess:
 
 def empty(node: NodeProcess) -> None:
     """Empty the devices."""
-    for pid in executors(node):
+    pids, ended = executors(node), node.seen().count("WorkerExited")
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not executors(node))
+    # Only then no run can be sent to one of them, and lose a try.
+    node.wait_for("WorkerExited", ended + len(pids))
 
 
 def runs(node: NodeProcess) -> int:
     """Return how many runs on devices have begun."""
-    return sum(action["type"] == "RunOnDevice" for step in node.steps() for action in step[2])
+    return node.seen().count("RunOnDevice")
 
 
 def workers(node: NodeProcess) -> list[int]:
@@ -236,8 +238,10 @@ def test_a_worker_that_dies_within_a_call_costs_no_answer(slow: NodeProcess, tog
 def test_a_request_expires_within_a_call(slow: NodeProcess):
     with pytest.raises(DeadlineError, match="f"):
         ask(slow, "f", timeout_s=0.2)
+    before = workers(slow)
     assert ask(slow, "f") == [11.0] * 4
-    assert len(workers(slow)) == 1
+    # Perhaps there is another one, if this one had not heard of the end yet.
+    assert set(before) <= set(workers(slow))
 
 
 def test_a_busy_device_costs_no_worker(make_node, together):
