@@ -51,7 +51,9 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
         names = SMALL_MODELS if quick else allocation.MODELS
         return allocation.measure(names, 100 if quick else allocation.REQUESTS, seed=seed)
     if part == "links":
-        return {"swap_over_alone": links.measure(2 if quick else 12, **({"model": "mlp"} if quick else {}))}
+        return {
+            "swap_over_alone": links.measure(2 if quick else 12, **({"model": "mlp", "burst": 16} if quick else {}))
+        }
     small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
     return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
 

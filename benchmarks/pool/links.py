@@ -36,12 +36,13 @@ def at_once(rounds: int) -> Arrivals:
     return [(EVERY_S * (number // 2), number % FUNCTIONS) for number in range(2 * rounds)]
 
 
-def again(rounds: int) -> Arrivals:
-    """Return a request for a function, and later two at a time: the other device then copies it from the first."""
+def again(rounds: int, burst: int) -> Arrivals:
+    """Return a request for a function, and later several at a time: the other device then copies it from the first."""
 
     def of_round(number: int) -> Iterator[tuple[float, int]]:
         at, function = EVERY_S * number, number % FUNCTIONS
-        yield from ((at, function), (at + LATER_S, function), (at + LATER_S, function))
+        yield (at, function)
+        yield from [(at + LATER_S, function)] * burst
 
     return [each for number in range(rounds) for each in of_round(number)]
 
@@ -69,14 +70,16 @@ def swaps(family: Family, arrivals: Arrivals, **links: Any) -> list[Ran]:
     return [each for each in sent.readings.runs if each.moved_bytes]
 
 
-def measure(rounds: int, *, model: str = MODEL) -> Mapping[str, float]:
-    """Print the table; return the time of each kind of swap over that of one alone."""
+def measure(rounds: int, *, model: str = MODEL, burst: int = 2) -> Mapping[str, float]:
+    """Print the table; return the time of each kind of swap over that of one alone. `burst`: the requests for one
+    function at a time, of which one must find its device busy; a model with short runs needs more.
+    """
     family = Family(model, tokens=TOKENS)
     found = {
         "alone": swaps(family, alone(rounds)),
         "two links": swaps(family, at_once(rounds)),
         "one switch": swaps(family, at_once(rounds), switch="a"),
-        "from the peer": [each for each in swaps(family, again(rounds), peers=True) if each.peer_bytes],
+        "from the peer": [each for each in swaps(family, again(rounds, burst), peers=True) if each.peer_bytes],
     }
     if not all(found.values()):
         raise RuntimeError(f"a kind of swap did not occur: { {kind: len(runs) for kind, runs in found.items()} }")
