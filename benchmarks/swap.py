@@ -27,7 +27,7 @@ from benchmarks.programs import flatten
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, Loan, Way
+from overwinter.device.interface import Copy, CopyPath, FoundBlocks
 from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
 from overwinter.device.peer import PeerMemory
@@ -173,7 +173,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     device.hold("other", TENANT, others)
     copies = [Copy(address, 0, size) for address, size in others.items()]
     contents = {other: stored.host[address] for other, address in zip(others, stored.function.blocks, strict=True)}
-    way = Way(Loan(contents), host[0].link)
+    way = CopyPath(FoundBlocks(contents), host[0].link)
 
     def beside_copies() -> float:
         run_once(device, stored, host, WHOLE)

@@ -29,7 +29,7 @@ import sys
 import msgspec
 import torch
 from overwinter.core.devices import DeviceConfig
-from overwinter.worker.lane import reserved
+from overwinter.worker.own_device import reserved
 torch.set_num_threads(1)
 reserved(msgspec.json.decode(sys.argv[1], type=DeviceConfig))
 print("ready", flush=True)

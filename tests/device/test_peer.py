@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.device.interface import Copy, Loan, Way
+from overwinter.device.interface import Copy, CopyPath, FoundBlocks
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.partitions import GRANULE_BYTES
@@ -33,7 +33,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("hold"), st.integers(0, 3), SETS),
         st.tuples(st.just("evict"), st.integers(0, 3), st.just([])),
-        st.tuples(st.just("lend"), st.just(0), SETS),
+        st.tuples(st.just("find"), st.just(0), SETS),
         st.tuples(st.just("copy"), st.just(0), st.just([])),
     ),
     max_size=40,
@@ -63,8 +63,8 @@ def bring(device, holder, wanted):
     if new is None:
         return False
     link = Link(1e12, time.perf_counter, time.sleep)
-    way = Way(Loan({address: content(address) for address in new}), link)
-    device.copy([Copy(address, 0, BLOCKS[address]) for address in new], [way]).wait()
+    path = CopyPath(FoundBlocks({address: content(address) for address in new}), link)
+    device.copy([Copy(address, 0, BLOCKS[address]) for address in new], [path]).wait()
     return True
 
 
@@ -84,14 +84,16 @@ def test_a_copy_that_counts_has_the_bytes_of_its_block(steps):
                 case "evict":
                     device.evict(f"f{holder}")
                     held.pop(holder, None)
-                case "lend":
-                    loan = memory.lend(wanted(numbers))
-                    assert set(loan.blocks) == set(wanted(numbers)) & set().union(*held.values())
-                    lent.append(loan)
+                case "find":
+                    found = memory.find(wanted(numbers))
+                    assert set(found.blocks) == set(wanted(numbers)) & set().union(*held.values())
+                    lent.append(found)
                 case "copy":
-                    copied += [(loan, address, data.clone()) for loan in lent for address, data in loan.blocks.items()]
-            for loan, address, data in copied:
-                assert loan.has_changed(address) or torch.equal(data, content(address))
+                    copied += [
+                        (found, address, data.clone()) for found in lent for address, data in found.blocks.items()
+                    ]
+            for found, address, data in copied:
+                assert found.has_changed(address) or torch.equal(data, content(address))
 
 
 def test_blocks_that_are_moved_together_are_void_and_can_be_lent_again():
@@ -101,12 +103,12 @@ def test_blocks_that_are_moved_together_are_void_and_can_be_lent_again():
         kept = SMALL[::2]
         for name in set(SMALL) - set(kept):
             device.evict(name)
-        loan = memory.lend({name: BLOCKS[name] for name in kept})
-        assert set(loan.blocks) == set(kept)
+        found = memory.find({name: BLOCKS[name] for name in kept})
+        assert set(found.blocks) == set(kept)
         assert bring(device, "large", [LARGE])
-        moved = {name for name in kept if loan.has_changed(name)}
+        moved = {name for name in kept if found.has_changed(name)}
         assert 0 < len(moved) < len(kept)
-        again = memory.lend(BLOCKS).blocks
+        again = memory.find(BLOCKS).blocks
         assert set(again) == {*kept, LARGE}
         assert all(torch.equal(data, content(name)) for name, data in again.items())
 
@@ -143,7 +145,7 @@ def test_who_may_read_the_memory_cannot_open_it_to_write():
     assert mprotect(address, MEMORY, mmap.PROT_READ | mmap.PROT_WRITE) == -1
     unmap(address, MEMORY)
     bring(device, "f", NAMES[:2])
-    assert torch.equal(memory.lend(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
+    assert torch.equal(memory.find(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
     device.close()
     for each in (fd, readable, again):
         os.close(each)
@@ -161,9 +163,9 @@ def test_a_reader_beside_a_busy_owner_never_takes_a_wrong_byte():
         owner.start()
         wrong, valid = [], 0
         while owner.is_alive():
-            for address, data in (loan := memory.lend(BLOCKS)).blocks.items():
+            for address, data in (found := memory.find(BLOCKS)).blocks.items():
                 taken = data.clone()
-                if not loan.has_changed(address):
+                if not found.has_changed(address):
                     valid += 1
                     wrong += [] if torch.equal(taken, content(address)) else [address]
         owner.join()

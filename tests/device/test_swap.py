@@ -17,7 +17,7 @@ from overwinter.device.cached import CachedAllocator
 from overwinter.device.cuda import CudaDevice
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, Loan, Source, Way
+from overwinter.device.interface import Copy, CopyPath, FoundBlocks, Source
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.peer import PeerMemory
@@ -179,14 +179,16 @@ class EvictsAtOnce(Source):
     def __init__(self, memory, peer, evicted):
         self.memory, self.peer, self.evicted = memory, peer, evicted
 
-    def lend(self, blocks):
-        loan = self.memory.lend(blocks)
+    def find(self, blocks):
+        found = self.memory.find(blocks)
         self.peer.evict(self.evicted.name)
         other = {"0" * 64: self.evicted.nbytes}
         self.peer.hold("other", "ada", other)
         content = torch.full((self.evicted.nbytes,), 7, dtype=torch.uint8)
-        self.peer.copy([Copy("0" * 64, 0, self.evicted.nbytes)], [Way(Loan({"0" * 64: content}), fast())]).wait()
-        return loan
+        self.peer.copy(
+            [Copy("0" * 64, 0, self.evicted.nbytes)], [CopyPath(FoundBlocks({"0" * 64: content}), fast())]
+        ).wait()
+        return found
 
 
 @pytest.mark.parametrize("swapping", SWAPPINGS)
@@ -244,6 +246,7 @@ def test_answers_stay_right_while_functions_come_and_go(stored, kind, allocator,
         while not fits(device, model, variant, SWAPPINGS[swapping]):
             device.evict(recent.pop(0))
         recent = [each for each in recent if each != function.name] + [function.name]
+        assert not device.missing(function.blocks)
     device.close()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -179,18 +179,25 @@ def device_rig():
         yield made
 
 
-@pytest.fixture
-def pool(device_rig, tmp_path):
-    pool = Pool(device_rig, tmp_path)
+@contextmanager
+def cleared(rig, root):
+    """Yield a pool on this rig, which is as before afterwards."""
+    pool = Pool(rig, root)
     yield pool
 
     async def clear():
         for executor in list(pool.effects.executors._executors):
             await pool.stop(executor, kill=True)
-        await device_rig.clear()
+        await rig.clear()
 
-    device_rig.run(clear())
+    rig.run(clear())
     pool.hosts.close()
+
+
+@pytest.fixture
+def pool(device_rig, tmp_path):
+    with cleared(device_rig, tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", ["resnet50", "minilm", "gpt2", "mobilenet-v2"])

@@ -15,7 +15,7 @@ from overwinter.core.events import RunEnded, WorkerExited
 from overwinter.core.ids import DeviceId
 
 from .rig import Rig, until
-from .test_executors import Pool, Variant, sees_maps
+from .test_executors import Variant, cleared, sees_maps
 
 ONE, TWO, SLOW = (DeviceId(f"virtual:{number}") for number in range(3))
 MEMORY_BYTES = 16 << 20
@@ -35,16 +35,8 @@ def device_rig():
 
 @pytest.fixture
 def pool(device_rig, tmp_path):
-    pool = Pool(device_rig, tmp_path)
-    yield pool
-
-    async def clear():
-        for executor in list(pool.effects.executors._executors):
-            await pool.stop(executor, kill=True)
-        await device_rig.clear()
-
-    device_rig.run(clear())
-    pool.hosts.close()
+    with cleared(device_rig, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +49,16 @@ def mapped(pool, executor):
     pid = pool.effects.executors._executors[executor].pid
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [line for line in lines if "overwinter-device" in line]
+
+
+async def copying(pool, function):
+    """Return two executors, the second of which copies from the first; the answers of the first; the second's run."""
+    one, slow = await pool.start(ONE), await pool.start(SLOW)
+    await pool.run(one, function)
+    wanted = pool.answers()
+    run = asyncio.create_task(pool.run(slow, function, peer=ONE))
+    await asyncio.sleep(0.1)
+    return one, slow, wanted, run
 
 
 def test_blocks_come_from_the_device_that_has_them(device_rig, pool, variants):
@@ -91,11 +93,7 @@ def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(devi
     pool.deploy(function)
 
     async def scene():
-        one, slow = await pool.start(ONE), await pool.start(SLOW)
-        await pool.run(one, function)
-        wanted = pool.answers()
-        run = asyncio.create_task(pool.run(slow, function, peer=ONE))
-        await asyncio.sleep(0.1)
+        one, _, wanted, run = await copying(pool, function)
         os.kill(pool.effects.executors._executors[one].pid, signal.SIGKILL)
         ended = await run
         assert ended.peer_bytes == ended.moved_bytes == sum(function.weights.values())
@@ -111,11 +109,7 @@ def test_an_executor_that_dies_while_it_copies_leaves_the_peer_as_it_was(device_
     pool.deploy(function)
 
     async def scene():
-        one, slow = await pool.start(ONE), await pool.start(SLOW)
-        await pool.run(one, function)
-        wanted = pool.answers()
-        run = asyncio.create_task(pool.run(slow, function, peer=ONE))
-        await asyncio.sleep(0.1)
+        one, slow, wanted, run = await copying(pool, function)
         assert (await pool.stop(slow, kill=True)) in device_rig.events
         run.cancel()
         ended = await pool.run(one, function)

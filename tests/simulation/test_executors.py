@@ -130,6 +130,9 @@ def test_an_eviction_frees_only_what_no_other_function_has():
     pool.run("f-0001@1", 1)
     pool.run("g@1", 60, evict=("f-0000@1",))
     pool.run("f-0000@1", 1)
+    # The other function still has the rest.
+    [(_, last)] = pool.ended
+    assert last.moved_bytes == MIB
 
 
 def test_more_than_fits_on_a_device_is_an_error():

@@ -20,8 +20,8 @@ from overwinter.store.manifest import Deployment
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, close_all, pair
 from overwinter.worker.executor import Executor
-from overwinter.worker.lane import Lane
 from overwinter.worker.messages import Evict, FromWorker, HandOver, RunBatch, Stop, ToExecutor
+from overwinter.worker.own_device import OwnDevice
 from overwinter.worker.peers import Peers
 from overwinter.worker.values import EncodedTensor, read
 
@@ -89,7 +89,8 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     channel.send(Evict(("filler",)))
     channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))
     channel.send(Stop())
-    Executor(Channel(theirs, ToExecutor), slot, Lane(device, 1 << 20, link, Swapping(PARTITION_BYTES), peers)).work()
+    own = OwnDevice(device, 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
     *_, answer = [channel.receive()[0] for _ in range(3)]
     metas = [outcome.metas[0] for outcome in answer.outcomes]
     for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):

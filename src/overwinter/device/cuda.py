@@ -13,7 +13,7 @@ from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, Event, Way
+from overwinter.device.interface import Copy, CopyPath, Event
 from overwinter.device.reserved import ReservedDevice
 from overwinter.model.compile import Compiled, Waiting
 
@@ -90,7 +90,7 @@ class CudaDevice(ReservedDevice):
                 registrations.append(known)
         return RegisteredBlocks(blocks, registrations)
 
-    def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> CudaEvent:
+    def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CudaEvent:
         """Copy parts of blocks as one transfer, after all copies that were asked for before, and after all work that
         was: it may still read what lay in the same memory. Links are real here, and sources keep their blocks.
         """
@@ -99,15 +99,15 @@ class CudaDevice(ReservedDevice):
             with torch.cuda.stream(self._stream):
                 self._stream.wait_stream(torch.cuda.default_stream())
                 for copy in copies:
-                    self._copy(copy, ways)
+                    self._copy(copy, paths)
                 point.record()
         except RuntimeError as error:
             return CudaEvent(error, 0)
         return CudaEvent(point, sum(copy.nbytes for copy in copies))
 
-    def _copy(self, copy: Copy, ways: Sequence[Way]) -> None:
+    def _copy(self, copy: Copy, paths: Sequence[CopyPath]) -> None:
         address, offset, nbytes = copy
-        source = next(way.loan.blocks[address] for way in ways if address in way.loan.blocks)
+        source = next(path.found.blocks[address] for path in paths if address in path.found.blocks)
         self._bytes(address)[offset : offset + nbytes].copy_(source[offset : offset + nbytes], non_blocking=True)
 
     def bring(self, inputs: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from overwinter.core.ids import Address
-from overwinter.device.interface import Loan, Source
+from overwinter.device.interface import FoundBlocks, Source
 
 
 class HostBlocks(Source):
@@ -15,6 +15,6 @@ class HostBlocks(Source):
         """`blocks`: the bytes of each, flat."""
         self._blocks = dict(blocks)
 
-    def lend(self, blocks: Mapping[Address, int]) -> Loan:
+    def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
         """Give the bytes of those of these blocks that are here."""
-        return Loan({address: self._blocks[address] for address in blocks if address in self._blocks})
+        return FoundBlocks({address: self._blocks[address] for address in blocks if address in self._blocks})

@@ -26,7 +26,7 @@ class Event(Protocol):
         ...
 
     def moved(self) -> Sequence[int] | None:
-        """Return, when the transfer is over, the bytes that came each way; None: it failed."""
+        """Return, when the transfer is over, the bytes that came over each path; None: it failed."""
         ...
 
 
@@ -34,7 +34,7 @@ def _never(_: Address) -> bool:
     return False
 
 
-class Loan(NamedTuple):
+class FoundBlocks(NamedTuple):
     """Blocks of a source, to be copied."""
 
     blocks: Mapping[Address, torch.Tensor]
@@ -46,15 +46,15 @@ class Loan(NamedTuple):
 class Source(Protocol):
     """A place that blocks are copied from: the host store, or another device."""
 
-    def lend(self, blocks: Mapping[Address, int]) -> Loan:
+    def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
         """Return those of these blocks that it has; their bytes are given."""
         ...
 
 
-class Way(NamedTuple):
+class CopyPath(NamedTuple):
     """Blocks to be copied, and the link over which they come."""
 
-    loan: Loan
+    found: FoundBlocks
     link: Link
 
 
@@ -94,9 +94,9 @@ class Device(Protocol):
         """
         ...
 
-    def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> Event:
-        """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come the
-        first way, because its source has evicted it meanwhile, comes the next.
+    def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> Event:
+        """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come
+        over the first path, because its source has evicted it meanwhile, comes over the next.
         """
         ...
 

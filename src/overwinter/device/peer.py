@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from overwinter.core.ids import Address
-from overwinter.device.interface import Loan, Source
-from overwinter.device.shared import Entry, find, table_start
+from overwinter.device.interface import FoundBlocks, Source
+from overwinter.device.shared import Entry, find_line, table_start
 from overwinter.store.mapping import map_read_only, unmap
 
 
@@ -27,15 +27,15 @@ class PeerMemory(Source):
         self._start = table_start(nbytes)
         self._table = memoryview(self._memory)[self._start :]
 
-    def lend(self, blocks: Mapping[Address, int]) -> Loan:
+    def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
         """Give the bytes of those of these blocks that lie there now."""
-        entries = {address: entry for address in blocks if (entry := find(self._table, address))}
-        lent = {
+        entries = {address: entry for address in blocks if (entry := find_line(self._table, address))}
+        found = {
             address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
             for address, entry in entries.items()
             if max(1, blocks[address]) <= entry.nbytes <= self._start - entry.offset
         }
-        return Loan(lent, partial(self._has_changed, entries))
+        return FoundBlocks(found, partial(self._has_changed, entries))
 
     def _has_changed(self, entries: Mapping[Address, Entry], address: Address) -> bool:
-        return find(self._table, address) != entries[address]
+        return find_line(self._table, address) != entries[address]

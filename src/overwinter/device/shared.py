@@ -74,7 +74,7 @@ def forbid_writing(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
 
-def find(table: memoryview, address: Address) -> Entry | None:
+def find_line(table: memoryview, address: Address) -> Entry | None:
     """Return the line of a block in a table that its owner may be writing; None: others cannot copy the block."""
     key = address.encode().ljust(64, b"\0")
     for line in _lines(address, len(table) // _LINE.size):

@@ -12,7 +12,7 @@ import torch
 from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device.function import DeviceFunction
-from overwinter.device.interface import Copy, Device, Event, Source, Way
+from overwinter.device.interface import Copy, CopyPath, Device, Event, Source
 from overwinter.device.link import Link
 
 ELBOW_SHARE = 0.93
@@ -108,12 +108,12 @@ def transfer_times(
 ) -> dict[int, float]:
     """Measure the time of one transfer of each size, the best of several, with a block that the device holds."""
     times: dict[int, float] = {}
-    way = Way(route.source.lend({block: max(sizes)}), route.link)
+    path = CopyPath(route.source.find({block: max(sizes)}), route.link)
     for nbytes in sizes:
         taken = []
         for _ in range(rounds):
             began = clock()
-            if device.copy((Copy(block, 0, nbytes),), (way,)).moved() is None:
+            if device.copy((Copy(block, 0, nbytes),), (path,)).moved() is None:
                 raise WorkerError(f"a transfer of {nbytes} bytes to device {device.name} failed")
             taken.append(clock() - began)
         times[nbytes] = min(taken)
@@ -154,8 +154,8 @@ class _Arrivals:
         """Return when no transfer is under way any more."""
         ended = [(first, event.moved()) for events in self._events.values() for first, event in events]
         for first, moved in ended:
-            for way, nbytes in enumerate(moved or ()):
-                self.moved[first + way] += nbytes
+            for path, nbytes in enumerate(moved or ()):
+                self.moved[first + path] += nbytes
         self.complete = bool(ended) and all(moved is not None for _, moved in ended)
 
 
@@ -170,11 +170,11 @@ def _swap(
     arrivals: _Arrivals,
 ) -> Outcome:
     copies = function.weight_copies(missing) if swapping.by_weight else function.block_copies(missing)
-    ways = [Way(route.source.lend(missing), route.link) for route in routes]
+    paths = [CopyPath(route.source.find(missing), route.link) for route in routes]
     try:
-        chosen = {address: _route_of(address, ways) for address in missing}
+        chosen = {address: _route_of(address, paths) for address in missing}
         for group in groups(copies, chosen, swapping.group_bytes):
-            arrivals.add(group, device.copy(group.copies, ways[group.route :]))
+            arrivals.add(group, device.copy(group.copies, paths[group.route :]))
         if swapping.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
         else:
@@ -185,8 +185,8 @@ def _swap(
     return Outcome(outputs, tuple(arrivals.moved))
 
 
-def _route_of(address: Address, ways: Sequence[Way]) -> int:
-    route = next((at for at, way in enumerate(ways) if address in way.loan.blocks), None)
+def _route_of(address: Address, paths: Sequence[CopyPath]) -> int:
+    route = next((at for at, path in enumerate(paths) if address in path.found.blocks), None)
     if route is None:
         raise StoreError(f"block {address} lies in none of the places that it could be copied from")
     return route

@@ -13,7 +13,7 @@ from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, Event, Way
+from overwinter.device.interface import Copy, CopyPath, Event
 from overwinter.device.link import Link
 from overwinter.device.reserved import ReservedDevice
 from overwinter.device.shared import Table
@@ -31,7 +31,7 @@ class CopyEvent(Event):
         self._future.result()
 
     def moved(self) -> Sequence[int] | None:
-        """Return, when the transfer is over, the bytes that came each way; None: it failed."""
+        """Return, when the transfer is over, the bytes that came over each path; None: it failed."""
         return None if self._future.exception() else self._future.result()
 
 
@@ -67,11 +67,11 @@ class VirtualDevice(ReservedDevice):
         """Return these blocks as a source."""
         return HostBlocks(blocks)
 
-    def copy(self, copies: Sequence[Copy], ways: Sequence[Way]) -> CopyEvent:
-        """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come the
-        first way, because its source has evicted it meanwhile, comes the next.
+    def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CopyEvent:
+        """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come
+        over the first path, because its source has evicted it meanwhile, comes over the next.
         """
-        return CopyEvent(self._stream.submit(self._transfer, copies, ways))
+        return CopyEvent(self._stream.submit(self._transfer, copies, paths))
 
     def bring(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the inputs as they are."""
@@ -102,13 +102,13 @@ class VirtualDevice(ReservedDevice):
             for address in blocks:
                 self._table.enter(address, self._arena.extent(address))
 
-    def _transfer(self, copies: Sequence[Copy], ways: Sequence[Way]) -> list[int]:
-        """Copy each part the first way that it can come; return the bytes that came each way."""
+    def _transfer(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> list[int]:
+        """Copy each part over the first path that has it; return the bytes that came over each."""
         left, moved = list(copies), []
-        for loan, link in ways:
-            here = [copy for copy in left if copy.address in loan.blocks] if left else []
-            self._copy(here, loan.blocks, link)
-            came = {copy for copy in here if not loan.has_changed(copy.address)}
+        for found, link in paths:
+            here = [copy for copy in left if copy.address in found.blocks] if left else []
+            self._copy(here, found.blocks, link)
+            came = {copy for copy in here if not found.has_changed(copy.address)}
             moved.append(sum(copy.nbytes for copy in came))
             left = [copy for copy in left if copy not in came]
         if left:

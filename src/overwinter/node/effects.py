@@ -168,7 +168,7 @@ class NodeEffects:
         that was changed meanwhile does not accept it.
         """
         try:
-            if function.on_trial and function.check_publish is not None and function.is_only_on_pool:
+            if function.on_trial and function.check_publish is not None and function.on_pool:
                 function.check_publish()
         except ConflictError as error:
             name, message = ConflictError.__name__, str(error)

@@ -5,7 +5,6 @@ the scheduler's decision; the executor's mappings of the host store are not its 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -196,10 +195,14 @@ class Executors:
         if self._isolation == "function" and (peer.known | process.known) - {function}:
             return
         has_it = process.mapped.get(device) == peer.worker
-        with suppress(OSError):
+        try:
             fds = [] if has_it else [peer.memory.readable()]
-            process.mapped[device] = peer.worker
+        except OSError:
+            return
+        process.mapped[device] = peer.worker
+        try:
             self._processes.forks.send(process, BringFrom(device), fds)
+        finally:
             close_all(fds)
 
     def _hand_over(

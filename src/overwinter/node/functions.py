@@ -69,10 +69,10 @@ class DeployedFunction:
         self.deployment = deployment
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
-        on_pool = self.manifest.settings.device == "pool"
-        self.is_only_on_pool = on_pool and self.manifest.handler is None
-        """Whether no worker runs it."""
-        self.is_split = on_pool and not self.is_only_on_pool
+        uses_pool = self.manifest.settings.device == "pool"
+        self.on_pool = uses_pool and self.manifest.handler is None
+        """Whether it runs on devices, as `FunctionSpec.on_pool`."""
+        self.is_split = uses_pool and not self.on_pool
         """Whether its handler runs in workers, and its program on the pool as another function."""
         self.program: DeployedFunction | None = None
         """That other function."""
@@ -212,7 +212,7 @@ class DeployedFunction:
             inputs=() if handler is None else self.manifest.inputs,
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
-            on_pool=self.is_split and not bare,
+            handler_only=self.is_split and not bare,
         )
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:

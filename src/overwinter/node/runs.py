@@ -93,7 +93,7 @@ class Runs:
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests)
-        if isinstance(process, WorkerProcess) and process.on_pool:
+        if isinstance(process, WorkerProcess) and process.handler_only:
             self._computing.begin(process, slot, [self._functions[function] for function in functions], requests)
 
         def failed(error: Exception) -> None:

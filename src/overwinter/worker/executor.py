@@ -26,7 +26,6 @@ from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.inbox import Inbox
-from overwinter.worker.lane import Lane, lane_of
 from overwinter.worker.messages import (
     Answer,
     BindFailed,
@@ -44,6 +43,7 @@ from overwinter.worker.messages import (
     Unbind,
     Unmap,
 )
+from overwinter.worker.own_device import OwnDevice, own_device
 from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.weights import Blocks, MappedBlock, read_all
 
@@ -61,16 +61,16 @@ class _Swapped:
     """A function whose runs bring its missing blocks to the device, and count them."""
 
     def __init__(
-        self, lane: Lane, program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
+        self, own: OwnDevice, program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
     ) -> None:
         """`blocks`: those of the function in the host store. They and the program are kept as long as this object."""
-        self._lane = lane
+        self._own = own
         self._program = program
         self._function = function
         self._arriving = DeviceFunction(function.name, function.tenant, Arriving(program.on_device), function.places)
         self._mapped = blocks
         contents = {address: block.content() for address, block in blocks.items()}
-        self._host = Route(lane.device.host(contents), lane.link)
+        self._host = Route(own.device.host(contents), own.link)
         self.moved_bytes = 0
         """The bytes that were brought since `begin`."""
         self.peer_bytes = 0
@@ -88,21 +88,21 @@ class _Swapped:
         """
         shapes = [list(tensor.shape) for tensor in inputs]
         if not self.admits(shapes):
-            needed, lane = self._program.activations.nbytes(shapes), self._lane
+            needed, own = self._program.activations.nbytes(shapes), self._own
             raise CallerError(
                 f"{self._function.name} needs {needed} bytes for what it computes from inputs of shapes {shapes}, and "
-                f"{lane.device.name} has {lane.activation_bytes}: send less at once, or serve with more "
+                f"{own.device.name} has {own.activation_bytes}: send less at once, or serve with more "
                 "--device-activations"
             )
         return self._swap(self._function, inputs)
 
     def admits(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether the device has memory for what the program computes from inputs of these shapes."""
-        return self._program.activations.nbytes(shapes) <= self._lane.activation_bytes
+        return self._program.activations.nbytes(shapes) <= self._own.activation_bytes
 
     def may_share(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
-        return self._lane.device.torch_device.type == "cpu" and self.admits(shapes)
+        return self._own.device.torch_device.type == "cpu" and self.admits(shapes)
 
     def bring(self) -> None:
         """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
@@ -110,7 +110,7 @@ class _Swapped:
 
     def placed(self) -> dict[Place, torch.Tensor]:
         """Return the weights on the device, where all are, by their places."""
-        return dict(zip(self._function.places, self._function.bind(self._lane.device), strict=True))
+        return dict(zip(self._function.places, self._function.bind(self._own.device), strict=True))
 
     def weights(self, known: Mapping[Place, torch.Tensor]) -> list[torch.Tensor]:
         """Return the weights in the order of the program."""
@@ -118,13 +118,13 @@ class _Swapped:
 
     def forget(self) -> None:
         """Forget the function on the device."""
-        self._lane.device.evict(self._function.name)
+        self._own.device.evict(self._function.name)
 
     def _swap(self, function: DeviceFunction, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        lane, before = self._lane, self._missing_bytes()
+        own, before = self._own, self._missing_bytes()
         try:
-            routes = (*lane.peers.routes, self._host)
-            outputs, moved = swap.run(lane.device, function, inputs, routes, lane.swapping)
+            routes = (*own.peers.routes, self._host)
+            outputs, moved = swap.run(own.device, function, inputs, routes, own.swapping)
             self.peer_bytes += sum(moved[:-1])
             return outputs
         except NoSpaceError:
@@ -134,7 +134,7 @@ class _Swapped:
             self.moved_bytes += before - self._missing_bytes() if before else 0
 
     def _missing_bytes(self) -> int:
-        return sum(self._lane.device.missing(self._function.blocks).values())
+        return sum(self._own.device.missing(self._function.blocks).values())
 
 
 class _Member(NamedTuple):
@@ -147,12 +147,12 @@ class _Member(NamedTuple):
 class Executor:
     """One executor process after its fork."""
 
-    def __init__(self, channel: Channel[ToExecutor], slot: Slot, lane: Lane) -> None:
+    def __init__(self, channel: Channel[ToExecutor], slot: Slot, own: OwnDevice) -> None:
         """`slot`: the buffers of its run; there is one at a time."""
         self._channel = channel
         self._inbox = Inbox(channel, lambda: False)
         self._slot = slot
-        self._lane = lane
+        self._own = own
         self._blocks = Blocks()
         self._programs: WeakValueDictionary[Address, _Program] = WeakValueDictionary()
         self._functions: dict[str, _Member | Failure] = {}
@@ -177,14 +177,14 @@ class Executor:
                 self._take(message, fds)
             case Evict(functions):
                 for function in functions:
-                    self._lane.device.evict(function)
+                    self._own.device.evict(function)
             case Unmap(function):
                 self._functions.pop(function, None)
             case Unbind(function):
                 self._functions.pop(function, None)
-                self._lane.device.evict(function)
+                self._own.device.evict(function)
             case BringFrom() | PeerEnded():
-                self._lane.peers.take(message, fds)
+                self._own.peers.take(message, fds)
             case Reserve() | Stop():
                 return False
         return True
@@ -199,7 +199,7 @@ class Executor:
         runners = [fault or (each if isinstance(each, Failure) else each.runner) for each in found.values()]
         by_name = dict(zip(found, runners, strict=True))
         answer = run_batch(message, self._slot, [by_name[name] for name in message.functions])
-        self._lane.peers.run_ended()
+        self._own.peers.run_ended()
         swapped = [member.swapped for member in members]
         unplaced = any(each.unplaced for each in swapped)
         if unplaced:
@@ -221,7 +221,7 @@ class Executor:
             self._functions[name] = self._member(message, fds)
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program
             kind = type(error).__name__ if isinstance(error, OverwinterError) else "ProgramError"
-            failure = self._functions[name] = Failure(kind, f"{name} cannot run on {self._lane.device.name}: {error}")
+            failure = self._functions[name] = Failure(kind, f"{name} cannot run on {self._own.device.name}: {error}")
             self._channel.send(BindFailed(name, failure.error, failure.message))
         finally:
             close_all(fds)
@@ -230,7 +230,7 @@ class Executor:
         load, bind = message.load, message.bind
         program = self._programs.get(load.program)
         if program is None:
-            program = _Program(read_all(fds[0], load.program_bytes), self._lane.device.torch_device)
+            program = _Program(read_all(fds[0], load.program_bytes), self._own.device.torch_device)
             self._programs[load.program] = program
         program.activations.learn(message.measured)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
@@ -241,7 +241,7 @@ class Executor:
             mapped[address] = block
         places = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
         function = DeviceFunction(bind.function, message.tenant, program.on_device, places)
-        swapped = _Swapped(self._lane, program, function, mapped)
+        swapped = _Swapped(self._own, program, function, mapped)
         runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
         return _Member(runner, swapped)
 
@@ -269,10 +269,10 @@ def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
     first, fds = channel.receive()
     assert isinstance(first, Reserve), "it is the first message"
     try:
-        lane = lane_of(config, first, fds)
+        own = own_device(config, first, fds)
     except (OSError, ValueError) as error:
         reason = f"the {config.memory_bytes} bytes of device {config.name} could not be reserved: {error}"
         channel.send(LoadFailed("WorkerError", reason))
         return
-    with closing(lane.device):
-        Executor(channel, slot, lane).work()
+    with closing(own.device):
+        Executor(channel, slot, own).work()

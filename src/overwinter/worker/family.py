@@ -46,7 +46,7 @@ class Family:
         """
         try:
             self._load = load
-            self._computing = computing if load.on_pool else None
+            self._computing = computing if load.handler_only else None
             self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)

@@ -89,7 +89,7 @@ class Load(_Message, frozen=True):
     """The outputs that the handler declares."""
     tried: bool = False
     """Whether the first function that it binds is on trial."""
-    on_pool: bool = False
+    handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
 
 

@@ -17,7 +17,7 @@ from overwinter.worker.messages import Reserve
 from overwinter.worker.peers import Peers
 
 
-class Lane(NamedTuple):
+class OwnDevice(NamedTuple):
     """A device, its memory for what runs compute, and how blocks of the host and of other devices reach it."""
 
     device: Device
@@ -27,7 +27,7 @@ class Lane(NamedTuple):
     peers: Peers
 
 
-def lane_of(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> Lane:
+def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnDevice:
     """Reserve the memory of a device; raise OSError or ValueError if the system refuses."""
     memory = fds[0] if order.shared else None
     free_at = fds[-1] if order.sharers else None
@@ -35,7 +35,7 @@ def lane_of(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> Lane:
         device, link = reserved(config, memory), _link_of(config, order.sharers, free_at)
     finally:
         close_all(fds)
-    return Lane(device, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
+    return OwnDevice(device, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
 
 
 def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
