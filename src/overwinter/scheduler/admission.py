@@ -151,10 +151,8 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
         _shed(cycle, function, send)
     parts = shared_runs.take(cycle, function, send)
     if parts:
-        overdue_at = begin_run(cycle, send.worker, parts)
-        if shared_runs.is_suspect(parts[0].function):
-            # Arm a timer for the overdue time, when other functions need not wait for this run any longer.
-            cycle.timers.arm(send.worker.id, overdue_at)
+        begin_run(cycle, send.worker, parts)
+        shared_runs.watch_suspects(cycle, send.worker)
     return True
 
 

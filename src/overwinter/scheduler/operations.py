@@ -80,7 +80,7 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
 # Runs
 
 
-def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
+def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     """Send requests to a worker; the function of the first one leads. Sets when the run is overdue."""
     now, function = cycle.now, parts[0].function
     for part in parts:
@@ -106,7 +106,6 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     whose = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
     cycle.actions.append(Run(worker.id, run, operation.requests, whose, of_each))
-    return Seconds(operation.overdue_at)
 
 
 def hangs_s(parts: tuple[Part, ...], patience: float) -> float:

@@ -55,6 +55,14 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
     return False
 
 
+def watch_suspects(cycle: Cycle, worker: Worker) -> None:
+    """Set the timer of a worker to the time when a run of a suspect is overdue: other functions stop waiting for it."""
+    overdue = [run.overdue_at for run in worker.runs.values() if is_suspect(run.function)]
+    later = [at for at in overdue if at > cycle.now]
+    if later:
+        cycle.timers.arm(worker.id, min(later))
+
+
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
     """The number of its mates' requests that count as waiting with the function's own: as many as could join it in one
     of these workers without making its first request late. Each is assumed to be of a different function.
