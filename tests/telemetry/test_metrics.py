@@ -175,11 +175,11 @@ def test_devices_have_metrics_of_their_own():
     assert seen["device_budget_bytes", "device=virtual:1"] == 1 << 20
     assert (seen["device_functions", "device=virtual:0"], seen["executor_starts_total", "device=virtual:0"]) == (2, 1)
     assert seen["executor_starts_total", "device=virtual:1"] == 0
-    names = ("runs", "hits", "misses", "run_seconds", "moved_bytes")
+    names = ("runs", "hits", "misses", "run_seconds", "moved_bytes", "peer_bytes")
     counts = {
         name: [seen[f"device_{each}_total", "device=virtual:0", f"function={name}"] for each in names] for name in "fg"
     }
-    assert counts == {"f": [2, 1, 1, 2.0, 510_000], "g": [1, 0, 1, 1.0, 10_000]}
+    assert counts == {"f": [2, 1, 1, 2.0, 510_000, 0], "g": [1, 0, 1, 1.0, 10_000, 0]}
     assert (seen["runs_total", "function=f"], seen["run_core_seconds_total", "function=f"]) == (2, 0)
     assert (seen["slo_met_total", "function=f"], seen["requests_running", "function=f"]) == (2, 1)
     assert seen["run_duration_seconds_count",] == 3

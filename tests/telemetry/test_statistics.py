@@ -4,7 +4,19 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from overwinter.core.actions import Bind, Evict, Explanation, LoadBlocks, Refuse, Reply, Run, StartWorker, StopWorker
+from overwinter.core.actions import (
+    Bind,
+    Evict,
+    Explanation,
+    LoadBlocks,
+    Refuse,
+    Reply,
+    Run,
+    RunOnDevice,
+    StartExecutor,
+    StartWorker,
+    StopWorker,
+)
 from overwinter.core.events import (
     Arrived,
     BlocksLoaded,
@@ -146,7 +158,7 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
     paid = {name: (tally.runs, tally.batched, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
     assert paid == {"f": (1, 1, 4.0, 2.0), "g": (1, 3, 4.0, 6.0)}
     shared = {
-        name: (tally.shared_runs, tally.shared_batched, tally.shared_core_s, tally.shared_whole_core_s)
+        name: (tally.shared_runs, tally.shared_batched, tally.shared_charged_s, tally.shared_whole_s)
         for name, tally in seen.tallies.items()
     }
     assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
@@ -155,6 +167,26 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
     assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
     assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
     assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
+
+
+def test_functions_that_share_a_run_on_a_device_pay_for_it_by_their_requests():
+    functions, ids = ("f@1", "g@1", "g@1", "g@1"), (1, 2, 3, 4)
+    seen = read(
+        (0.0, Deployed(spec("f", family="one", device="pool"), resident=True)),
+        (0.0, Deployed(spec("g", family="one", device="pool"), resident=True)),
+        (0.0, Arrived(1, "f", None, None), StartExecutor(1, "virtual:0")),
+        *((0.0, Arrived(id_, "g", None, None)) for id_ in ids[1:]),
+        (1.0, WorkerReady(1), RunOnDevice(1, "virtual:0", 1, "f@1", ids, 9, (), "virtual:1", functions)),
+        (5.0, RunEnded(1, 1, (), 9, False, 6), *(Reply(*each, "warm") for each in zip(ids, functions, strict=True))),
+    )
+    shared = {
+        name: (tally.shared_runs, tally.shared_batched, tally.shared_charged_s, tally.shared_whole_s)
+        for name, tally in seen.tallies.items()
+    }
+    assert shared == {"f": (1, 1, 1.0, 4.0), "g": (1, 3, 3.0, 4.0)}
+    assert {name: list(tally.shared_with) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
+    moved = {name: (tally.on_devices.moved_bytes, tally.on_devices.peer_bytes) for name, tally in seen.tallies.items()}
+    assert moved == {"f": (9, 6), "g": (0, 0)}
 
 
 def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():

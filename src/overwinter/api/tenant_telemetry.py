@@ -18,7 +18,12 @@ from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.devices import DeviceActivity, of_tenant
 from overwinter.telemetry.explaining import Explanation
 
-SHARED_METRICS = (b"overwinter_function_bytes", b"overwinter_loaded_bytes", b"overwinter_device_moved_bytes")
+SHARED_METRICS = (
+    b"overwinter_function_bytes",
+    b"overwinter_loaded_bytes",
+    b"overwinter_device_moved_bytes",
+    b"overwinter_device_peer_bytes",
+)
 """The metrics of a function that depend on blocks that other tenants also hold."""
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')

@@ -150,7 +150,8 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
-        **({"runs shared": _shared_text(explained["shared"])} if pool is None else _pool_facts(pool)),
+        "runs shared": _shared_text(explained["shared"], "core" if pool is None else "device"),
+        **({} if pool is None else _pool_facts(pool)),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }
 
@@ -171,14 +172,14 @@ def _pool_facts(pool: Description) -> dict[str, str]:
     return {"never": pool["never"], **facts} if pool["never"] else facts
 
 
-def _shared_text(shared: Description) -> str:
-    """Format how often the function shared a run, the cost, and with which functions."""
+def _shared_text(shared: Description, of: str) -> str:
+    """Format how often the function shared a run, the cost in seconds `of` what it ran on, and with which functions."""
     if not shared["runs"]:
         return "none"
     names = list(shared["shared_with"])
     others = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
-    charged = f"charged {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
+    charged = f"charged {shared['charged_s']:.3g} of their {shared['whole_s']:.3g} {of} seconds"
     cost = shared["cost"]
     took = "" if cost is None else f"; they took {_share_text(cost)} of the time of separate runs"
     own = f"{_share_text(shared['own'])} of a run is separate for each function"

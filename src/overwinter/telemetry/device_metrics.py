@@ -64,3 +64,5 @@ def _runs(statistics: Statistics) -> Iterator[Metric]:
     yield counter("device_misses", help_text, OWN, ((key, each.misses) for key, each in seen))
     help_text = "Bytes that were transferred to a device."
     yield counter("device_moved_bytes", help_text, OWN, ((key, each.moved_bytes) for key, each in seen))
+    help_text = "Of these, the bytes that came from other devices."
+    yield counter("device_peer_bytes", help_text, OWN, ((key, each.peer_bytes) for key, each in seen))

@@ -64,6 +64,8 @@ class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
     hit_ratio: float | None
     """None: nothing ran."""
     moved_bytes: int
+    peer_bytes: int
+    """The part of the moved bytes that came from other devices."""
     executors: int
     """The started executors."""
     crashes: int
@@ -168,6 +170,7 @@ def _history(seen: TrackedDevice[FunctionStatistics] | None) -> DeviceHistory:
         misses=counts.misses,
         hit_ratio=counts.hit_ratio,
         moved_bytes=counts.moved_bytes,
+        peer_bytes=counts.peer_bytes,
         executors=0 if seen is None else seen.starts,
         crashes=0 if seen is None else seen.crashes,
     )

@@ -62,10 +62,10 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """Its own requests in shared runs."""
     all_requests: int
-    core_s: float
-    """Its part of the cost of shared runs, by its share of the requests in each."""
-    whole_core_s: float
-    """The whole cost of those runs."""
+    charged_s: float
+    """Its part of the seconds of cores, or of a device, that shared runs took, by its share of the requests in each."""
+    whole_s: float
+    """All seconds of cores, or of a device, that those runs took."""
     own: float
     """The part of a shared run that is separate for each function, as the scheduler expects."""
     cost: float | None
@@ -298,8 +298,8 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
         all_runs=tally.runs,
         requests=tally.shared_batched,
         all_requests=tally.batched,
-        core_s=tally.shared_core_s,
-        whole_core_s=tally.shared_whole_core_s,
+        charged_s=tally.shared_charged_s,
+        whole_s=tally.shared_whole_s,
         own=known.own,
         cost=known.cost,
         shared_with=dict(Counter(name for names in tally.shared_with for name in names).most_common()),

@@ -177,19 +177,22 @@ class TrackedPool(Generic[T]):
             for function in functions:
                 device.forget(function, now)
             return None
-        self._count(device, run, 0 if event is None else event.moved_bytes, now)
+        moved = (0, 0) if event is None else (event.moved_bytes, event.peer_bytes)
+        self._count(device, run, *moved, now)
         return run
 
-    def _count(self, device: TrackedDevice[T], run: DeviceRun[T], moved_bytes: int, now: Seconds) -> None:
+    def _count(
+        self, device: TrackedDevice[T], run: DeviceRun[T], moved_bytes: int, peer_bytes: int, now: Seconds
+    ) -> None:
         missing_bytes = run.missing_bytes
-        device.counts.add(missing_bytes, moved_bytes, now - run.begun)
+        device.counts.add(missing_bytes, moved_bytes, peer_bytes, now - run.begun)
         for tally, seconds in run.shares_s(now):
             own = tally.on.get(device.name)
             if own is None:
                 own = tally.on[device.name] = DeviceCounts()
             # The first function leads: the run brings blocks for it.
-            own.add(missing_bytes, moved_bytes, seconds)
-            missing_bytes = moved_bytes = 0
+            own.add(missing_bytes, moved_bytes, peer_bytes, seconds)
+            missing_bytes = moved_bytes = peer_bytes = 0
 
     def unbind(self, action: Unbind, now: Seconds) -> None:
         """A device forgets a function."""

@@ -5,7 +5,7 @@ counted. Their size is bounded by the deployed functions, never by the names tha
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
@@ -68,8 +68,8 @@ class FunctionStatistics(Tally):
         """The time of these runs."""
         self.shared_runs = self.shared_batched = 0
         """Of these, the runs with requests of several functions, and its own requests in them."""
-        self.shared_core_s = self.shared_whole_core_s = 0.0
-        """Its part of the cost of those, and their whole cost."""
+        self.shared_charged_s = self.shared_whole_s = 0.0
+        """Its part of the seconds of cores, or of a device, that those took, and all of them."""
         self.retries = 0
         self.wait_s = 0.0
         """The seconds from arrivals until the request was first sent to a worker."""
@@ -208,19 +208,7 @@ class Statistics(Tracker[FunctionStatistics]):
         self, worker: Worker, run: OpenRun[FunctionStatistics], event: RunEnded | None, now: Seconds
     ) -> None:
         seconds = now - run.begun
-        self.run_times.add(seconds)
-        self.batches.add(run.batch)
-        for tally, count in run.requests.items():
-            tally.runs += 1
-            tally.batched += count
-            tally.run_s += seconds
-            tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
-            if len(run.requests) > 1:
-                tally.shared_runs += 1
-                tally.shared_batched += count
-                tally.shared_core_s += seconds * worker.run_cores * count / run.batch
-                tally.shared_whole_core_s += seconds * worker.run_cores
-                tally.shared_with.append(tuple(each.name for each in run.requests if each is not tally))
+        self._count_run(run.requests, seconds, seconds * worker.run_cores)
         if event is not None:
             # A profile holds for runs with all concurrent runs in progress, and excludes the cost of a worker's first
             # run.
@@ -237,18 +225,39 @@ class Statistics(Tracker[FunctionStatistics]):
             request = self._requests.get(id_)
             if request is not None:
                 self._sent(request, run.begun)
-        own = _own(run)
-        if not own:
+        if not _own(run):
             return
-        seconds = now - run.begun
+        requests: Counter[FunctionStatistics] = Counter()
+        for part in run.parts:
+            requests[part.tally] += len(part.requests)
+        self._count_run(requests, now - run.begun, now - run.begun, {part.tally for part in _own(run)})
+
+    def _count_run(
+        self,
+        requests: Mapping[FunctionStatistics, int],
+        seconds: float,
+        whole_s: float,
+        counted: Collection[FunctionStatistics] | None = None,
+    ) -> None:
+        """Count a run that took `whole_s` of cores or of a device, by its requests of each function. `counted`: the
+        functions for which it counts, by default all.
+        """
+        batch = sum(requests.values())
         self.run_times.add(seconds)
-        self.batches.add(len(run.requests))
-        for part in own:
-            tally = part.tally
+        self.batches.add(batch)
+        for tally, count in requests.items():
+            if counted is not None and tally not in counted:
+                continue
             tally.runs += 1
-            tally.batched += len(part.requests)
+            tally.batched += count
             tally.run_s += seconds
             tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
+            if len(requests) > 1:
+                tally.shared_runs += 1
+                tally.shared_batched += count
+                tally.shared_charged_s += whole_s * count / batch
+                tally.shared_whole_s += whole_s
+                tally.shared_with.append(tuple(each.name for each in requests if each is not tally))
 
     def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)

@@ -15,6 +15,8 @@ class DeviceCounts:
         """The runs whose blocks were all there, and those that brought missing bytes."""
         self.run_s = 0.0
         self.moved_bytes = 0
+        self.peer_bytes = 0
+        """The part of the moved bytes that came from other devices."""
 
     @property
     def runs(self) -> int:
@@ -26,13 +28,14 @@ class DeviceCounts:
         """The share of the runs that were hits; None: nothing ran."""
         return self.hits / self.runs if self.runs else None
 
-    def add(self, missing_bytes: int, moved_bytes: int, seconds: float) -> None:
+    def add(self, missing_bytes: int, moved_bytes: int, peer_bytes: int, seconds: float) -> None:
         """Count a run."""
         if missing_bytes:
             self.misses += 1
         else:
             self.hits += 1
         self.moved_bytes += moved_bytes
+        self.peer_bytes += peer_bytes
         self.run_s += seconds
 
     @staticmethod
@@ -44,6 +47,7 @@ class DeviceCounts:
             total.misses += each.misses
             total.run_s += each.run_s
             total.moved_bytes += each.moved_bytes
+            total.peer_bytes += each.peer_bytes
         return total
 
 
