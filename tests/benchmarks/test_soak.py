@@ -135,7 +135,7 @@ class Recorded(World):
 
 
 def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_give(tmp_path):
-    late = refused(504, "function f@1 was not answered within 1.000 s")
+    late = refused(504, "the request for function f@1 was not answered within 1.000 s")
     assert verdict(late, 100.0, 0, History(), Weather()) == ("expired", Span(120.0, 121.0))
     path = tmp_path / "journal"
     with path.open("wb") as file:

@@ -23,7 +23,7 @@ OnBytes = Callable[[str, int, int], None]
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show a spinner beside `text` until the block ends."""
+    """Show a spinner beside `text` until the `with` statement ends."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -33,7 +33,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextmanager
 def byte_bar(text: str) -> Iterator[OnBytes]:
-    """Show a progress bar of bytes until the block ends."""
+    """Show a progress bar of bytes until the `with` statement ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
     shown = (*columns, TransferSpeedColumn())
@@ -44,7 +44,7 @@ def byte_bar(text: str) -> Iterator[OnBytes]:
 
 @contextmanager
 def configuration_bar(text: str) -> Iterator[Callable[[MeasurementProgress], None]]:
-    """Show a progress bar of measured configurations until the block ends."""
+    """Show a progress bar of measured configurations until the `with` statement ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,7 +1,7 @@
 """Counts the multiply-accumulates of a call.
 
-They are counted for the operators that dominate a model's arithmetic; all others count as zero, as in the papers'
-tables.
+They are counted for the operators that dominate a model's arithmetic; all others count as zero, as in the tables
+of the papers whose policies `core/policies.py` lists.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,18 +85,17 @@ def _bags(args: Arguments, _output: Shape) -> int:
     return prod(indices) * table[-1]
 
 
-def _fourier(count: int | None, fields: int = 2) -> Callable[[Arguments, Shape], int]:
-    """Return the rule for fast transforms over the last `count` dimensions, or all, by default.
+def _fourier(count: int | None, real: bool = False) -> Callable[[Arguments, Shape], int]:
+    """Return the rule for a Fourier transform of the dimensions that the call names, or the last `count` (None: all).
 
-    It counts two and a half multiply-accumulates for each point and halving; half as many if one side is real (`fields`
-    1).
+    A transform of n points counts 2.5 n log2(n) multiply-accumulates, or half as many if its input or output is `real`.
     """
 
     def transformed(args: Arguments, output: Shape) -> int:
         points = [max(sizes) for sizes in zip(args[0], output, strict=True)]
         dims = args[2] if len(args) > 2 and args[2] is not None else range(-(count or len(points)), 0)
         lengths = [points[dim] for dim in (dims if isinstance(dims, Sequence) else [dims])]
-        return int(1.25 * fields * prod(points) * log2(max(1, prod(lengths))))
+        return int((1.25 if real else 2.5) * prod(points) * log2(max(1, prod(lengths))))
 
     return transformed
 
@@ -134,12 +133,12 @@ _COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
     "aten.fft_ifft.default": _fourier(1),
     "aten.fft_ifft2.default": _fourier(2),
     "aten.fft_ifftn.default": _fourier(None),
-    "aten.fft_irfft.default": _fourier(1, 1),
-    "aten.fft_irfft2.default": _fourier(2, 1),
-    "aten.fft_irfftn.default": _fourier(None, 1),
-    "aten.fft_rfft.default": _fourier(1, 1),
-    "aten.fft_rfft2.default": _fourier(2, 1),
-    "aten.fft_rfftn.default": _fourier(None, 1),
+    "aten.fft_irfft.default": _fourier(1, real=True),
+    "aten.fft_irfft2.default": _fourier(2, real=True),
+    "aten.fft_irfftn.default": _fourier(None, real=True),
+    "aten.fft_rfft.default": _fourier(1, real=True),
+    "aten.fft_rfft2.default": _fourier(2, real=True),
+    "aten.fft_rfftn.default": _fourier(None, real=True),
     "aten.gru.input": _recurrent,
     "aten.gru_cell.default": _cell,
     "aten.inner.default": _rows_by_columns(0),

@@ -3,8 +3,9 @@
 A new version of a function that would not fit a pipeline is refused, and so is the removal of a function that a
 pipeline needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 
-What is checked must still be so when it is changed. So a pipeline counts from its check on, before it is stored, and
-changes that wait for the disk are made one at a time.
+What a check found must still be true when the change is made. So a new pipeline is protected from its check on, before
+it is stored. Deploys of pipelines, removals of versions, promotions and splits, which wait for the disk, are made one
+at a time.
 """
 
 import asyncio
@@ -37,10 +38,11 @@ from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 
 TENANT_SOURCES_MAX = 16 * SOURCES_MAX
-"""The most sources of tensors of all pipelines of a tenant. The deploy of a function checks all that use it."""
+"""The most sources of tensors of all pipelines of a tenant. The deploy of a function checks each pipeline that uses it.
+"""
 
 
-class Objective(msgspec.Struct, frozen=True):
+class PipelineSettings(msgspec.Struct, frozen=True):
     """The settings of a pipeline."""
 
     slo_ms: float | None
@@ -58,7 +60,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    settings: Objective
+    settings: PipelineSettings
     stages: Mapping[str, Stage]
     sources: Mapping[str, str]
     """The source of each output."""
@@ -72,17 +74,17 @@ class _Known:
 
     def __init__(self, kept: StoredPipeline, functions: Registry) -> None:
         self.kept = kept
-        self.seen = _unseen(kept.pipeline)
+        self.statistics = _empty_statistics(kept.pipeline)
         self._find = partial(_found_own, functions, kept.tenant)
         self._functions = {(stage.function, stage.version) for stage in kept.pipeline.stages.values()}
         self._tensors: list[Sequence[TensorSpec]] = []
-        """The tensors of its functions when its own were found."""
+        """The inputs and outputs of its functions from which `_signature` was computed."""
         self._signature = Signature((), ())
 
     def signature(self) -> Signature:
-        """Return its tensors; raise CallerError if its functions do not form a pipeline.
+        """Return its inputs and outputs; raise CallerError if its functions do not form a pipeline.
 
-        Every request asks, so they are found again only after a function has changed.
+        Every request needs them, so they are computed again only after those of a function have changed.
         """
         try:
             found = [self._find(*each) for each in self._functions]
@@ -96,19 +98,19 @@ class _Known:
 
 
 class PipelineView:
-    """A pipeline in its state at that moment. Cheap to create: one is created per request."""
+    """The current state of a pipeline. Cheap to create: one is created per request."""
 
     platform = "overwinter_pipeline"
 
     def __init__(self, known: _Known, functions: Registry) -> None:
         self._known = known
         self._kept = kept = known.kept
-        self._requests = known.seen.requests
+        self._requests = known.statistics.requests
         self._functions = functions
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
         self.tenant: TenantId = kept.tenant
-        self.settings = Objective(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
+        self.settings = PipelineSettings(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
 
     @cached_property
     def _found(self) -> Signature | CallerError:
@@ -149,7 +151,7 @@ class PipelineView:
         return ""
 
     def info(self, whole: bool = True, /) -> PipelineInfo:
-        """Return its full description in any state."""
+        """Return its full description, in any state and whatever `whole` is."""
         found = Signature((), ()) if isinstance(self._found, CallerError) else self._found
         return PipelineInfo(
             name=self.name,
@@ -188,13 +190,16 @@ class Pipelines:
         self._coming: list[tuple[Pipeline, TenantId]] = []
         """The pipelines that are being stored."""
         self.changing = asyncio.Lock()
-        """Held during a change of pipelines, or of the versions that answer, from the check until the change is made.
+        """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
+        the change is made.
         """
 
     # Deploys and removals
 
     def restore(self) -> dict[FunctionName, tuple[str, ...]]:
-        """Load the stored pipelines at the start; returns the numbers that were limited, by pipeline."""
+        """Load the stored pipelines at the start; returns a note for each setting that exceeded the current bounds and
+        was limited to them, by pipeline.
+        """
         self._known = {kept.pipeline.name: _Known(kept, self._functions) for kept in self._kept.pipelines()}
         return {name: known.kept.limited for name, known in self._known.items()}
 
@@ -222,15 +227,15 @@ class Pipelines:
         return self.view(pipeline.name, None)
 
     def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
-        """NoSpaceError if the tenant's pipelines would have too many sources, which all depend on one function at
-        worst.
+        """Raise NoSpaceError if the tenant's pipelines would have too many sources. All of them may use one function,
+        whose deploy then checks them all.
         """
         others = [known.kept for name, known in self._known.items() if name != pipeline.name]
         own = sum(source_count(kept.pipeline) for kept in others if kept.tenant == tenant)
         if own + source_count(pipeline) > TENANT_SOURCES_MAX:
             raise NoSpaceError(
                 f"the pipelines of tenant {tenant!r} have {own} other sources of tensors, and with "
-                f"{pipeline.name!r} more than {TENANT_SOURCES_MAX}: remove one first"
+                f"{pipeline.name!r} more than {TENANT_SOURCES_MAX}: remove a pipeline first"
             )
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
@@ -247,7 +252,7 @@ class Pipelines:
         """Raise NotFoundError if the name is that of a pipeline, where a function is needed."""
         if name in self._known:
             its = ", ".join(sorted({stage.function for stage in self.stages(name, None).values()}))
-            raise NotFoundError(f"{name!r} is a pipeline and no function; ask about its functions: {its}")
+            raise NotFoundError(f"{name!r} is a pipeline and no function; name one of its functions: {its}")
 
     def __contains__(self, name: FunctionName) -> bool:
         return name in self._known
@@ -257,15 +262,15 @@ class Pipelines:
         return PipelineView(self._found(name, version), self._functions)
 
     def views(self, tenant: TenantId | None = None) -> Iterator[PipelineView]:
-        """All pipelines, or one tenant's, by name, each as it is at its turn."""
+        """All pipelines, or one tenant's, by name; each view is created when the iteration reaches it."""
         for name in sorted(name for name, known in self._known.items() if tenant in (None, known.kept.tenant)):
             # It may have been removed since.
             if (known := self._known.get(name)) is not None:
                 yield PipelineView(known, self._functions)
 
-    def seen(self) -> list[PipelineStatistics]:
+    def statistics(self) -> list[PipelineStatistics]:
         """The statistics of each pipeline."""
-        return [known.seen for known in self._known.values()]
+        return [known.statistics for known in self._known.values()]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
         """Return the stages of a pipeline; raise NotFoundError."""
@@ -290,9 +295,9 @@ class Pipelines:
         checks = [(each.kept.pipeline, each.signature) for each in self._known.values()]
         for coming, tenant in self._coming:
             checks.append((coming, partial(signature, coming, partial(_found_own, self._functions, tenant))))
-        for pipeline, now in checks:
+        for pipeline, current in checks:
             used = any(stage.function == name for stage in pipeline.stages.values())
-            if not used or not _holds_together(now):
+            if not used or not _is_valid(current):
                 continue
             try:
                 signature(pipeline, find)
@@ -312,7 +317,7 @@ class Pipelines:
     async def infer(self, call: Call) -> Result:
         """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
         known = self._found(call.name, call.version)
-        kept, seen, requests = known.kept, known.seen, known.seen.requests
+        kept, statistics, requests = known.kept, known.statistics, known.statistics.requests
         begun = self._now()
         own_s = kept.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
@@ -329,7 +334,7 @@ class Pipelines:
         requests.answered += 1
         seconds = self._now() - begun
         requests.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
-        seen.durations.add(seconds)
+        statistics.durations.add(seconds)
         return Result(call.name, kept.version, outputs, passage.start)
 
     def _found(self, name: FunctionName, version: int | None) -> _Known:
@@ -351,14 +356,14 @@ def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, versio
     return function
 
 
-def _holds_together(now: Callable[[], Signature]) -> bool:
-    """Whether the functions of a pipeline, as they are now, form one."""
+def _is_valid(current: Callable[[], Signature]) -> bool:
+    """Whether the current versions of its functions form a pipeline; `current` returns its signature."""
     try:
-        now()
+        current()
     except CallerError:
         return False
     return True
 
 
-def _unseen(pipeline: Pipeline) -> PipelineStatistics:
+def _empty_statistics(pipeline: Pipeline) -> PipelineStatistics:
     return PipelineStatistics(pipeline.name, pipeline.slo_ms, PipelineRequests(), Histogram(SECONDS))

@@ -98,7 +98,7 @@ class Telemetry:
 
     async def _render(self) -> bytes:
         known = await self._snapshot()
-        return await asyncio.to_thread(render, self._sources, known, self._pipelines.seen(), clock.now())
+        return await asyncio.to_thread(render, self._sources, known, self._pipelines.statistics(), clock.now())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""

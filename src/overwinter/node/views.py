@@ -70,7 +70,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
 
 
 class DeployedView:
-    """One deployed version of a function in its state at that moment. Cheap to create: one is created per request."""
+    """The current state of one deployed version of a function. Cheap to create: one is created per request."""
 
     platform = "overwinter_program"
 

@@ -31,7 +31,7 @@ def refuse(
     retry_after_s: float | None = None,
     function: FunctionId | None = None,
 ) -> None:
-    """Refuse a request with `message`. `function` replaces the request's function if that is not in the tables."""
+    """Refuse a request with `message`. `function`: the function of a request that is not in the tables."""
     request = close_request(cycle, id_)
     if request is not None:
         function = request.function
@@ -50,7 +50,7 @@ def expire(cycle: Cycle, id_: RequestId) -> None:
     """Refuse a request whose deadline has passed."""
     request = cycle.state.requests[id_]
     waited = f"{cycle.now - request.arrived:.3f} s"
-    refuse(cycle, id_, "DeadlineError", f"function {request.function} was not answered within {waited}")
+    refuse(cycle, id_, "DeadlineError", f"the request for function {request.function} was not answered within {waited}")
 
 
 def refuse_unloaded(cycle: Cycle, function: Function) -> None:

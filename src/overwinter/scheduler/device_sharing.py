@@ -2,7 +2,8 @@
 
 Functions of a family of the pool that allow batches run together as far as their weights are the same, as those of a
 worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted for
-the mates. So a run is shared only where what the device misses is brought in a small part of the time of a run.
+the functions that join. So a run is shared only where what the device misses is brought in a small part of the time of
+a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,9 @@ def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[A
 
 
 def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[Part, ...]:
-    """Take the requests of a shared run: as many as together can meet the SLO of the first one."""
+    """Take the requests of a shared run: as many as together can meet the SLO of the first request. If that one would
+    be late even alone, the run takes up to `max_batch` requests.
+    """
     own, seconds = len(function.queue), partial(expected_s, cycle, function)
     count = min(function.spec.settings.max_batch, own + sum(len(each.queue) for each in others))
     left_s = cycle.state.requests[function.queue[0]].due - cycle.now
@@ -64,7 +67,9 @@ def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[
 
 
 def _spread(own: int, count: int) -> list[int]:
-    """Return how many requests of each function are in a run of so many, if each mate has one."""
+    """Return how many requests each function has in a run of `count`: up to `own` of the leading function, then one of
+    each other.
+    """
     return [min(own, count), *[1] * (count - own)]
 
 

@@ -14,7 +14,7 @@ from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
-from overwinter.scheduler.retention import end_window, idle_until, outlasts_keep_alive
+from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
 from overwinter.scheduler.sizing import drain_surplus, end_period
 from overwinter.scheduler.state import Function, QueueName, Worker
 from overwinter.scheduler.timers import Key
@@ -84,7 +84,7 @@ def _function(cycle: Cycle, function: Function) -> None:
             drain_surplus(cycle, family, scaled)
         for worker in list(family.workers.values()):
             unbind_unused(cycle, worker)
-    end_window(cycle, function)
+    end_keep_alive_of_blocks(cycle, function)
     cycle.mark(function)
     functions.watch(cycle, function)
 

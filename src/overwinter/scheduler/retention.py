@@ -1,8 +1,8 @@
-"""Decides how long unused idle workers and blocks stay.
+"""Decides how long idle workers and unused blocks stay.
 
-Both are caches: nothing is evicted for idleness alone, unless a keep-alive or a window is set, and evictions for other
-functions go by value (idle.py, victims.py). A keep-alive ends only a function's last worker: the number of several
-workers follows the rate, once the function has a profile.
+Both are caches: nothing is evicted for idleness alone, unless a keep-alive is set (for blocks: `host_keep_alive_s`),
+and evictions for other functions go by value (idle.py, victims.py). The keep-alive of workers ends only a function's
+last one: while there are several, their number follows the rate, once the function has a profile.
 """
 
 from math import inf
@@ -52,7 +52,7 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
 
 
 def idle_until(cycle: Cycle, worker: Worker) -> float:
-    """Return when an idle worker's keep-alive ends, which is that of its last function; inf: never."""
+    """Return when an idle worker's keep-alive ends: the latest end of the keep-alives of its functions; inf: never."""
     policy = cycle.policy
     if policy.keep_alive == "history":
         now = float(cycle.now)
@@ -124,21 +124,21 @@ def _settle_blocks(cycle: Cycle, function: Function) -> None:
     if id_ not in evictable:
         evictable[id_] = function
         cycle.bytes_changed = True
-        leaves_at = window_ends(cycle, function)
+        leaves_at = keep_alive_of_blocks_ends(cycle, function)
         if leaves_at is not None:
             cycle.timers.arm(id_, leaves_at)
 
 
-def window_ends(cycle: Cycle, function: Function) -> Seconds | None:
+def keep_alive_of_blocks_ends(cycle: Cycle, function: Function) -> Seconds | None:
     """Return when the function leaves the host store for lack of use, if `host_keep_alive_s` is set."""
     if cycle.config.host_keep_alive_s is None or not _is_unused(function):
         return None
     return Seconds(function.used + cycle.config.host_keep_alive_s)
 
 
-def end_window(cycle: Cycle, function: Function) -> None:
-    """Release the function if that time has come."""
-    ends = window_ends(cycle, function)
+def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
+    """Evict the function's blocks if their keep-alive has ended."""
+    ends = keep_alive_of_blocks_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
         evict_blocks_of(cycle, function, f"it was not used for {cycle.now - function.used:.0f} s")
 
@@ -150,7 +150,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
         victim = victims.for_bytes(cycle, keep)
         if victim is None:
             return False
-        # The bytes that this frees are not counted, because a function's blocks may be needed by other functions,
+        # The reason does not say how many bytes this frees: that would reveal how many of them other functions hold,
         # perhaps of another tenant.
         evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used:.1f} s ago")
     return True
@@ -164,7 +164,7 @@ def release_blocks(cycle: Cycle, nbytes: int) -> int:
 
 
 def drain_for_bytes(cycle: Cycle) -> None:
-    """Drain a function in use, so that its bytes become free for waiting functions, one at a time."""
+    """Drain a function in use, so that its bytes become free for waiting functions. Only one drains at a time."""
     state = cycle.state
     if state.releasing is not None:
         return

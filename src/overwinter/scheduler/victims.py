@@ -1,17 +1,17 @@
 """Chooses the victims that free a scarce resource for the first in its queue.
 
 For a place for a worker: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which
-gets no more work. Tenants share by max-min fairness: a share is the larger of a tenant's parts of the workers and of
-their private memory. A tenant takes a worker from another if it then has no more than the other. A tenant without a
-worker takes one from the tenant with the most. The runs of another tenant's worker must end within the drain timeout. A
-slice lasts as long as ten wakes, so that replacing workers costs a small share of the time. A worker that has been idle
-for long counts for no tenant's share: it may be stopped for any of them.
+gets no more work. Tenants share by max-min fairness: a share is the largest of a tenant's parts of the workers, of
+their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
+other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
+within the drain timeout. A slice lasts as long as ten wakes, so that replacing workers costs a small share of the time.
+A worker that has been idle for OWN_S may be stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. Its slice begins with its first worker after its blocks were loaded. If it began earlier, functions that
 wait for a place or a core would take the blocks from each other, and none would run. This slice is longer, because
-blocks come from disk. An idle function is evicted sooner, unless it is used so often that it would be loaded again at
-once, or was just loaded.
+blocks come from disk. A function in use that has nothing to do is evicted sooner, unless it is used so often that it
+would be loaded again at once, or was just loaded.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ class Victim(NamedTuple):
 
 
 class FutureClaims:
-    """The claims after all draining workers have ended and the functions before this one in the queue have started."""
+    """The claims after workers that stop or drain with a time limit have ended, and functions of `add` have started."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
@@ -69,7 +69,9 @@ class FutureClaims:
         self._taken_over: set[WorkerId] = set()
 
     def has_place(self, function: Function, wanted: Claim) -> bool:
-        """Whether there will be a place for what a function wants, assuming that operations of its own tenant end."""
+        """Whether there will be a place for what a function wants. Workers of its own tenant that drain without a time
+        limit count as ended.
+        """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
         given_back = [
             resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
@@ -96,13 +98,15 @@ class FutureClaims:
             self._workers[function.spec.tenant] -= 1
 
     def _process_for(self, function: Function, wanted: Claim) -> ForkedAhead | None:
-        """Return the process forked in advance that its worker will use, with its claim."""
+        """Return the process forked in advance that a start of the function will use, or None."""
         found = ahead.fitting(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 
 
 def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """Return the worker to stop for what a function wants: a worker, or private memory only."""
+    """Return the worker to stop so that a function gets what it wants (a place for a worker, or only private memory),
+    or when one may be stopped.
+    """
     victim = idle_for_place(cycle, function, wanted)
     if victim.worker is not None:
         return victim
@@ -150,7 +154,7 @@ def _most_workers(cycle: Cycle) -> int:
 def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:
     """Return another tenant's longest idle worker, and when it may be stopped regardless of shares."""
     longest = next(iter(tenant.spare.values()), None)
-    if longest is None or _has_most(cycle, function, wanted):
+    if longest is None or _is_at_maximum(cycle, function, wanted):
         return None, inf
     return longest, longest.since + OWN_S
 
@@ -158,7 +162,8 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
     """Return the worker of a tenant whose time slice ends first, and when.
 
-    For another tenant it may also be one that already drains for its own tenant without a time limit.
+    `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
+    drains without a time limit.
     """
     if not own and tenant.draining:
         return next(iter(tenant.draining.values())), cycle.now
@@ -174,8 +179,8 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     return found, min(at, found.ready_at + cycle.config.drain_timeout_s)
 
 
-def _has_most(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Whether its tenant has the most workers that it may have."""
+def _is_at_maximum(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    """Whether a function wants a worker and its tenant has its maximum of workers."""
     workers = cycle.resources.workers
     return bool(wanted.get(workers)) and workers.of(function.spec.tenant) >= workers_max(cycle)
 
@@ -186,7 +191,7 @@ def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, m
     if giver == mine:
         return True
     workers, memory = cycle.resources.workers, cycle.resources.memory
-    if _has_most(cycle, function, wanted):
+    if _is_at_maximum(cycle, function, wanted):
         return False
     if not workers.staying(mine):
         return workers.staying(giver) == most
@@ -207,8 +212,8 @@ def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
 
 
 def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
-    """The function in use whose blocks are evicted next, idle ones first; if none may be evicted yet, the time of the
-    next check.
+    """The function in use whose blocks are evicted next, those with nothing to do first; if none may be
+    evicted yet, the time of the next check.
     """
     state = cycle.state
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
@@ -260,8 +265,8 @@ def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
 
 
 def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | None:
-    """Return the least valuable of these functions, which are ordered by last use; the first if evicting none frees
-    anything.
+    """Return the least valuable of these functions, which are ordered by last use; the first if no eviction would
+    free bytes.
     """
     state, rule = cycle.state, RULES[cycle.policy.eviction]
     first: Function | None = None

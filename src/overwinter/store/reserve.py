@@ -1,7 +1,7 @@
 """A reserve file, with which a node can start and remove functions on a full disk.
 
-The file is deleted before such an operation when the disk has less than its size free, and created again afterwards, as
-far as there is space. So a removal frees the space that the next removal needs.
+The file is deleted before such an operation when the disk has less free space than the file should have, and created
+again afterwards, as far as there is space. So a removal frees the space that the next removal needs.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from overwinter.store.sealing import free_bytes
 
 RESERVE_BYTES = 4 << 20
-"""The space for the write-ahead logs of two catalogs and their indexes."""
+"""The space for the write-ahead logs and their indexes of the catalog and the usage file."""
 DISK_DIVISOR = 16
 """The reserve is at most the size of the disk divided by this."""
 
@@ -27,7 +27,7 @@ class Reserve:
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        """Let the operation in this block use the reserved space."""
+        """Let the operation in this `with` statement use the reserved space."""
         if free_bytes(self._path.parent) < self._nbytes:
             self._path.unlink(missing_ok=True)
         try:
@@ -36,7 +36,7 @@ class Reserve:
             self._fill()
 
     def _fill(self) -> None:
-        """Reserve the space, as far as it is available. A disk without preallocation reserves none."""
+        """Reserve the space, as far as it is available. If the file system refuses, no more is reserved."""
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

@@ -1,4 +1,4 @@
-"""The options with which a task is requested, and the handler, assets and sample requests that it makes from a
+"""The options with which a task is requested, and the handler, assets and sample request that it makes from a
 directory.
 """
 
@@ -15,14 +15,14 @@ from overwinter.worker.values import Value
 
 
 class Bundle(NamedTuple):
-    """A handler with its assets, and requests for its trial."""
+    """A handler with its assets, a sample request, and what the handler must make from it."""
 
     source: str
     assets: dict[str, bytes]
     sample: dict[str, Value]
     """A sample request of several items that differ in length and content, as those of users do."""
     expected: list[dict[str, torch.Tensor]]
-    """The results of `transformers` for each item alone, by the names of the model's inputs."""
+    """The inputs of the model that `transformers` computes from each item of the sample alone, by name."""
     axes: dict[str, Axes]
     """The meaning of each dimension of the model's inputs."""
 
@@ -42,10 +42,10 @@ class TaskRequest(NamedTuple):
         return value
 
     def number(self, name: str) -> int | None:
-        """Return an option that must be a number above 0."""
+        """Return an option that must be a whole number above 0; None: it is not given."""
         value = self.options.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise CallerError(f"{name} of {self.task} must be a number above 0, not {value!r}")
+            raise CallerError(f"{name} of {self.task} must be a whole number above 0, not {value!r}")
         return value
 
 

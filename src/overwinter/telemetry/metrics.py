@@ -61,7 +61,7 @@ class _Node(Collector):
         yield from _health(sources.health)
         if known.devices:
             yield from device_metrics(known.devices, sources.statistics)
-        help_text = "Periodic checks of the node that failed because of an error of the system."
+        help_text = "Periodic checks of the node that failed because of an error of the operating system."
         yield counter("checks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
 
 
@@ -159,13 +159,13 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
-    yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
+    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(seen, "batched"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", help_text, ["function"], _named(seen, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
     yield counter("shared_run_requests", help_text, ["function"], _named(seen, "shared_batched"))
-    yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
-    yield counter("run_core_seconds", "Time of these runs times their cores.", ["function"], _named(seen, "core_s"))
+    yield counter("run_seconds", "Time of completed runs.", ["function"], _named(seen, "run_s"))
+    yield counter("run_core_seconds", "Time of completed runs times their cores.", ["function"], _named(seen, "core_s"))
     help_text = "Time from arrivals until the requests were sent to a worker."
     yield counter("wait_seconds", help_text, ["function"], _named(seen, "wait_s"))
 
@@ -175,7 +175,12 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
     counts = [((name,), states[name]) for name in get_args(WorkerState)]
     yield gauge("workers", "Worker processes, by state.", ["state"], counts)
     alive = (((each.name,), float(each.workers)) for each in seen if each.workers)
-    yield gauge("function_workers", "Worker processes that were forked for a function.", ["function"], alive)
+    yield gauge(
+        "function_workers",
+        "Existing worker processes, by the function for which they were forked.",
+        ["function"],
+        alive,
+    )
     live = list(statistics.workers.values())
     bound = Counter[str](name for process in live for name in {tally.name for tally in list(process.bound.values())})
     yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
