@@ -6,6 +6,7 @@ from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor, S
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
+from overwinter.scheduler.pool import UNPLACED_SWAPS
 from overwinter.scheduler.published import Published
 from tests.scheduler.world import World, spec
 
@@ -180,6 +181,28 @@ def test_blocks_that_do_not_fit_in_adjacent_memory_cost_one_more_eviction_each_t
     world.finish_on_device(unplaced=True)
     assert "f@1" in world.answers[request].message
     assert world.answers[request].error == "NoSpaceError"
+
+
+def test_what_once_found_no_place_evicts_at_once_for_a_while():
+    world = World(devices=(device(),))
+    names = [f"f{number}" for number in range(UNPLACED_SWAPS + 4)]
+    for name in names:
+        world.deploy(pooled(name, 300_000))
+    world.deploy(pooled("small", 1000))
+    served(world, *names[:2])
+    world.arrive(names[2])
+    world.load_blocks()
+    world.finish_on_device(unplaced=True)
+    world.settle()
+    served(world, "small")
+    assert of(world, RunOnDevice)[-1].evict == ()
+    counts = []
+    for name in names[3:]:
+        served(world, name)
+        counts.append(len(of(world, RunOnDevice)[-1].evict))
+    # Two runs had brought blocks before these.
+    assert [number for number, count in enumerate(counts) if not count] == [UNPLACED_SWAPS - 2]
+    assert set(counts) == {0, 1}
 
 
 def test_tenants_take_turns_on_a_device_and_share_no_executor():

@@ -18,7 +18,7 @@ from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, hangs_s, use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
-from overwinter.scheduler.pool import Device, LastBinding
+from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import run_owner
 from overwinter.scheduler.state import Function
@@ -114,7 +114,7 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
 def _make_room(cycle: Cycle, function: Function, device: Device) -> tuple[FunctionId, ...]:
     """Evict functions from the device until the function fits."""
     pooled, evicted = facts(function), list[FunctionId]()
-    capacity = device.config.memory_bytes
+    capacity = device.capacity(device.blocks.missing(pooled.sizes))
     least = 1 if device.config.name in pooled.unplaced else 0
     victims: Iterator[Function] | None = None
     while len(evicted) < least or device.blocks.nbytes + device.blocks.missing(pooled.sizes) > capacity:
@@ -155,6 +155,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
         _unplaced(cycle, device, operation)
     else:
         device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
+        _placed(device, event.moved_bytes)
         device.failures, device.fault, device.blamed = 0, "", None
         failures = {failure.request: failure for failure in event.failures}
         for part in operation.parts:
@@ -171,12 +172,22 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
 
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
     """Nothing ran, and the device has forgotten all functions of the run. The next attempt is of the first alone."""
+    total = device.blocks.nbytes
     for part in operation.parts:
         residency.drop(cycle, device, part.function.spec.id)
+    device.unplaced = Unplaced(total - device.blocks.nbytes, total)
     function = operation.function
     facts(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)
     for part in operation.parts:
         put_back(cycle, part)
+
+
+def _placed(device: Device, moved_bytes: int) -> None:
+    """A run has ended for which so many bytes found places."""
+    if device.unplaced is not None and moved_bytes:
+        device.unplaced.swaps += 1
+        if device.unplaced.swaps >= UNPLACED_SWAPS:
+            device.unplaced = None
 
 
 def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) -> None:

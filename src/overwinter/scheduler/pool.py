@@ -19,6 +19,10 @@ OUT_FAILURES = 3
 START_S = 1.0
 """The assumed time of the start of an executor before one was measured."""
 SMOOTHING = 0.2
+UNPLACED_SWAPS = 64
+"""The runs that bring blocks after which a device is tried again with as many bytes as once found no places: by then
+other blocks lie there.
+"""
 WAITED = 1.1
 """A run that took less than so many times the time of its transfer waited for it."""
 
@@ -60,6 +64,16 @@ class Resident(msgspec.Struct, eq=False):
     """Whether it is forgotten there when its run has ended, because its blocks have left the host store."""
 
 
+class Unplaced(msgspec.Struct):
+    """The last run whose blocks found no places on a device, although enough bytes were free."""
+
+    missing_bytes: int
+    total_bytes: int
+    """The bytes on the device, had they found places."""
+    swaps: int = 0
+    """The runs that have brought blocks there since."""
+
+
 class Device(msgspec.Struct, eq=False):
     """One device, and what lies there."""
 
@@ -68,6 +82,8 @@ class Device(msgspec.Struct, eq=False):
     residents: dict[FunctionId, Resident] = msgspec.field(default_factory=dict)
     """The least recently used first."""
     blocks: Residents = msgspec.field(default_factory=Residents)
+    unplaced: Unplaced | None = None
+    """None: there was none lately."""
     swap_s: float = 0.0
     """The expected time of the transfer for the last run."""
     swaps_until: float = 0.0
@@ -95,6 +111,12 @@ class Device(msgspec.Struct, eq=False):
     def operation(self) -> Operation | None:
         """The run in progress."""
         return None if self.executor is None else self.executor.operation
+
+    def capacity(self, missing: int) -> int:
+        """The most bytes that may lie there if so many are brought: fewer than when as many found no places."""
+        if self.unplaced is None or missing < self.unplaced.missing_bytes:
+            return self.config.memory_bytes
+        return self.unplaced.total_bytes - 1
 
     def is_free(self, now: Seconds) -> bool:
         """Whether a run, or the start of an executor, could begin now."""

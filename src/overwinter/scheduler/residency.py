@@ -37,6 +37,7 @@ def clear(cycle: Cycle, device: Device) -> None:
     """The executor ends, and with it all that is on the device."""
     for id_ in list(device.residents):
         drop(cycle, device, id_)
+    device.unplaced = None
 
 
 def forget(cycle: Cycle, function: Function) -> None:
