@@ -174,7 +174,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
-    device_bytes = sum(device.memory_bytes + device.activation_bytes for device in scheduler.devices)
+    device_bytes = sum(device.reserved_bytes for device in scheduler.devices)
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log, device_bytes)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
         log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")

@@ -28,7 +28,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    of_devices = {f"device_{what}" for what in ("memory", "activations", "bandwidth", "switch", "peers")}
+    of_devices = {f"device_{what}" for what in ("kind", "memory", "activations", "bandwidth", "switch", "peers")}
     assert names == fields - {"scheduler", "requests"} | of_devices
 
 
@@ -81,6 +81,13 @@ def test_devices_share_switches_and_copy_from_each_other() -> None:
     assert [dict(each.peers) for each in devices] == [
         {DeviceId(f"virtual:{peer}"): 50e9 for peer in range(3) if peer != own} for own in range(3)
     ]
+
+
+def test_null_devices_take_no_memory_and_have_no_peers() -> None:
+    [device] = config("--devices", "1", "--device-kind", "null", "--device-memory", "32GiB").scheduler.devices
+    assert (device.name, device.kind, device.reserved_bytes) == ("null:0", "null", 0)
+    with pytest.raises(ValueError, match="null:0"):
+        config("--devices", "2", "--device-kind", "null", "--device-peers", "50GB")
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:

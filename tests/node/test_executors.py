@@ -17,6 +17,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
+from overwinter.core.profile import Point, Profile
 from overwinter.model.closeness import BOUNDS, is_near
 from overwinter.model.export import export
 from overwinter.node import executors
@@ -27,10 +28,11 @@ from tests.store.source import Source
 
 from .rig import Function, Rig, until
 
-LARGE, SMALL = DeviceId("virtual:0"), DeviceId("virtual:1")
+LARGE, SMALL, NULL = DeviceId("virtual:0"), DeviceId("virtual:1"), DeviceId("null:0")
 DEVICES = (
     DeviceConfig(name=LARGE, memory_bytes=64 << 20, group_bytes=64 << 10),
     DeviceConfig(name=SMALL, memory_bytes=1 << 20, activation_bytes=1 << 20),
+    DeviceConfig(name=NULL, kind="null", memory_bytes=64 << 30, bytes_per_s=1e12),
 )
 
 
@@ -440,6 +442,38 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool)
         assert (await pool.run(executor, function)).failures == ()
 
     device_rig.run(scene())
+
+
+def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(device_rig, pool):
+    function = variant("resnet50", 0)
+    pool.deploy(function)
+    nbytes = sum(function.weights.values())
+
+    async def scene():
+        executor = await pool.start(NULL)
+        [failure] = (await pool.run(executor, function)).failures
+        assert (failure.error, "profile" in failure.message) == ("ProgramError", True)
+        function.deployed.profile = Profile(weight_bytes=nbytes, macs=1, points=(Point(1, 0, 1, 1, 0.01),))
+        try:
+            ended = await pool.run(executor, function)
+        finally:
+            function.deployed.profile = None
+        assert (ended.failures, ended.moved_bytes) == ((), nbytes)
+        given = pool.answers()
+        assert (await pool.run(executor, function)).moved_bytes == 0
+        assert pool.answers() == given
+        other = await pool.start()
+        await pool.run(other, function)
+        computed = pool.answers()
+        assert shapes(given) == shapes(computed)
+        assert given != computed
+
+    device_rig.run(scene())
+
+
+def shapes(answers) -> list[list[tuple]]:
+    """Return the names and shapes of the outputs of each request."""
+    return [[(name, shape) for name, shape, _ in answer] for answer in answers]
 
 
 def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):

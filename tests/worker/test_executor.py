@@ -89,7 +89,7 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     channel.send(Evict(("filler",)))
     channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))
     channel.send(Stop())
-    own = OwnDevice(device, 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    own = OwnDevice(device, "virtual", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     *_, answer = [channel.receive()[0] for _ in range(3)]
     metas = [outcome.metas[0] for outcome in answer.outcomes]

@@ -1,12 +1,12 @@
 """The options of a node that describe its devices, which are all alike."""
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 from msgspec import structs
 
 from overwinter.cli.options import byte_size, size_text
-from overwinter.core.devices import ACTIVATION_BYTES, DeviceConfig
+from overwinter.core.devices import ACTIVATION_BYTES, DeviceConfig, DeviceKind
 from overwinter.core.ids import DeviceId
 
 MOST = 64
@@ -22,7 +22,14 @@ def device_options() -> list[click.Option]:
             type=click.IntRange(0, MOST),
             metavar="NUMBER",
             default=0,
-            help="Virtual devices of the pool, each with a memory and a link of its own. They compute on the CPU.",
+            help="Devices of the pool, each with a memory and a link of its own.",
+        ),
+        click.Option(
+            ["--device-kind"],
+            type=click.Choice(get_args(DeviceKind)),
+            default="virtual",
+            show_default=True,
+            help="virtual: computes on the CPU. null: takes the times in the profiles of functions, and answers zeros.",
         ),
         click.Option(
             ["--device-memory"],
@@ -64,13 +71,15 @@ def device_options() -> list[click.Option]:
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
     number, behind, peer_bytes_per_s = (values.pop(name) for name in ("devices", "device_switch", "device_peers"))
+    kind: DeviceKind = values.pop("device_kind")
     alike = DeviceConfig(
-        name=DeviceId("virtual"),
+        name=DeviceId(kind),
+        kind=kind,
         memory_bytes=values.pop("device_memory"),
         activation_bytes=values.pop("device_activations"),
         bytes_per_s=float(values.pop("device_bandwidth")),
     )
-    names = [DeviceId(f"virtual:{each}") for each in range(number)]
+    names = [DeviceId(f"{kind}:{each}") for each in range(number)]
     return tuple(
         structs.replace(
             alike,

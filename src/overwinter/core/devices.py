@@ -8,8 +8,10 @@ import msgspec
 from overwinter.core.bounds import Bound, check_bounds, seconds
 from overwinter.core.ids import DeviceId
 
-DeviceKind = Literal["virtual"]
-"""What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link."""
+DeviceKind = Literal["virtual", "null"]
+"""What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link. A null
+one moves and computes nothing: it takes the time of the link and of the functions' profiles, and answers zeros.
+"""
 
 DeviceIsolation = Literal["none", "tenant", "function"]
 """Who shares the executor of a device: all tenants, the functions of one tenant, or nobody."""
@@ -58,6 +60,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
+        if self.kind == "null" and self.peers:
+            raise ValueError(f"device {self.name!r} is a null device, which has no links from other devices")
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The memory of this machine that it takes."""
+        return 0 if self.kind == "null" else self.memory_bytes + self.activation_bytes
 
 
 def check_devices(devices: Sequence[DeviceConfig]) -> None:

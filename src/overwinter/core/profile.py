@@ -115,15 +115,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         alike = (point for point in self.points if (point.cores, point.concurrency) == (cores, concurrency))
         return {point.batch: point.memory_bytes for point in sorted(alike, key=lambda point: point.batch)}
 
+    def run_s(self, cores: int, concurrency: int) -> dict[int, float]:
+        """Return the seconds of a run with this many cores and concurrent runs, by ascending batch size; empty if they
+        were not measured.
+        """
+        alike = (point for point in self.points if (point.cores, point.concurrency) == (cores, concurrency))
+        return {point.batch: point.latency_s for point in sorted(alike, key=lambda point: point.batch)}
+
     def latency_s(self, cores: int, batch: int, concurrency: int) -> float | None:
         """Return the seconds of a run of `batch` requests, linear between and beyond the measured batches; None:
         unknown.
         """
-        known = sorted(
-            (point.batch, point.latency_s)
-            for point in self.points
-            if point.cores == cores and point.concurrency == concurrency
-        )
+        known = list(self.run_s(cores, concurrency).items())
         return between(known, batch) if known else None
 
 

@@ -42,11 +42,7 @@ class VirtualDevice(ReservedDevice):
         """Reserve all of the allocator's memory. `shared`: a file for it (`shared.shared_memory`), out of which other
         processes may copy blocks.
         """
-        if shared is None:
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-            reserved = mmap.mmap(-1, allocator.nbytes, private)
-        else:
-            reserved = mmap.mmap(shared, os.fstat(shared).st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        reserved = self._reserve(allocator.nbytes, shared)
         super().__init__(name, allocator, torch.frombuffer(reserved, dtype=torch.uint8, count=allocator.nbytes))
         self._table = None if shared is None else Table(memoryview(reserved))
         self._stream = ThreadPoolExecutor(1, thread_name_prefix=f"copies to {name}")
@@ -84,6 +80,12 @@ class VirtualDevice(ReservedDevice):
         with torch.inference_mode():
             outputs = program(weights, *arguments)
             return tuple(output.clone() if self._lies_in_arena(output) else output for output in outputs)
+
+    def _reserve(self, nbytes: int, shared: int | None) -> mmap.mmap:
+        """Return memory of zeros. Raises OSError."""
+        if shared is not None:
+            return mmap.mmap(shared, os.fstat(shared).st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 
     def _lies_in_arena(self, tensor: torch.Tensor) -> bool:
         start = self._memory.data_ptr()

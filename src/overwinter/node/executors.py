@@ -14,6 +14,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
 from overwinter.core.events import Event, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, WorkerId
+from overwinter.core.profile import Profile
 from overwinter.node.answers import AnswerCheck, reportable
 from overwinter.node.bindings import Bindings
 from overwinter.node.contained import ContainedProcess, Flight
@@ -223,8 +224,9 @@ class Executors:
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
-            measured = {} if function.profile is None else function.profile.worker_bytes(cores=1, concurrency=1)
-            message = HandOver(function.manifest.tenant, function.load(bare=True), handed, measured)
+            tenant, profile = function.manifest.tenant, function.profile or Profile(weight_bytes=0, macs=0)
+            measured = profile.worker_bytes(cores=1, concurrency=1), profile.run_s(cores=1, concurrency=1)
+            message = HandOver(tenant, function.load(bare=True), handed, *measured)
             process.bindings.add(function, bind)
             process.untried.append(function.id)
             self._processes.forks.send(process, message, fds)

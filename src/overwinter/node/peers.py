@@ -40,10 +40,12 @@ class Sharing:
 
     def private_bytes(self, device: DeviceConfig) -> int:
         """The private memory that the device's executor needs for blocks."""
-        return 0 if device.name in self._peers else device.memory_bytes
+        return 0 if device.name in self._peers or device.kind == "null" else device.memory_bytes
 
     def mapped_bytes(self, device: DeviceConfig) -> int:
-        """The most address space that the device's executor needs for memory that is shared."""
+        """The most address space that the device's executor needs for memory that is shared, or that is none."""
+        if device.kind == "null":
+            return device.memory_bytes
         own = [device.memory_bytes] if device.name in self._peers else []
         return sum(map(shared_bytes, [*own, *(self._devices[peer].memory_bytes for peer in device.peers)]))
 

@@ -15,12 +15,13 @@ import torch
 from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError
+from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError, ProgramError
 from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
 from overwinter.device.blocks import Place
 from overwinter.device.function import Arriving, DeviceFunction, DeviceProgram
+from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
@@ -51,9 +52,15 @@ from overwinter.worker.weights import Blocks, MappedBlock, read_all
 class _Program:
     """A program as both sides of a run need it: the requests' and the device's."""
 
-    def __init__(self, content: bytes, device: torch.device) -> None:
+    def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
+        """`run_s`: the seconds of a run by its requests. Raises ProgramError if a null device is not told any."""
         self.prepared = Prepared(content)
-        self.on_device = DeviceProgram(self.prepared.program, device, self.prepared.run)
+        if own.kind == "null":
+            if not run_s:
+                raise ProgramError("a null device takes the times of runs from a profile: measure one with profile")
+            self.on_device: DeviceProgram = NullProgram(self.prepared.program, run_s)
+        else:
+            self.on_device = DeviceProgram(self.prepared.program, own.device.torch_device, self.prepared.run)
         self.activations = Activations(self.prepared.program)
 
 
@@ -102,7 +109,7 @@ class _Swapped:
 
     def may_share(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
-        return self._own.device.torch_device.type == "cpu" and self.admits(shapes)
+        return self._own.kind == "virtual" and self.admits(shapes)
 
     def bring(self) -> None:
         """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
@@ -230,7 +237,7 @@ class Executor:
         load, bind = message.load, message.bind
         program = self._programs.get(load.program)
         if program is None:
-            program = _Program(read_all(fds[0], load.program_bytes), self._own.device.torch_device)
+            program = _Program(read_all(fds[0], load.program_bytes), self._own, message.run_s)
             self._programs[load.program] = program
         program.activations.learn(message.measured)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))

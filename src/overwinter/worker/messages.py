@@ -279,6 +279,8 @@ class HandOver(_Message, frozen=True):
     bind: Bind
     measured: dict[int, int] = {}
     """The private memory of a worker of its program, by the requests of a run; empty: it was not profiled."""
+    run_s: dict[int, float] = {}
+    """The seconds of a run on one core, by its requests; empty: it was not profiled."""
 
 
 class Evict(_Message, frozen=True):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from ctypes import c_double, sizeof
 from typing import NamedTuple
 
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, DeviceKind
 from overwinter.device.interface import Device
 from overwinter.device.link import Link, Switch
+from overwinter.device.null import NullDevice
 from overwinter.device.partitioned import allocator_of
 from overwinter.device.swap import Swapping
 from overwinter.device.virtual import VirtualDevice
@@ -21,6 +22,7 @@ class OwnDevice(NamedTuple):
     """A device, its memory for what runs compute, and how blocks of the host and of other devices reach it."""
 
     device: Device
+    kind: DeviceKind
     activation_bytes: int
     link: Link
     swapping: Swapping
@@ -35,12 +37,15 @@ def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnD
         device, link = reserved(config, memory), _link_of(config, order.sharers, free_at)
     finally:
         close_all(fds)
-    return OwnDevice(device, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
+    return OwnDevice(device, config.kind, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
 
 
 def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
     """Reserve the memory of a device, in a file if it is `shared`; raise OSError if the system refuses."""
-    return VirtualDevice(config.name, allocator_of(config.memory_bytes), shared)
+    allocator = allocator_of(config.memory_bytes)
+    if config.kind == "null":
+        return NullDevice(config.name, allocator)
+    return VirtualDevice(config.name, allocator, shared)
 
 
 def _link_of(config: DeviceConfig, sharers: int, free_at: int | None) -> Link:

@@ -1,0 +1,116 @@
+"""A null device: transfers take the time of their link and runs the time in their function's profile, but no byte is
+moved, and the outputs are those of weights of zeros.
+
+A node with null devices shows how it would use devices that its machine lacks, and so whether the simulator is right.
+"""
+
+import mmap
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from overwinter.core.ids import Address, TenantId
+from overwinter.core.profile import between
+from overwinter.device.allocation import Allocator, Extent, Move
+from overwinter.device.function import DeviceProgram
+from overwinter.device.interface import Copy
+from overwinter.device.link import Link
+from overwinter.device.virtual import VirtualDevice
+from overwinter.model.compile import compile_program
+from overwinter.model.program import Program
+from overwinter.model.structure import BATCH
+
+SHAPES_MAX = 64
+"""The most shapes of inputs whose outputs are kept."""
+
+
+class NullDevice(VirtualDevice):
+    """A device that takes addresses for its blocks, and no memory: all its bytes are one page of zeros."""
+
+    def __init__(self, name: str, allocator: Allocator) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            super().__init__(name, allocator)
+
+    def _reserve(self, nbytes: int, shared: int | None) -> mmap.mmap:
+        """Return memory that can only be read, which the kernel counts for nobody. Raises OSError."""
+        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+
+    def _clear(self, extent: Extent, tenant: TenantId) -> None:
+        """No tenant's bytes are ever there."""
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """There are no bytes."""
+
+    def _copy(self, copies: Sequence[Copy], blocks: Mapping[Address, torch.Tensor], link: Link) -> None:
+        """Take the time of the link."""
+        for _ in link.transfer(sum(copy.nbytes for copy in copies)):
+            pass
+
+
+class NullProgram(DeviceProgram):
+    """A program that takes the time in a profile."""
+
+    def __init__(
+        self,
+        program: Program,
+        run_s: Mapping[int, float],
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`run_s`: the seconds of a run by its number of requests of minimal size; at least one."""
+        super().__init__(program, torch.device("cpu"), self._run)
+        self.run_waiting = self._run
+        self._computed = compile_program(program, checks_values=False)
+        self._known = sorted(run_s.items())
+        self._clock = clock
+        self._sleep = sleep
+        self._outputs: dict[tuple[torch.Size, ...], tuple[torch.Tensor, ...]] = {}
+
+    def _run(
+        self,
+        weights: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        wait: Callable[[int], None] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs after the time in the profile, and later by what `wait` takes. Each call of the program
+        takes the same part of it.
+        """
+        call_s = self._seconds(inputs) / max(1, len(self.program.calls))
+        at_s, done = self._clock(), 0
+        outputs = self._zeros(weights, inputs)
+        if wait is not None:
+            for call in sorted(set(self.first_uses)):
+                at_s, done = at_s + (call - done) * call_s, call
+                self._sleep(max(0.0, at_s - self._clock()))
+                # Only the wait is added, because a sleep that lasts too long shortens the next one.
+                began_s = self._clock()
+                wait(call)
+                at_s += self._clock() - began_s
+        self._sleep(max(0.0, at_s + (len(self.program.calls) - done) * call_s - self._clock()))
+        return outputs
+
+    def _seconds(self, inputs: Sequence[torch.Tensor]) -> float:
+        """Return the time of a run over these inputs, linear between and beyond the measured batches."""
+        rows = next(
+            (
+                size
+                for spec, tensor in zip(self.program.inputs, inputs, strict=True)
+                for name, size in zip(spec.shape, tensor.shape, strict=True)
+                if name == BATCH
+            ),
+            1,
+        )
+        least, _ = self.program.dimensions.get(BATCH, (1, 1))
+        return between(self._known, max(1, rows // max(1, least)))
+
+    def _zeros(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return outputs of the right shapes, computed once for each shape of the inputs."""
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if shapes not in self._outputs:
+            if len(self._outputs) == SHAPES_MAX:
+                self._outputs.clear()
+            self._outputs[shapes] = tuple(self._computed(weights, [torch.zeros_like(each) for each in inputs]))
+        return self._outputs[shapes]

@@ -1,0 +1,81 @@
+"""A null device takes the time of links and profiles, and neither moves nor computes anything."""
+
+import resource
+
+import pytest
+import torch
+
+from benchmarks import zoo
+from overwinter.core.ids import Address, TenantId
+from overwinter.device.function import DeviceFunction
+from overwinter.device.host import HostBlocks
+from overwinter.device.link import Link
+from overwinter.device.null import NullDevice, NullProgram
+from overwinter.device.partitioned import PartitionedAllocator
+from overwinter.device.swap import Route, Swapping, run
+from overwinter.model.export import export
+
+LARGE_BYTES = 64 << 30
+"""More than the tests' machines have."""
+
+
+class Clock:
+    """A clock that only sleeps move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def __call__(self):
+        return self.now
+
+
+def stored(run_s, clock):
+    """Return a function with a profile, its inputs, and the route to its blocks."""
+    model = zoo.build("mlp", small=True)
+    program, weights = export(model.module, model.example_inputs, model.dynamic)
+    compiled = NullProgram(program, run_s, clock, clock.sleep)
+    places = [(Address(f"{number:064}"), 0) for number in range(len(weights))]
+    function = DeviceFunction("f", TenantId("t"), compiled, places)
+    blocks = {address: torch.ones(nbytes, dtype=torch.uint8) for address, nbytes in function.blocks.items()}
+    link = Link(1e6, clock, clock.sleep)
+    return function, [model.example_inputs[spec.name] for spec in program.inputs], Route(HostBlocks(blocks), link)
+
+
+@pytest.fixture
+def device():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    made = NullDevice("null:0", PartitionedAllocator(LARGE_BYTES))
+    yield made
+    made.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LARGE_BYTES >> 10 >> 5
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1 << 30])
+def test_a_run_takes_the_time_of_the_transfer_or_the_execution(device, group_bytes):
+    clock = Clock()
+    function, inputs, route = stored({1: 0.25, 2: 0.5}, clock)
+    transfer_s = function.nbytes / 1e6
+    outputs, moved = run(device, function, inputs, [route], Swapping(group_bytes))
+    assert moved == (function.nbytes,)
+    longest = max(transfer_s, 0.5)
+    # The clock is shared, so the sleeps of the transfer and of the run add up where they do not overlap.
+    assert longest - 1e-9 <= clock.now <= transfer_s + 0.5 + 1e-9
+    before = clock.now
+    assert run(device, function, inputs, [route], Swapping(group_bytes)).moved == (0,)
+    assert clock.now - before == pytest.approx(0.5)
+    [output] = outputs
+    assert output.shape == zoo.build("mlp", small=True).module(*inputs).shape
+
+
+def test_a_larger_batch_takes_the_time_of_its_requests(device):
+    clock = Clock()
+    function, [x], route = stored({1: 0.1, 2: 0.15, 4: 0.25}, clock)
+    run(device, function, [x], [route], Swapping(1 << 30))
+    for count, seconds in ((1, 0.1), (2, 0.15), (3, 0.2), (4, 0.25), (6, 0.35)):
+        before = clock.now
+        [output], _ = run(device, function, [x[:1].repeat(count, 1)], [route], Swapping(1 << 30))
+        assert clock.now - before == pytest.approx(seconds)
+        assert len(output) == count
