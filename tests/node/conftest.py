@@ -1,13 +1,14 @@
-"""Fixtures: real processes for all tests of a file."""
+"""Fixtures: real processes for the tests, one after another."""
 
 from contextlib import closing
 
 import pytest
 
+from .hosted import HostedNode
 from .rig import Rig
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_rig():
     with closing(Rig()) as made:
         yield made
@@ -18,3 +19,26 @@ def rig(one_rig):
     """Yield the processes, and remove everything that a test leaves in them."""
     yield one_rig
     one_rig.run(one_rig.clear())
+
+
+@pytest.fixture(scope="session")
+def one_ungrouped():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
+        made = Rig()
+    with closing(made):
+        yield made
+
+
+@pytest.fixture
+def ungrouped(one_ungrouped):
+    """Yield processes without control groups of the system, and remove everything that a test leaves in them."""
+    yield one_ungrouped
+    one_ungrouped.run(one_ungrouped.clear())
+
+
+@pytest.fixture(scope="session")
+def hosted(tmp_path_factory):
+    """A whole node in this process."""
+    with closing(HostedNode(tmp_path_factory.mktemp("hosted"))) as made:
+        yield made

@@ -76,9 +76,8 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self, bounds: ZygoteSettings | None = None, devices: Sequence[DeviceConfig] = ()) -> None:
+    def __init__(self, bounds: ZygoteSettings | None = None) -> None:
         self._bounds = bounds
-        self.devices = tuple(devices)
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
         self.said = LogLines()
@@ -97,8 +96,10 @@ class Rig:
         self.processes.start()
         await until(self.processes.is_up)
 
-    def effects_over(self, hosts: HostStores | None, tasks: asyncio.TaskGroup) -> NodeEffects:
-        config = SchedulerConfig(devices=self.devices)
+    def effects_over(
+        self, hosts: HostStores | None, tasks: asyncio.TaskGroup, devices: Sequence[DeviceConfig] = ()
+    ) -> NodeEffects:
+        config = SchedulerConfig(devices=tuple(devices))
         return NodeEffects(
             self.registry, self.processes, self.calls, hosts, config, tasks, self.events.append, LogLines()
         )

@@ -118,7 +118,7 @@ METAS = st.builds(
 OUTCOMES = st.one_of(st.builds(Failure, st.text(), st.text()), st.builds(Outputs, st.lists(METAS).map(tuple)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(OUTCOMES).map(tuple), SIZES, st.lists(st.one_of(METAS, st.sampled_from(RIGHT))).map(tuple))
 def test_an_answer_is_accepted_as_a_whole_or_refused(outcomes: tuple, buffer_bytes: int, metas: tuple) -> None:
     buffer = SharedBuffer.make("test")

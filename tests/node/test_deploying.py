@@ -2,38 +2,36 @@
 
 import asyncio
 import threading
+from itertools import count
 
 import pytest
 import torch
 
 from overwinter.api.deployer import package
-from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError, StoreError
 from overwinter.model.export import export
 from overwinter.node.runs import Runs
-from overwinter.running import running
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
-from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
+
+NUMBERS = count()
 
 
 @pytest.fixture
-def deploying(tmp_path):
+def deploying(hosted):
     """Return a function that runs a coroutine with a node, and a manifest whose blobs the node has."""
-    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
     made = export(Same(), {"x": torch.ones(1)}, {})
-    packed = package("f", made.program, made.weights)
+    packed = package(f"deployed{next(NUMBERS)}", made.program, made.weights)
 
     def run(scene):
-        async def within():
-            async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
-                for address, content in packed.contents.items():
-                    node.repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
-                await scene(node, packed.manifest)
-                assert node.repository._catalog.rows(unproven=True) == []
-                assert (await node.deploy(packed.manifest)).version == 2
+        async def within(node):
+            for address, content in packed.contents.items():
+                node.repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
+            await scene(node, packed.manifest)
+            rows = node.repository._catalog.rows(unproven=True)
+            assert packed.manifest.name not in {row.name for row in rows}
+            assert (await node.deploy(packed.manifest)).version == 2
 
-        asyncio.run(within())
+        hosted.run(within)
 
     return run
 
@@ -65,17 +63,17 @@ def test_the_owner_of_a_function_is_found_without_reading_all_functions(deployin
             deploy = asyncio.create_task(node.deploy(manifest))
             await until(lambda: ready)
             patch.setattr(node._registry, "functions", Unread(node._registry.functions))
-            assert node.owner("f") == manifest.tenant
+            assert node.owner(manifest.name) == manifest.tenant
             with pytest.raises(NotFoundError):
-                node.owner("g")
+                node.owner("absent")
         worker_ready(*ready.pop())
         await deploy
         with monkeypatch.context() as patch:
             patch.setattr(node._registry, "functions", Unread(node._registry.functions))
-            assert node.owner("f") == manifest.tenant
-        await node.remove("f", 1)
+            assert node.owner(manifest.name) == manifest.tenant
+        await node.remove(manifest.name, 1)
         with pytest.raises(NotFoundError):
-            node.owner("f")
+            node.owner(manifest.name)
 
     deploying(scene)
 

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -93,14 +94,14 @@ class Scaled(torch.nn.Module):
 class Pool:
     """A rig with devices, and a host store with everything deployed."""
 
-    def __init__(self, rig: Rig, root) -> None:
-        self.rig, self.root = rig, root
+    def __init__(self, rig: Rig, devices: Sequence[DeviceConfig], root) -> None:
+        self.rig, self.devices, self.root = rig, devices, root
         self.contents: dict[str, bytes] = {}
         self.hosts = HostStores(root, Source(self.contents))
         self.effects = rig.run(self._effects())
 
     async def _effects(self):
-        return self.rig.effects_over(self.hosts, asyncio.TaskGroup())
+        return self.rig.effects_over(self.hosts, asyncio.TaskGroup(), self.devices)
 
     def deploy(self, *functions: Function) -> None:
         for function in functions:
@@ -175,36 +176,29 @@ class Pool:
             return len({line.split()[-1] for line in maps if str(self.root) in line})
 
 
-@pytest.fixture(scope="module")
-def device_rig():
-    with closing(Rig(devices=DEVICES)) as made:
-        yield made
-
-
 @contextmanager
-def cleared(rig, root):
-    """Yield a pool on this rig, which is as before afterwards."""
-    pool = Pool(rig, root)
+def pool_of(rig, devices, root):
+    """Yield a pool of these devices, without executors afterwards."""
+    pool = Pool(rig, devices, root)
     yield pool
 
     async def clear():
         for executor in list(pool.effects.executors._executors):
             await pool.stop(executor, kill=True)
-        await rig.clear()
 
     rig.run(clear())
     pool.hosts.close()
 
 
 @pytest.fixture
-def pool(device_rig, tmp_path):
-    with cleared(device_rig, tmp_path) as made:
+def pool(rig, tmp_path):
+    with pool_of(rig, DEVICES, tmp_path) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", ["resnet50", "minilm", "gpt2", "mobilenet-v2"])
-def test_an_executor_answers_as_a_worker_does(device_rig, pool, name):
-    function, rig = variant(name, 0), device_rig
+def test_an_executor_answers_as_a_worker_does(rig, pool, name):
+    function = variant(name, 0)
     one = {key: value[:1] for key, value in function.inputs.items()}
     pool.deploy(function)
 
@@ -232,7 +226,7 @@ def test_an_executor_answers_as_a_worker_does(device_rig, pool, name):
     rig.run(scene())
 
 
-def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, pool):
+def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(rig, pool):
     first, second = variant("minilm", 0), variant("minilm", 1)
     other = variant("resnet50", 0)
     pool.deploy(first, second, other)
@@ -254,7 +248,7 @@ def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(device_rig, p
         )
         assert pool.answers() == wanted
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 def near(answer, right, bound) -> bool:
@@ -266,8 +260,8 @@ def near(answer, right, bound) -> bool:
     )
 
 
-def test_functions_share_a_run_and_get_their_own_answers(device_rig, pool):
-    first, second = (Variant("minilm", number) for number in (0, 1))
+def test_functions_share_a_run_and_get_their_own_answers(rig, pool):
+    first, second = variant("minilm", 0), variant("minilm", 1)
     pool.deploy(first, second)
     one = {key: value[:1] for key, value in first.inputs.items()}
     union = sum({**first.weights, **second.weights}.values())
@@ -287,10 +281,10 @@ def test_functions_share_a_run_and_get_their_own_answers(device_rig, pool):
         await pool.run(executor, second, one)
         assert pool.answers() == alone[1:]
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_functions_that_find_no_place_together_are_both_forgotten(device_rig, pool):
+def test_functions_that_find_no_place_together_are_both_forgotten(rig, pool):
     first, second = (Function(Lookup(150_000 + more), {"x": torch.tensor([3, 4])}, name=f"t{more}") for more in (0, 1))
     pool.deploy(first, second)
     one = first.inputs = second.inputs = {"x": torch.tensor([3, 4])}
@@ -303,11 +297,11 @@ def test_functions_that_find_no_place_together_are_both_forgotten(device_rig, po
         ended = await pool.run(executor, second)
         assert (ended.unplaced, ended.moved_bytes) == (False, 150_001 * 4)
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 @sees_maps
-def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_rig, pool):
+def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(rig, pool):
     first, second = variant("minilm", 0), variant("minilm", 1)
     pool.deploy(first, second)
 
@@ -323,11 +317,11 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(device_r
         assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
         assert pool.mapped(executor) == len(second.weights)
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 @sees_maps
-def test_few_blocks_stay_mapped_and_more_on_the_device(device_rig, pool, monkeypatch):
+def test_few_blocks_stay_mapped_and_more_on_the_device(rig, pool, monkeypatch):
     first, second = variant("minilm", 0), variant("resnet50", 0)
     monkeypatch.setattr(executors, "MAPPED_MAX", len(first.weights) + 1)
     pool.deploy(first, second)
@@ -341,10 +335,10 @@ def test_few_blocks_stay_mapped_and_more_on_the_device(device_rig, pool, monkeyp
         pool.unbind(executor, second)
         assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_what_does_not_fit_is_reported_and_runs_after_an_eviction(device_rig, pool):
+def test_what_does_not_fit_is_reported_and_runs_after_an_eviction(rig, pool):
     numbers = torch.zeros(2, dtype=torch.int64)
     first, second = (Function(Lookup(150_000 + more), {"x": numbers}, name=f"f{more}") for more in (0, 1))
     first.inputs = second.inputs = {"x": torch.tensor([3, 4])}
@@ -361,10 +355,10 @@ def test_what_does_not_fit_is_reported_and_runs_after_an_eviction(device_rig, po
         assert pool.rig.output(RunId(pool.last[0])).tolist() == [[3.0], [4.0]]
         assert (await pool.run(executor, first)).unplaced
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(device_rig, pool):
+def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(rig, pool):
     function = Function(Scaled(), {"x": torch.zeros(2, 1 << 16)})
     pool.deploy(function)
     one, two = {"x": torch.ones(1, 1 << 16)}, {"x": torch.ones(2, 1 << 16)}
@@ -382,10 +376,10 @@ def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(de
         large = await pool.start(LARGE)
         assert (await pool.run(large, function, two)).failures == ()
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_the_error_of_an_operator_reaches_its_request(device_rig, pool):
+def test_the_error_of_an_operator_reaches_its_request(rig, pool):
     function = Function(Lookup(), {"x": torch.zeros(2, dtype=torch.int64)})
     pool.deploy(function)
     good, bad = {"x": torch.tensor([5])}, {"x": torch.tensor([20000])}
@@ -404,27 +398,27 @@ def test_the_error_of_an_operator_reaches_its_request(device_rig, pool):
         assert (await pool.run(executor, function, good)).failures == ()
         assert pool.rig.output(RunId(pool.last[0])).tolist() == [[5.0]]
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_lost_blocks_are_reported_by_the_end_of_the_executor(device_rig, pool):
+def test_lost_blocks_are_reported_by_the_end_of_the_executor(rig, pool):
     function = variant("resnet50", 0)
     pool.deploy(function)
 
     async def scene():
         executor = await pool.start()
         pool.hosts.store("").drop([function.deployed.manifest.blocks[0].address])
-        order = RunOnDevice(executor, LARGE, RunId(device_rig.number()), function.deployed.id, ())
+        order = RunOnDevice(executor, LARGE, RunId(rig.number()), function.deployed.id, ())
         pool.effects.carry_out(order)
-        await until(lambda: device_rig.exits(executor))
-        [end] = device_rig.exits(executor)
+        await until(lambda: rig.exits(executor))
+        [end] = rig.exits(executor)
         assert end.lost_blocks
         assert end.error == "StoreError"
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool):
+def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
     function, other = variant("resnet50", 0), variant("minilm", 0)
     pool.deploy(function, other)
     address = function.deployed.manifest.program.address
@@ -441,10 +435,10 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(device_rig, pool)
         path.write_bytes(content)
         assert (await pool.run(executor, function)).failures == ()
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(device_rig, pool):
+def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(rig, pool):
     function = variant("resnet50", 0)
     pool.deploy(function)
     nbytes = sum(function.weights.values())
@@ -468,7 +462,7 @@ def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(device_rig
         assert shapes(given) == shapes(computed)
         assert given != computed
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 def shapes(answers) -> list[list[tuple]]:
@@ -476,7 +470,7 @@ def shapes(answers) -> list[list[tuple]]:
     return [[(name, shape) for name, shape, _ in answer] for answer in answers]
 
 
-def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):
+def test_an_executor_that_is_killed_is_reported_and_replaced(rig, pool):
     function = variant("minilm", 0)
     pool.deploy(function)
 
@@ -485,8 +479,8 @@ def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):
         await pool.run(executor, function)
         wanted = pool.answers()
         os.kill(pool.effects.executors._executors[executor].pid, signal.SIGKILL)
-        await until(lambda: device_rig.exits(executor))
-        [end] = device_rig.exits(executor)
+        await until(lambda: rig.exits(executor))
+        [end] = rig.exits(executor)
         assert end.error == "WorkerError"
         assert "signal 9" in end.reason
         assert [line for line in pool.effects.executors._log if "virtual:0 has ended" in line and "signal 9" in line]
@@ -495,10 +489,10 @@ def test_an_executor_that_is_killed_is_reported_and_replaced(device_rig, pool):
         assert pool.answers() == wanted
         assert (await pool.stop(again)).reason == "its process exited with status 0"
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_an_executor_is_contained_as_a_worker_is(device_rig, pool):
+def test_an_executor_is_contained_as_a_worker_is(rig, pool):
     async def scene():
         executor = await pool.start()
         pid = pool.effects.executors._executors[executor].pid
@@ -512,26 +506,26 @@ def test_an_executor_is_contained_as_a_worker_is(device_rig, pool):
         if os.geteuid() == 0:
             files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
             assert not [file for file in files if file.startswith("/dev/") and file != "/dev/null"]
-        assert executor not in device_rig.processes.worker_pids()
+        assert executor not in rig.processes.worker_pids()
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_memory_that_the_system_refuses_is_named(device_rig, pool):
+def test_memory_that_the_system_refuses_is_named(rig, pool):
     name = DeviceId("huge")
     pool.effects.executors._devices[name] = DeviceConfig(name=name, memory_bytes=1 << 45)
 
     async def scene():
-        executor = WorkerId(device_rig.number())
+        executor = WorkerId(rig.number())
         pool.effects.carry_out(StartExecutor(executor, name))
-        await until(lambda: device_rig.exits(executor))
-        [end] = device_rig.exits(executor)
+        await until(lambda: rig.exits(executor))
+        [end] = rig.exits(executor)
         assert "35184372088832 bytes of device huge could not be reserved" in end.reason
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_a_damaged_block_ends_the_executor_that_may_have_it(device_rig, pool):
+def test_a_damaged_block_ends_the_executor_that_may_have_it(rig, pool):
     function = variant("minilm", 0)
     pool.deploy(function)
 
@@ -540,7 +534,7 @@ def test_a_damaged_block_ends_the_executor_that_may_have_it(device_rig, pool):
         await pool.run(executor, function)
         assert pool.effects.kill_users("", "0" * 64) == []
         assert len(pool.effects.kill_users("", next(iter(function.weights)))) == 1
-        await until(lambda: device_rig.exits(executor))
-        assert device_rig.exits(executor)[0].lost_blocks
+        await until(lambda: rig.exits(executor))
+        assert rig.exits(executor)[0].lost_blocks
 
-    device_rig.run(scene())
+    rig.run(scene())

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from .rig import until
-from .test_executors import SMALL, device_rig, pool, variant
+from .test_executors import SMALL, pool, variant
 
-__all__ = ["device_rig", "pool"]
+__all__ = ["pool"]
 
 PIDFD_GETFD = 438
 
@@ -41,7 +41,7 @@ def channel_of(process) -> socket.socket:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_forged_message_ends_only_the_executor_that_sent_it(device_rig, pool, forged: str):
+def test_a_forged_message_ends_only_the_executor_that_sent_it(rig, pool, forged: str):
     function = variant("minilm", 0)
     pool.deploy(function)
 
@@ -54,24 +54,24 @@ def test_a_forged_message_ends_only_the_executor_that_sent_it(device_rig, pool, 
         lines = len(pool.effects.executors._log)
         with channel_of(process) as end:
             end.send(msgspec.msgpack.encode(message))
-            await until(lambda: device_rig.exits(executor))
-        [event] = device_rig.exits(executor)
+            await until(lambda: rig.exits(executor))
+        [event] = rig.exits(executor)
         assert "it sent an invalid message" in event.reason
         assert not [line for line in pool.effects.executors._log[lines:] if "forged" in line]
         again = await pool.start()
         await pool.run(again, function)
         assert pool.answers() == wanted
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 900_000])
-def test_noise_ends_only_the_executor_that_sent_it(device_rig, pool, nbytes: int):
+def test_noise_ends_only_the_executor_that_sent_it(rig, pool, nbytes: int):
     async def scene() -> None:
         executor, other = await pool.start(), await pool.start(SMALL)
         with channel_of(pool.effects.executors._executors[executor]) as end:
             end.send(b"\xdd" * nbytes)
-            await until(lambda: device_rig.exits(executor))
-        assert not device_rig.exits(other)
+            await until(lambda: rig.exits(executor))
+        assert not rig.exits(other)
 
-    device_rig.run(scene())
+    rig.run(scene())

@@ -27,6 +27,8 @@ def preprocess(inputs, state):
 
 
 def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
+    rig.said.clear()
+
     async def scene():
         flooding = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, FLOOD))
         talking = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, TALK))

@@ -4,7 +4,6 @@ that does not end it is stopped.
 
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from overwinter.node.overuse import CHECK_INTERVAL_S, TURNS, OveruseCheck
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
-from tests.node.rig import Function, Rig, Same, until
+from tests.node.rig import Function, Same, until
 from tests.scheduler.world import spec
 
 SPINS = """
@@ -80,14 +79,12 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
 
 
 @pytest.fixture(params=["groups", "no groups"])
-def machine(request, monkeypatch):
+def machine(request):
     """Return a node's processes, with and without control groups of the system."""
-    if request.param == "no groups":
-        monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
-    with closing(Rig()) as made:
-        if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
-            pytest.skip("the system gives no control groups")
-        yield made
+    made = request.getfixturevalue("rig" if request.param == "groups" else "ungrouped")
+    if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
+        pytest.skip("the system gives no control groups")
+    return made
 
 
 class Scene:

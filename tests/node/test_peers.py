@@ -5,7 +5,6 @@ tenant's.
 import asyncio
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import RunEnded, WorkerExited
 from overwinter.core.ids import DeviceId
 
-from .rig import Rig, until
-from .test_executors import Variant, cleared, sees_maps
+from .rig import until
+from .test_executors import pool_of, sees_maps, variant
 
 ONE, TWO, SLOW = (DeviceId(f"virtual:{number}") for number in range(3))
 MEMORY_BYTES = 16 << 20
@@ -27,21 +26,15 @@ DEVICES = (
 )
 
 
-@pytest.fixture(scope="module")
-def device_rig():
-    with closing(Rig(devices=DEVICES)) as made:
-        yield made
-
-
 @pytest.fixture
-def pool(device_rig, tmp_path):
-    with cleared(device_rig, tmp_path) as made:
+def pool(rig, tmp_path):
+    with pool_of(rig, DEVICES, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def variants():
-    return [Variant("minilm", variant) for variant in (0, 1)]
+    return [variant("minilm", number) for number in (0, 1)]
 
 
 def mapped(pool, executor):
@@ -61,7 +54,7 @@ async def copying(pool, function):
     return one, slow, wanted, run
 
 
-def test_blocks_come_from_the_device_that_has_them(device_rig, pool, variants):
+def test_blocks_come_from_the_device_that_has_them(rig, pool, variants):
     first, second = variants
     pool.deploy(first, second)
     shared = {address: nbytes for address, nbytes in first.weights.items() if address in second.weights}
@@ -85,10 +78,10 @@ def test_blocks_come_from_the_device_that_has_them(device_rig, pool, variants):
         assert ended.peer_bytes == sum(shared.values())
         assert pool.answers() == wanted
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(device_rig, pool, variants):
+def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(rig, pool, variants):
     function = variants[0]
     pool.deploy(function)
 
@@ -98,28 +91,28 @@ def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(devi
         ended = await run
         assert ended.peer_bytes == ended.moved_bytes == sum(function.weights.values())
         assert pool.answers() == wanted
-        [exit_] = device_rig.exits(one)
-        assert device_rig.events.index(exit_) < device_rig.events.index(ended)
+        [exit_] = rig.exits(one)
+        assert rig.events.index(exit_) < rig.events.index(ended)
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_an_executor_that_dies_while_it_copies_leaves_the_peer_as_it_was(device_rig, pool, variants):
+def test_an_executor_that_dies_while_it_copies_leaves_the_peer_as_it_was(rig, pool, variants):
     function = variants[0]
     pool.deploy(function)
 
     async def scene():
         one, slow, wanted, run = await copying(pool, function)
-        assert (await pool.stop(slow, kill=True)) in device_rig.events
+        assert (await pool.stop(slow, kill=True)) in rig.events
         run.cancel()
         ended = await pool.run(one, function)
         assert ended == RunEnded(one, ended.run)
         assert pool.answers() == wanted
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
-def test_another_tenant_s_device_gives_nothing(device_rig, pool, variants):
+def test_another_tenant_s_device_gives_nothing(rig, pool, variants):
     function = variants[0]
     pool.deploy(function)
 
@@ -132,11 +125,11 @@ def test_another_tenant_s_device_gives_nothing(device_rig, pool, variants):
         assert pool.answers() == wanted
         assert pool.effects.executors._executors[two].mapped == {}
 
-    device_rig.run(scene())
+    rig.run(scene())
 
 
 @sees_maps
-def test_the_memory_of_an_executor_that_ended_is_unmapped(device_rig, pool, variants):
+def test_the_memory_of_an_executor_that_ended_is_unmapped(rig, pool, variants):
     function = variants[0]
     pool.deploy(function)
 
@@ -156,4 +149,4 @@ def test_the_memory_of_an_executor_that_ended_is_unmapped(device_rig, pool, vari
         await pool.run(two, function, evict=(function,), peer=ONE)
         assert len(mapped(pool, two)) == 2
 
-    device_rig.run(scene())
+    rig.run(scene())

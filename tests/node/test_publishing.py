@@ -4,24 +4,25 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 import torch
 
 from overwinter.api.deployer import package
-from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.versions import Share
 from overwinter.model.export import export
 from overwinter.node.runs import Runs
-from overwinter.running import running
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
-from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
 
-STAGES = {"only": Stage(function="f", inputs={"x": "input:x"})}
-PIPELINE = Pipeline(name="passes", inputs=("x",), stages=STAGES, outputs={"y": "only:y"})
+NUMBERS = count()
+
+
+def pipeline(function: str) -> Pipeline:
+    stages = {"only": Stage(function=function, inputs={"x": "input:x"})}
+    return Pipeline(name="passes", inputs=("x",), stages=stages, outputs={"y": "only:y"})
 
 
 class Two(torch.nn.Module):
@@ -31,9 +32,9 @@ class Two(torch.nn.Module):
         return {"y": x + z}
 
 
-def packed(module, *names: str):
-    made = export(module, {name: torch.ones(1) for name in names}, {})
-    return package("f", made.program, made.weights)
+def packed(name: str, module, *inputs: str):
+    made = export(module, {name: torch.ones(1) for name in inputs}, {})
+    return package(name, made.program, made.weights)
 
 
 class Held:
@@ -69,34 +70,35 @@ def held_in(node, monkeypatch) -> Iterator[Held]:
             held.may_store.set()
 
 
-def run(tmp_path, scene) -> None:
+def run(hosted, scene) -> None:
     """A scene with a node that has the blobs of two versions, the second of which has other inputs."""
-    first, second = packed(Same(), "x"), packed(Two(), "x", "z")
+    name = f"published{next(NUMBERS)}"
+    first, second = packed(name, Same(), "x"), packed(name, Two(), "x", "z")
 
-    async def within() -> None:
-        config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
-        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
-            for address, content in (*first.contents.items(), *second.contents.items()):
-                node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
-            await scene(node, first.manifest, second.manifest)
+    async def within(node) -> None:
+        for address, content in (*first.contents.items(), *second.contents.items()):
+            node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
+        await scene(node, first.manifest, second.manifest)
 
-    asyncio.run(within())
+    hosted.run(within)
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
 @pytest.mark.parametrize("what", ["a pipeline", "a promotion"])
-def test_changes_during_a_trial_are_considered_at_its_end(tmp_path, monkeypatch, what, is_stored):
+def test_changes_during_a_trial_are_considered_at_its_end(hosted, monkeypatch, what, is_stored):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
         takes_back = what == "a promotion"
         if takes_back:
-            await node.deploy_pipeline(PIPELINE, first.tenant)
-            await node.set_traffic("f", (Share(1, 100),))
+            await node.deploy_pipeline(pipeline(first.name), first.tenant)
+            await node.set_traffic(first.name, (Share(1, 100),))
         with held_in(node, monkeypatch) as held:
             deploying = asyncio.create_task(node.deploy(second))
             await until(lambda: held.ready)
             changing = asyncio.create_task(
-                node.set_traffic("f", ()) if takes_back else node.deploy_pipeline(PIPELINE, first.tenant)
+                node.set_traffic(first.name, ())
+                if takes_back
+                else node.deploy_pipeline(pipeline(first.name), first.tenant)
             )
             await until(held.stores.is_set)
             if is_stored:
@@ -107,23 +109,23 @@ def test_changes_during_a_trial_are_considered_at_its_end(tmp_path, monkeypatch,
                 await deploying
             held.may_store.set()
             await changing
-        assert node.versions("f") == [1]
+        assert node.versions(first.name) == [1]
         assert node.view("passes", None).state == "READY"
 
-    run(tmp_path, scene)
+    run(hosted, scene)
 
 
-def test_a_version_on_trial_answers_for_a_promoted_one_that_was_removed_meanwhile(tmp_path, monkeypatch):
+def test_a_version_on_trial_answers_for_a_promoted_one_that_was_removed_meanwhile(hosted, monkeypatch):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
-        await node.set_traffic("f", (Share(1, 100),))
+        await node.set_traffic(first.name, (Share(1, 100),))
         with held_in(node, monkeypatch) as held:
             deploying = asyncio.create_task(node.deploy(second))
             await until(lambda: held.ready)
-            await node.remove("f", 1)
+            await node.remove(first.name, 1)
             held.end_trial()
             assert (await deploying).warning == ""
-        assert node.versions("f") == [2]
-        assert node.view("f", None).version == 2
+        assert node.versions(first.name) == [2]
+        assert node.view(first.name, None).version == 2
 
-    run(tmp_path, scene)
+    run(hosted, scene)

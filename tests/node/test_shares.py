@@ -1,7 +1,6 @@
 """A tenant that recently used much of the cores has less weight while they are scarce."""
 
 import asyncio
-from contextlib import closing
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from overwinter.node import clock
 from overwinter.node.cgroups import LOWERED
 from overwinter.node.shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
-from .rig import Function, Rig, Same, until
+from .rig import Function, Same, until
 
 X = {"x": torch.zeros(2, 4)}
 FOR_A_WHILE = """
@@ -78,11 +77,10 @@ def weights(groups, *tenants):
 
 
 @pytest.fixture
-def rig():
-    with closing(Rig()) as made:
-        if not made.processes.zygotes.groups.shares_cores:
-            pytest.skip("the system gives no control groups")
-        yield made
+def rig(rig):
+    if not rig.processes.zygotes.groups.shares_cores:
+        pytest.skip("the system gives no control groups")
+    return rig
 
 
 def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(rig):

@@ -9,9 +9,10 @@ from overwinter.worker import libraries
 
 DRAWS = """
 import os
-from overwinter.worker.libraries import import_ahead
+from overwinter.worker import libraries
 
-list(import_ahead(["numpy.random"]))
+libraries.OWN = ()
+list(libraries.import_ahead(["numpy.random"]))
 import numpy
 for _ in range(2):
     pid = os.fork()

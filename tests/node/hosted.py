@@ -1,0 +1,43 @@
+"""A node in the process of the tests, which runs while one of them does."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from overwinter.core.config import NodeConfig
+from overwinter.node.node import Node
+from overwinter.running import running
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+
+from .log_lines import LogLines
+
+
+class HostedNode:
+    """A node for tests that use different functions. `run` drives its loop until a scene with the node has ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self._config = NodeConfig(data=str(directory / "data"), host_store=str(directory), profile_on_deploy=False)
+        self._runner = asyncio.Runner()
+        self._runner.run(self._start())
+
+    async def _start(self) -> None:
+        self._over, self._node = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self._hosting = asyncio.create_task(self._host())
+        await asyncio.wait([self._hosting, self._node], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _host(self) -> None:
+        """Start and stop the node in one task, as a daemon does."""
+        async with running(self._config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
+            self._node.set_result(node)
+            await self._over.wait()
+
+    def run(self, scene: Callable[[Node], Coroutine[object, object, None]]) -> None:
+        self._runner.run(scene(self._node.result()))
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._over.set()
+            await self._hosting
+
+        with self._runner:
+            self._runner.run(end())
