@@ -1,4 +1,4 @@
-"""Fixtures: a shared node for tests that change no state, and a factory of nodes for the others."""
+"""Fixtures: a node for tests that only add functions to it, nodes that tests use one after another, and new nodes."""
 
 import gc
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from overwinter.node.processes import Processes
 from tests.system.nodes import NodeProcess
 
 # A slow machine is not an error in the code.
@@ -15,12 +16,20 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 # Other parts of the tests run at the same time.
 torch.set_num_threads(1)
+IDLE_MAX = 4
+"""The most nodes that wait for a test."""
 
 
 def pytest_collection_finish():
     """Keep the garbage collector from going through all imported modules again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def no_zygotes(monkeypatch):
+    """Let nodes in this process start no zygote, which imports PyTorch, where no function runs."""
+    monkeypatch.setattr(Processes, "start", lambda processes: None)
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +50,38 @@ def make_node(tmp_path):
             return node
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def idle_nodes():
+    """The nodes that no test uses now, by their options; the least recently used first."""
+    nodes: dict[tuple[str, ...], NodeProcess] = {}
+    yield nodes
+    for node in nodes.values():
+        node.clean()
+
+
+@pytest.fixture
+def shared_node(idle_nodes, tmp_path_factory):
+    """Return a node with these options and without functions, which tests use one after another. A test may stop it, or
+    kill it and start it again. A name that was used before does not begin with version 1.
+    """
+    used: dict[tuple[str, ...], NodeProcess] = {}
+
+    def share(*options: str) -> NodeProcess:
+        if options not in idle_nodes:
+            while len(idle_nodes) >= IDLE_MAX:
+                idle_nodes.pop(next(iter(idle_nodes))).clean()
+            idle_nodes[options] = NodeProcess(tmp_path_factory.mktemp("shared"), *options)
+        used[options] = idle_nodes.pop(options)
+        return used[options]
+
+    yield share
+    for options, node in used.items():
+        try:
+            if node.process.poll() is None:
+                node.empty()
+                idle_nodes[options] = node
+        finally:
+            if options not in idle_nodes:
+                node.clean()

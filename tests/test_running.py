@@ -16,6 +16,7 @@ from tests.node.rig import until
 MIB = 1 << 20
 
 
+@pytest.mark.usefixtures("no_zygotes")
 @pytest.mark.parametrize("memory_bytes", [None, 100 * MIB, 10 * MIB])
 def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(tmp_path, monkeypatch, memory_bytes):
     looks = []
@@ -33,6 +34,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("no_zygotes")
 @pytest.mark.parametrize("given", [{}, {"memory_bytes": 100 * MIB, "workers_max": 7}])
 def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, given):
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=SchedulerConfig(**given))

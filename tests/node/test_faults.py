@@ -57,6 +57,7 @@ def node_in(tmp_path, said):
     return running(config, ZYGOTE_ENVIRONMENT, said)
 
 
+@pytest.mark.usefixtures("no_zygotes")
 def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "CAPACITY_EVERY_S", 0.05)
     monkeypatch.setattr(verifying, "EVERY_S", 0.05)
@@ -85,6 +86,7 @@ def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("no_zygotes")
 def test_a_programming_error_ends_the_node(tmp_path, monkeypatch):
     def mistaken(*arguments):
         raise TypeError("a mistake")

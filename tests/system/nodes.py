@@ -1,5 +1,6 @@
 """Real nodes for the tests: a daemon in a separate process, its processes, and what they leave behind."""
 
+import functools
 import json
 import shutil
 import signal
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,7 +40,7 @@ class NodeProcess:
         self.start()
 
     def start(self) -> None:
-        port_file = self.port_file
+        port_file, self._emptied_at = self.port_file, 0
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--port-file", str(port_file)]
         command += ["--no-profile-on-deploy"]
@@ -96,8 +97,10 @@ class NodeProcess:
         return [pid for pid in leading if not is_ahead(pid)]
 
     def steps(self) -> list[list]:
-        """Return the steps of the journal so far: [now, event, actions]."""
-        lines = self.journal.read_text().splitlines()
+        """Return the steps of the journal since the start, or since the node was emptied: [now, event, actions]."""
+        with self.journal.open() as journal:
+            journal.seek(self._emptied_at)
+            lines = journal.read().splitlines()
         return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
 
     def seen(self) -> list[str]:
@@ -118,7 +121,21 @@ class NodeProcess:
 
     def stored_bytes(self) -> int:
         """Return the bytes in the host store."""
-        return sum(path.stat().st_size for path in self.store().iterdir())
+        found = 0
+        for path in self.store().rglob("*"):
+            # A block may be removed meanwhile.
+            with suppress(FileNotFoundError):
+                found += path.stat().st_size * path.is_file()
+        return found
+
+    def empty(self) -> None:
+        """Remove all functions, and begin the journal and the log anew."""
+        for listed in (self.client.pipelines(), self.client.functions()):
+            for name, tenant in {(each["name"], each["tenant"]) for each in listed}:
+                self.client.for_tenant(tenant).remove(name)
+        wait_until(lambda: not self.client.activity()["workers"] and not self.stored_bytes())
+        self._emptied_at = self.journal.stat().st_size
+        self.said.clear()
 
     def kill(self) -> None:
         """Kill the daemon with SIGKILL."""
@@ -171,8 +188,9 @@ def wait_until(holds: Callable[[], T], report: Callable[[], object] = lambda: "i
     return found
 
 
+@functools.cache
 class Scale(torch.nn.Module):
-    """y = x * factor + shift, with a weight large enough to be a block of its own."""
+    """y = x * factor + shift, with a weight large enough to be a block of its own. Created once for each factor."""
 
     def __init__(self, factor: float, size: int = 16384) -> None:
         super().__init__()
@@ -183,10 +201,15 @@ class Scale(torch.nn.Module):
         return {"y": x * self.factor[:4] + self.shift}
 
 
+@functools.cache
+def exported(module: torch.nn.Module):
+    """Export a module that takes x [batch, 4], once."""
+    return agree(export(module, {"x": torch.zeros(2, 4)}))
+
+
 def deploy(node: NodeProcess, name: str, module=None, handler=None, assets=None, tenant="default", **settings):
     """Deploy a small function that takes x [batch, 4]; returns what it made."""
-    agreed = agree(export(module or Scale(2.0), {"x": torch.zeros(2, 4)}))
-    chosen = settings_of(None, settings)
+    agreed, chosen = exported(module or Scale(2.0)), settings_of(None, settings)
     made = package(name, *agreed, handler=handler, assets=assets, tenant=tenant, settings=chosen)
     return made.upload(node.client)
 

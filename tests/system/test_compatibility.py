@@ -24,8 +24,8 @@ def write_as_an_older_version(node: NodeProcess) -> list[dict]:
     return written
 
 
-def test_functions_with_settings_under_old_names_are_served(make_node):
-    node = make_node()
+def test_functions_with_settings_under_old_names_are_served(shared_node):
+    node = shared_node()
     deploy(node, "f", max_workers=3, slo_ms=500.0)
     assert ask(node, "f", 2.0) == [5.0] * 4
     settings = node.client.function("f")["settings"]

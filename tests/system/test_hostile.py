@@ -55,8 +55,8 @@ def test_forged_messages_cost_only_the_worker_that_sent_them(node: NodeProcess, 
     assert node.client.ready()
 
 
-def test_descriptors_sent_to_the_node_are_not_kept(make_node):
-    node = make_node()
+def test_descriptors_sent_to_the_node_are_not_kept(shared_node):
+    node = shared_node()
     handler = SOCKET + (
         "import time\n"
         "def preprocess(inputs, state):\n"
@@ -139,25 +139,25 @@ def register_in_vain(url, manifest) -> None:
         client.register(manifest)
 
 
-def test_a_version_on_trial_is_not_proven_when_the_daemon_dies(make_node):
-    node = make_node()
-    deploy(node, "f", Scale(2.0))
+def test_a_version_on_trial_is_not_proven_when_the_daemon_dies(shared_node):
+    node = shared_node()
+    proven = deploy(node, "f", Scale(2.0)).version
     made = export(Scale(5.0), {"x": torch.zeros(2, 4)})
     stuck = package("f", made.program, made.weights, handler="import time\ntime.sleep(60)\n")
     for blob in stuck.manifest.blobs():
         node.client.put_block(blob.address, stuck.contents[blob.address]())
     asking = threading.Thread(target=register_in_vain, args=(node.url, stuck.manifest))
     asking.start()
-    wait_until(lambda: any(f["version"] == 2 for f in node.client.functions()))
+    wait_until(lambda: any(f["version"] == proven + 1 for f in node.client.functions()))
     node.kill()
     asking.join()
     node.start()
-    assert [f["version"] for f in node.client.functions()] == [1]
+    assert [f["version"] for f in node.client.functions()] == [proven]
     assert ask(node, "f") == [3.0] * 4
 
 
-def test_a_restarted_node_releases_all_memory_of_removed_functions(make_node):
-    node = make_node()
+def test_a_restarted_node_releases_all_memory_of_removed_functions(shared_node):
+    node = shared_node()
     deploy(node, "f", Scale(2.0))
     node.kill()
     node.start()

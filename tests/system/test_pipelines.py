@@ -220,8 +220,8 @@ def test_functions_of_a_pipeline_cannot_be_removed_or_changed(street):
     assert street.client.ready("street")
 
 
-def test_pipelines_survive_a_restart_until_they_are_removed(make_node):
-    node = make_node()
+def test_pipelines_survive_a_restart_until_they_are_removed(shared_node):
+    node = shared_node()
     deploy(node, "p-slow", Scale(3.0), handler=SLOW)
     deploy(node, "p-double", Scale(2.0))
     assert node.client.deploy_pipeline(CHAIN).version == 1

@@ -74,9 +74,9 @@ def swaps(node: NodeProcess) -> list[dict]:
 
 
 @pytest.mark.parametrize("links", [(), ("--device-peers", "50GB", "--device-switch", "2")])
-def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(make_node, links):
+def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(shared_node, links):
     # A device takes three or four of the models, which have 0.5 and 1 MiB.
-    node = make_node("--devices", "2", "--device-memory", "2MiB", *links)
+    node = shared_node("--devices", "2", "--device-memory", "2MiB", *links)
     put(node)
     names = [f"f{number % COUNT}" for number in range(60)]
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
@@ -89,15 +89,15 @@ def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(make_node, lin
     assert 0 in moved
 
 
-def test_a_sibling_brings_only_its_own_weight(make_node):
-    node = make_node("--devices", "1", "--device-memory", "8MiB")
+def test_a_sibling_brings_only_its_own_weight(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
     assert [run.get("moved_bytes", 0) for run in swaps(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
 
 
-def test_siblings_share_runs_on_a_device_and_get_their_own_answers(make_node):
-    node = make_node("--devices", "1", "--device-memory", "8MiB")
+def test_siblings_share_runs_on_a_device_and_get_their_own_answers(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "8MiB")
     for number in (1, 2, 3):
         test_families.put(node, number, device="pool", max_batch=8)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
@@ -108,8 +108,8 @@ def test_siblings_share_runs_on_a_device_and_get_their_own_answers(make_node):
     assert max(len(run["requests"]) for run in runs) <= 8
 
 
-def test_an_executor_that_dies_costs_no_answer(make_node):
-    node = make_node("--devices", "2", "--device-memory", "2MiB")
+def test_an_executor_that_dies_costs_no_answer(shared_node):
+    node = shared_node("--devices", "2", "--device-memory", "2MiB")
     put(node)
 
     def asked(at: int) -> bool:
@@ -129,8 +129,8 @@ def test_an_executor_that_dies_costs_no_answer(make_node):
     assert all(right(node, name, 3.0) for name in MODELS)
 
 
-def test_blocks_that_are_lost_are_loaded_again(make_node):
-    node = make_node("--devices", "2", "--device-memory", "4MiB")
+def test_blocks_that_are_lost_are_loaded_again(shared_node):
+    node = shared_node("--devices", "2", "--device-memory", "4MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in MODELS)
     for block in node.store().iterdir():
@@ -143,8 +143,8 @@ def test_blocks_that_are_lost_are_loaded_again(make_node):
     assert all(right(node, name, 2.0) for name in MODELS)
 
 
-def test_tenants_take_turns_on_a_device(make_node):
-    node = make_node("--devices", "1", "--device-memory", "4MiB")
+def test_tenants_take_turns_on_a_device(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "4MiB")
     for tenant in ("ada", "bob"):
         deploy(node, f"{tenant}-f", MODELS["f1"], tenant=tenant, device="pool")
     x = torch.ones(1, 4)
@@ -177,8 +177,8 @@ def test_a_function_says_why_it_is_not_served_after_a_restart_without_devices(ma
         node.client.infer("f", {"x": torch.ones(1, 4)})
 
 
-def test_a_deploy_is_refused_if_the_blocks_find_no_place(make_node):
-    node = make_node("--devices", "1", "--device-memory", "1MiB")
+def test_a_deploy_is_refused_if_the_blocks_find_no_place(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "1MiB")
     model = Stranger(1)
     model.own = torch.nn.Parameter(torch.zeros(8 * SIZE), requires_grad=False)
     with pytest.raises(NoSpaceError, match="'f' in .* find no place .*--device-memory"):

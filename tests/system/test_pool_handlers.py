@@ -116,30 +116,30 @@ def test_a_text_function_answers_as_on_the_cpu(pool: NodeProcess, together):
     assert runs(pool) > len(requests)
 
 
-def test_one_function_is_seen(make_node):
-    pool = make_node("--devices", "2", "--device-memory", "8MiB")
-    deploy(pool, "f", handler=PLUS + MORE, device="pool", slo_ms=5000)
-    assert [ask(pool, "f")[0] for _ in range(4)] == [11.0] * 4
-    assert [each["name"] for each in pool.client.functions()] == ["f"]
-    shown = pool.client.function("f")
+def test_one_function_is_seen(shared_node):
+    pool = shared_node("--devices", "1", "--device-memory", "8MiB")
+    deploy(pool, "seen", handler=PLUS + MORE, device="pool", slo_ms=5000)
+    assert [ask(pool, "seen")[0] for _ in range(4)] == [11.0] * 4
+    assert [each["name"] for each in pool.client.functions()] == ["seen"]
+    shown = pool.client.function("seen")
     assert (shown["settings"]["device"], shown["handler"], len(shown["workers"])) == ("pool", True, 1)
     assert len(shown["devices"]) == 1
     assert shown["nbytes"] > 4 * 16384
-    explained = pool.client.explain("f")
+    explained = pool.client.explain("seen")
     assert sum(explained["pool"]["runs"].values()) == 5
     assert {each["tier"] for each in explained["tiers"]} == {"disk", "host", "private", *shown["devices"]}
     assert all(each["missing"] == 0 for each in explained["tiers"])
-    [used] = pool.client.usage()
-    assert (used["function"], used["requests"]) == ("f", 4)
+    [used] = [each for each in pool.client.usage() if each["function"] == "seen"]
+    assert (used["function"], used["requests"]) == ("seen", 4)
     assert used["device"]["moved_bytes"] >= 4 * 16384
     assert used["core_ms"] > 0
     seen = pool.client.activity()
-    assert [(each["name"], each["requests"], each["device"]) for each in seen["functions"]] == [("f", 4, "pool")]
+    assert [(each["name"], each["requests"], each["device"]) for each in seen["functions"]] == [("seen", 4, "pool")]
     assert (seen["functions_deployed"], seen["functions"][0]["attainment"]) == (1, 1.0)
-    assert {each["function"] for device in seen["devices"] for each in device["functions"]} == {"f@1"}
+    assert {each["function"] for device in seen["devices"] for each in device["functions"]} == {"seen@1"}
     for ask_for in (pool.client.function, pool.client.remove, pool.client.load, lambda name: ask(pool, name)):
         with pytest.raises(OverwinterError):
-            ask_for("f:program")
+            ask_for("seen:program")
 
 
 def test_a_batch_and_two_slots_reach_the_pool_together(pool: NodeProcess, together):
@@ -363,15 +363,15 @@ def test_a_version_whose_sample_fails_on_the_pool_is_refused(pool: NodeProcess):
     assert "wrong" not in {each["name"] for each in pool.client.functions()}
 
 
-def test_a_program_that_fits_on_no_device_is_refused_at_the_deploy(make_node):
-    node = make_node("--devices", "1", "--device-memory", "1MiB")
+def test_a_program_that_fits_on_no_device_is_refused_at_the_deploy(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "1MiB")
     with pytest.raises(MachineError, match="find no place"):
         deploy(node, "f", Scale(2.0, 1 << 20), handler=PLUS, device="pool")
     assert node.client.functions() == []
 
 
-def test_tenants_take_turns(make_node):
-    node = make_node("--devices", "1", "--device-memory", "4MiB")
+def test_tenants_take_turns(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "4MiB")
     for tenant in ("ada", "bob"):
         deploy(node, f"{tenant}-f", handler=PLUS + MORE, tenant=tenant, device="pool")
     for _ in range(3):

@@ -1,29 +1,35 @@
 """What a real node with devices tells of them."""
 
 import json
-import subprocess
-import sys
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
+
+from overwinter.cli.main import main
 
 from .nodes import NodeProcess, wait_until
 from .test_pool import MODELS, SIZE, put, right
 
 
-@pytest.fixture
-def pool(make_node) -> NodeProcess:
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory) -> Iterator[NodeProcess]:
     """A node with one used device and one unused, after each model ran once and one of them twice."""
-    node = make_node("--devices", "2", "--device-memory", "8MiB")
-    put(node)
-    for name in ("f1", "f3", "f1", "f0", "f2", "f4", "f5"):
-        assert right(node, name, 1.0)
-    return node
+    node = NodeProcess(tmp_path_factory.mktemp("seen"), "--devices", "2", "--device-memory", "8MiB")
+    try:
+        put(node)
+        for name in ("f1", "f3", "f1", "f0", "f2", "f4", "f5"):
+            assert right(node, name, 1.0)
+        yield node
+    finally:
+        node.clean()
 
 
 def told(node: NodeProcess, *command: str) -> str:
-    arguments = [sys.executable, "-m", "overwinter", *command, "--url", node.url]
-    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    shown = CliRunner().invoke(main, [*command, "--url", node.url])
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
 
 
 def test_every_view_says_the_same_of_the_devices(pool: NodeProcess):

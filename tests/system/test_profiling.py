@@ -23,19 +23,16 @@ from overwinter.store.repository import Repository
 
 from .nodes import NodeProcess, ask, deploy, wait_until
 
-# A batch helps the first, whose runs mostly read weights, and hardly the second, whose work grows with the rows.
-MODELS = ("mlp", "vgg16")
-
 
 def exported_model(name: str, seed: int = 0):
     model = build(name.split("-")[0], small=True, seed=seed)
     return export(model.module, model.example_inputs, model.dynamic)
 
 
-def upload(node: NodeProcess, name: str, seed: int = 0, handler: str | None = None, **settings):
+def upload(client: Client, name: str, seed: int = 0, handler: str | None = None, **settings):
     agreed = agree(exported_model(name, seed))
-    made = package(name, *agreed, handler=handler, settings=Settings(**settings))
-    made.upload(node.client)
+    made = package(name, *agreed, handler=handler, tenant=client.tenant, settings=Settings(**settings))
+    made.upload(client)
     return made.manifest.program.address
 
 
@@ -43,12 +40,18 @@ def shapes(profile):
     return [(point.cores, point.batch, point.concurrency) for point in profile.points]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_each_configuration_is_measured_in_a_separate_process_and_reported(make_node, name):
-    node = make_node()
-    upload(node, name, max_batch=4, concurrency=2)
+def started(node: NodeProcess) -> set[int]:
+    """Return the workers that the scheduler has started."""
+    return {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartWorker"}
+
+
+# Profiles belong to a tenant and a program, so a tenant of its own has measured nothing.
+def test_each_configuration_is_measured_in_a_separate_process_and_reported(shared_node):
+    node = shared_node()
+    client = node.client.for_tenant("reported")
+    upload(client, "mlp", max_batch=4, concurrency=2)
     results = []
-    profile = node.client.profile(name, progress=results.append)
+    profile = client.profile("mlp", progress=results.append)
     wanted = [(1, b, p) for p in (1, 2) for b in (1, 2, 4)]
     assert shapes(profile) == wanted
     assert [(p.point.cores, p.point.batch, p.point.concurrency) for p in results if p.point] == wanted
@@ -58,7 +61,7 @@ def test_each_configuration_is_measured_in_a_separate_process_and_reported(make_
     assert node.process.pid not in pids
     assert [each.done for each in results] == sorted(each.done for each in results)
     assert results[-1].done == results[-1].total == len(pids)
-    exported = exported_model(name)
+    exported = exported_model("mlp")
     layers = exported.program.layers
     assert [layer.path for layer in profile.layers] == [layer.path for layer in layers]
     assert [(i.macs, i.weight_bytes, i.output_bytes) for i in profile.layers] == [
@@ -70,41 +73,42 @@ def test_each_configuration_is_measured_in_a_separate_process_and_reported(make_
     assert profile.wake_s > 0
     # Nothing of it remains, and the scheduler, which received the result, knows none of those workers.
     node.wait_for("Profiled")
-    known = {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartWorker"}
-    assert known <= {1, 2}
+    assert len(started(node)) <= 2
     assert not set(pids) & set(node.children())
 
 
-def test_a_profile_is_used_for_every_variant_also_after_a_restart(make_node):
-    node = make_node()
-    program = upload(node, "mlp-a", max_batch=2)
+def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
+    node = shared_node()
+    client = node.client.for_tenant("restarted")
+    program = upload(client, "mlp-a", max_batch=2)
     with pytest.raises(NotFoundError, match="overwinter profile mlp-a"):
-        node.client.known_profile("mlp-a")
+        client.known_profile("mlp-a")
     wanted = Wanted(layers=False)
-    measured = node.client.profile("mlp-a", wanted=wanted)
+    measured = client.profile("mlp-a", wanted=wanted)
     assert shapes(measured) == [(1, 1, 1), (1, 2, 1)]
     assert measured.layers == ()
     node.stop()
     node.start()
-    assert node.client.known_profile("mlp-a") == measured
-    assert upload(node, "mlp-b", seed=1, max_batch=2) == program
-    assert node.client.known_profile("mlp-b") == measured
+    client = node.client.for_tenant("restarted")
+    assert client.known_profile("mlp-a") == measured
+    assert upload(client, "mlp-b", seed=1, max_batch=2) == program
+    assert client.known_profile("mlp-b") == measured
     restored = [step[1] for step in node.steps() if step[1]["type"] == "Deployed"]
     assert [event["function"]["profile"]["points"] for event in restored[-2:]] == 2 * [
         [[p.cores, p.memory_bytes, p.batch, p.concurrency, p.latency_s] for p in measured.points]
     ]
     results = []
-    assert node.client.profile("mlp-b", wanted=wanted, progress=results.append) == measured
+    assert client.profile("mlp-b", wanted=wanted, progress=results.append) == measured
     assert [each.pid for each in results] == [None] * len(results)
     # A variant with a handler uses the program's profile until its own is measured; further measurements count for all.
-    upload(node, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
-    assert node.client.known_profile("mlp-c") == measured
-    more = node.client.profile("mlp-c", wanted=wanted)
+    upload(client, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
+    assert client.known_profile("mlp-c") == measured
+    more = client.profile("mlp-c", wanted=wanted)
     assert shapes(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
     assert more.points[:2] == measured.points
-    assert node.client.known_profile("mlp-a").points == more.points
+    assert client.known_profile("mlp-a").points == more.points
     results.clear()
-    again = node.client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=results.append)
+    again = client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=results.append)
     assert len([each for each in results if each.pid]) == 1
     assert shapes(again) == shapes(more)
 
@@ -112,7 +116,7 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(make_node):
 def test_requests_during_a_measurement_are_all_answered(make_node):
     node = make_node("--profile-share", "0.5")
     deploy(node, "served", max_batch=4, max_workers=1)
-    upload(node, "vgg16")
+    upload(node.client, "vgg16")
     over = threading.Event()
 
     def ask_on() -> int:
@@ -134,9 +138,10 @@ def test_requests_during_a_measurement_are_all_answered(make_node):
     assert all(sorted(layer.latency_s) == [1] for layer in profile.layers)
 
 
-def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept(make_node):
-    node = make_node()
-    upload(node, "mlp", max_batch=64, concurrency=8)
+def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept(shared_node):
+    node = shared_node()
+    own = node.client.for_tenant("leaving")
+    upload(own, "mlp", max_batch=64, concurrency=8)
 
     class LeftError(Exception):
         pass
@@ -145,17 +150,17 @@ def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept
         if progress.point is not None and progress.done == 2:
             raise LeftError
 
-    with Client(node.url) as client, pytest.raises(LeftError):
+    with Client(node.url, tenant=own.tenant) as client, pytest.raises(LeftError):
         client.profile("mlp", progress=leave)
     node.wait_for("Profiled")
-    assert 2 <= len(node.client.known_profile("mlp").points) < 20
+    assert 2 <= len(own.known_profile("mlp").points) < 20
     assert answer(node) == (1, 16)
-    assert shapes(node.client.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
+    assert shapes(own.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
 
 
 def test_a_client_that_measures_is_told_that_the_node_stops(make_node):
     node = make_node("--drain-s", "0.2")
-    upload(node, "mlp", max_batch=64, concurrency=8)
+    upload(node.client, "mlp", max_batch=64, concurrency=8)
 
     def stop(progress) -> None:
         if progress.point is not None and progress.done == 1:
@@ -173,33 +178,34 @@ def answer(node: NodeProcess) -> tuple[int, ...]:
     return output.shape
 
 
-def test_a_measurement_on_deploy_runs_in_the_background(make_node):
-    node = make_node("--profile-on-deploy")
-    upload(node, "mlp", max_batch=2)
+def test_a_measurement_on_deploy_runs_in_the_background(shared_node):
+    node = shared_node("--profile-on-deploy")
+    upload(node.client, "mlp", max_batch=2)
     node.wait_for("Profiled")
     profile = node.client.known_profile("mlp")
     assert shapes(profile) == [(1, 1, 1), (1, 2, 1)]
     assert len(profile.layers) == 5
 
 
-def test_a_node_that_stops_ends_its_measurements(make_node):
-    node = make_node("--profile-on-deploy")
-    upload(node, "mlp", max_batch=64, concurrency=16)
+def test_a_node_that_stops_ends_its_measurements(shared_node):
+    node = shared_node("--profile-on-deploy")
+    upload(node.client, "mlp", max_batch=64, concurrency=16)
     asleep = set(node.zygotes())
     wait_until(lambda: set(node.worker_pids()) - asleep)
     node.stop()
     assert not any("was not measured" in line for line in node.said)
 
 
-def test_service_times_correct_the_profile(make_node):
-    node = make_node()
-    program = upload(node, "mlp")
-    measured = node.client.profile("mlp", wanted=Wanted(layers=False))
+def test_service_times_correct_the_profile(shared_node):
+    node = shared_node()
+    client = node.client.for_tenant("corrected")
+    program = upload(client, "mlp")
+    measured = client.profile("mlp", wanted=Wanted(layers=False))
     node.stop()
     [point] = measured.points
     wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=8e4),))
     with closing(Repository(node.data)) as repository:
-        repository.put_profile(fingerprint(), f"default/{program}", wrong, 0.0)
+        repository.put_profile(fingerprint(), f"corrected/{program}", wrong, 0.0)
     node.start()
     assert node.client.known_profile("mlp") == wrong
     for _ in range(2 * RUNS_MIN):
@@ -211,13 +217,13 @@ def test_service_times_correct_the_profile(make_node):
     assert 0 < now.latency_s < 1e3
     node.stop()
     with closing(Repository(node.data)) as repository:
-        assert repository.profile(fingerprint(), f"default/{program}").points == corrected.points
+        assert repository.profile(fingerprint(), f"corrected/{program}").points == corrected.points
     node.start()
 
 
-def test_an_impossible_measurement_is_refused_with_the_reason(make_node):
-    node = make_node()
-    upload(node, "mlp")
+def test_an_impossible_measurement_is_refused_with_the_reason(shared_node):
+    node = shared_node()
+    upload(node.client, "mlp")
     with pytest.raises(NotFoundError, match="nothing"):
         node.client.profile("nothing")
     with pytest.raises(CallerError, match="batch must be from 1 to"):

@@ -132,29 +132,26 @@ def test_explain_shows_refusals(node):
     wait_until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
 
 
-def test_usage_is_recorded_by_tenant_and_survives_a_restart(tmp_path):
-    node = NodeProcess(tmp_path / "used")
-    try:
-        deploy(node, "one", Scale(2.0))
-        deploy(node, "twin", Scale(2.0), tenant="other")
-        ask(node, "one")
-        before = {each["function"]: each for each in node.client.usage()}
-        assert before["one"]["requests"] == 1
-        assert 0 < before["one"]["core_ms"] < before["one"]["billed_core_ms"]
-        assert before["one"]["disk_byte_s"] > 0
-        assert before["twin"]["tenant"] == "other"
-        assert [each["function"] for each in node.client.usage("other")] == ["twin"]
-        node.stop()
-        node.start()
-        after = {each["function"]: each for each in node.client.usage()}
-        assert after["one"]["requests"] == 1
-        assert after["one"]["core_ms"] == pytest.approx(before["one"]["core_ms"])
-        assert after["one"]["disk_byte_s"] > before["one"]["disk_byte_s"]
-        shown = CliRunner().invoke(main, ["usage", "--tenant", "other", "--url", node.url])
-        assert "twin" in shown.stdout
-        assert "one" not in shown.stdout
-    finally:
-        node.clean()
+def test_usage_is_recorded_by_tenant_and_survives_a_restart(shared_node):
+    node = shared_node()
+    deploy(node, "one", Scale(2.0))
+    deploy(node, "twin", Scale(2.0), tenant="paying")
+    ask(node, "one")
+    before = {each["function"]: each for each in node.client.usage()}
+    assert before["one"]["requests"] == 1
+    assert 0 < before["one"]["core_ms"] < before["one"]["billed_core_ms"]
+    assert before["one"]["disk_byte_s"] > 0
+    assert before["twin"]["tenant"] == "paying"
+    assert [each["function"] for each in node.client.usage("paying")] == ["twin"]
+    node.stop()
+    node.start()
+    after = {each["function"]: each for each in node.client.usage()}
+    assert after["one"]["requests"] == 1
+    assert after["one"]["core_ms"] == pytest.approx(before["one"]["core_ms"])
+    assert after["one"]["disk_byte_s"] > before["one"]["disk_byte_s"]
+    shown = CliRunner().invoke(main, ["usage", "--tenant", "paying", "--url", node.url])
+    assert "twin" in shown.stdout
+    assert "one" not in shown.stdout
 
 
 def test_a_truncated_block_is_reported_once_and_counted(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from overwinter.core.errors import NotFoundError
 from tests.system.nodes import NodeProcess, ask, deploy, wait_gone, wait_until
 
-SLEEPERS = 18
+SLEEPERS = 6
+WORKERS_MAX = 4
 HANDLER = (
     "import time\n"
     "def preprocess(inputs, state):\n"
@@ -24,7 +25,7 @@ def never(node: NodeProcess, name: str) -> None:
 
 
 def test_sleeping_handlers_delay_no_other_tenant_and_end_when_they_are_removed(make_node):
-    node = make_node("--workers-max", "16", "--drain-timeout-s", "1")
+    node = make_node("--workers-max", f"{WORKERS_MAX}", "--drain-timeout-s", "1")
     deploy(node, "well", tenant="well")
     names = [f"sleeper{number}" for number in range(SLEEPERS)]
     for name in names:
@@ -35,7 +36,7 @@ def test_sleeping_handlers_delay_no_other_tenant_and_end_when_they_are_removed(m
         node.wait_for("Arrived", SLEEPERS)
         for _ in range(5):
             assert ask(node, "well") == [3.0] * 4
-        workers = wait_until(lambda: len(pids := node.worker_pids()) == 16 and pids)
+        workers = wait_until(lambda: len(pids := node.worker_pids()) == WORKERS_MAX and pids)
         asleep = node.client.for_tenant("asleep")
         for name in names:
             asleep.remove(name)

@@ -36,23 +36,23 @@ def answered(node: NodeProcess, name: str, count: int) -> Counter[float]:
     return Counter(ask(node, name)[0] for _ in range(count))
 
 
-def test_a_promotion_survives_a_deploy_and_a_restart(make_node):
-    node = make_node()
-    versions(node, "f", 2.0, 3.0)
-    assert (ask(node, "f"), traffic(node, "f")) == ([4.0] * 4, {1: 0, 2: 100})
-    node.client.set_traffic("f", {1: 100})
-    made = deploy(node, "f", Scale(5.0))
+def test_a_promotion_survives_a_deploy_and_a_restart(shared_node):
+    node = shared_node()
+    versions(node, "promoted", 2.0, 3.0)
+    assert (ask(node, "promoted"), traffic(node, "promoted")) == ([4.0] * 4, {1: 0, 2: 100})
+    node.client.set_traffic("promoted", {1: 100})
+    made = deploy(node, "promoted", Scale(5.0))
     assert "promote" in made.warning
-    assert (ask(node, "f"), traffic(node, "f")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
-    explained = [node.client.explain("f", version) for version in (1, 3)]
+    assert (ask(node, "promoted"), traffic(node, "promoted")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
+    explained = [node.client.explain("promoted", version) for version in (1, 3)]
     assert [(each["traffic"], each["promoted"]) for each in explained] == [(100, True), (0, True)]
     node.stop()
     node.start()
-    assert (ask(node, "f"), traffic(node, "f")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
-    node.client.set_traffic("f", {})
-    assert ask(node, "f") == [6.0] * 4
-    assert deploy(node, "f", Scale(7.0)).warning == ""
-    assert ask(node, "f") == [8.0] * 4
+    assert (ask(node, "promoted"), traffic(node, "promoted")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
+    node.client.set_traffic("promoted", {})
+    assert ask(node, "promoted") == [6.0] * 4
+    assert deploy(node, "promoted", Scale(7.0)).warning == ""
+    assert ask(node, "promoted") == [8.0] * 4
 
 
 def test_a_split_is_exact_reported_by_version_and_replayed(make_node):

@@ -15,7 +15,7 @@ from overwinter.api.deployer import package
 from overwinter.core.errors import OverwinterError
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, deploy, wait_until
+from .nodes import NodeProcess, Scale, ask, deploy, wait_gone, wait_until
 
 TENANTS = ("ada", "bob")
 HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
@@ -137,8 +137,8 @@ def test_workers_with_and_without_a_handler_wake_from_their_tenants_zygote(node:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(make_node, which):
-    node = make_node("--zygote-timeout-s", "0.6")
+def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(shared_node, which):
+    node = shared_node("--zygote-timeout-s", "0.6")
     deploy(node, "plain", keep_alive_s=0.0)
     assert ask(node, "plain") == [3.0] * 4
     wait_until(lambda: len(node.zygotes()) == 2)
@@ -151,9 +151,9 @@ def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(make_node, wh
     assert len([line for line in node.said if "lost" in line]) >= 1
 
 
-def test_a_node_is_not_ready_while_its_base_zygote_hangs(make_node):
-    node = make_node("--zygote-timeout-s", "0.6")
-    [base] = node.zygotes()
+def test_a_node_is_not_ready_while_its_base_zygote_hangs(shared_node):
+    node = shared_node("--zygote-timeout-s", "0.6")
+    base = node.zygotes()[0]
     assert node.client.ready()
     os.kill(base, signal.SIGSTOP)
     wait_until(lambda: not node.client.ready())
@@ -161,37 +161,40 @@ def test_a_node_is_not_ready_while_its_base_zygote_hangs(make_node):
     assert base not in node.zygotes()
 
 
-HANGS = {
-    "in its module": "while True:\n    pass\n",
-    "in native code": "import ctypes\ndef preprocess(inputs, state):\n    ctypes.PyDLL(None).sleep(10**6)\n",
-}
+HANGS = (
+    "import threading\nthreading.Event().wait()\n",
+    "import ctypes\ndef preprocess(inputs, state):\n    ctypes.PyDLL(None).sleep(10**6)\n",
+)
+"""Handlers that hang in their module and in native code."""
 
 
-@pytest.mark.parametrize("handler", HANGS.values(), ids=HANGS.keys())
-def test_a_trial_that_hangs_ends_and_others_deploy_and_wake_meanwhile(make_node, handler):
-    node = make_node("--start-timeout-s", "6", "--cores", "2")
+def test_trials_that_hang_end_and_others_deploy_and_wake_meanwhile(make_node):
+    node = make_node("--start-timeout-s", "8", "--cores", "4")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
     wait_until(lambda: not node.worker_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        trial = pool.submit(deploy, node, "hanging", handler=handler, tenant="bob")
-        wait_until(lambda: len(node.worker_pids()) == 1)
-        [hung] = node.worker_pids()
+        trials = [
+            pool.submit(deploy, node, f"hanging-{number}", handler=handler, tenant="bob")
+            for number, handler in enumerate(HANGS)
+        ]
+        hung = wait_until(lambda: len(pids := node.worker_pids()) == len(HANGS) and pids)
         assert ask(node, "calm") == [3.0] * 4
         deploy(node, "another", Scale(4.0), tenant="ada")
         assert ask(node, "another") == [5.0] * 4
-        assert not trial.done()
-        with pytest.raises(OverwinterError, match="hanging"):
-            trial.result()
-    wait_until(lambda: hung not in parents_of_all())
+        assert not any(trial.done() for trial in trials)
+        for number, trial in enumerate(trials):
+            with pytest.raises(OverwinterError, match=f"hanging-{number}"):
+                trial.result()
+    wait_gone(hung)
     assert [function["name"] for function in node.client.functions()] == ["another", "calm"]
 
 
-def test_removing_a_function_ends_its_trial(make_node):
-    node = make_node()
+def test_removing_a_function_ends_its_trial(shared_node):
+    node = shared_node()
     deploy(node, "f", Scale(3.0), keep_alive_s=0.0)
     wait_until(lambda: not node.worker_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        trial = pool.submit(deploy, node, "f", handler=HANGS["in its module"])
+        trial = pool.submit(deploy, node, "f", handler=HANGS[0])
         wait_until(lambda: len(node.worker_pids()) == 1 and len(node.client.functions()) == 2)
         [hung] = node.worker_pids()
         node.client.remove("f")
