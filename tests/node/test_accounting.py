@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,10 +20,13 @@ CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
 
 
 class NoProcesses:
-    """A node whose processes have all ended."""
+    """A node whose processes have all ended, or of which one zygote is left."""
+
+    def __init__(self) -> None:
+        self.zygotes = []
 
     def zygote_smaps(self):
-        return []
+        return self.zygotes
 
     def worker_smaps(self):
         return {}
@@ -38,8 +43,9 @@ class Parts:
         self.world.arrive()
         self.store = self.hosts.store("")
         self.store.load(self.function.blobs)
+        self.processes = NoProcesses()
         self.accounting = Accounting(
-            Published(self.world.scheduler.cycle), self.hosts, NoProcesses(), Statistics(), self.said.append
+            Published(self.world.scheduler.cycle), self.hosts, self.processes, Statistics(), self.said.append
         )
 
     def load(self) -> None:
@@ -54,6 +60,26 @@ class Parts:
 @pytest.fixture
 def parts(tmp_path):
     return Parts(tmp_path)
+
+
+def test_a_node_that_stops_before_a_pass_begins_closes_its_files(parts):
+    async def scene():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = threading.Event()
+        asyncio.get_running_loop().run_in_executor(None, busy.wait)
+        before = len(os.listdir("/proc/self/fd"))
+        comparing = asyncio.create_task(parts.accounting.compare())
+        await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        comparing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await comparing
+        assert len(os.listdir("/proc/self/fd")) == before
+        busy.set()
+
+    with open("/proc/self/smaps", "rb") as smaps:
+        parts.processes.zygotes.append(smaps.fileno())
+        asyncio.run(scene())
 
 
 def test_blocks_being_loaded_are_no_mismatch(parts):

@@ -7,7 +7,9 @@ found in two consecutive passes. Each is logged once, and counted.
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
@@ -74,10 +76,15 @@ class Accounting:
         """Compare once."""
         due = self._due()
         # Duplicates, because the node closes its descriptor when a worker ends, while the thread may still read.
-        files = [_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps())]
+        files = deque(_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps()))
         blocks = self._published.stores()
         # The stores change during the comparison, so only a difference that is seen twice counts.
-        stores, measured = await asyncio.to_thread(lambda: (self._see_stores(blocks), _measure(files)))
+        try:
+            stores, measured = await asyncio.to_thread(lambda: (self._see_stores(blocks), _measure(files)))
+        finally:
+            # If the node stops before the thread begins, it never does.
+            for smaps in _taken(files):
+                smaps.close()
         now, needs, accounts = clock.now(), self._published.needs(), self.accounts
         for worker, memory in zip(due, measured, strict=False):
             need = needs.get(worker)
@@ -131,9 +138,16 @@ def _own(fd: int) -> BinaryIO:
     return open(os.dup(fd), "rb", buffering=0)
 
 
-def _measure(files: list[BinaryIO]) -> list[ProcessMemory | None]:
+def _taken(files: deque[BinaryIO]) -> Iterator[BinaryIO]:
+    """Take the files one by one, each of which only one thread gets."""
+    with suppress(IndexError):
+        while True:
+            yield files.popleft()
+
+
+def _measure(files: deque[BinaryIO]) -> list[ProcessMemory | None]:
     measured = []
-    for smaps in files:
+    for smaps in _taken(files):
         with smaps:
             measured.append(process_memory(smaps))
     return measured
