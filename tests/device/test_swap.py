@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -45,6 +46,7 @@ def fast():
     return Link(1e12, time.perf_counter, time.sleep)
 
 
+@cache
 class Stored:
     """Variants of one model, their blocks in host memory, and the answers of plain PyTorch."""
 

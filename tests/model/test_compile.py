@@ -9,15 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import zoo
 from benchmarks.programs import sized_inputs
 from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import check_span
 from overwinter.model.compile import compile_program, compile_waiting
-from overwinter.model.export import export
 from overwinter.model.liveness import first_uses, live_in, live_out
 from overwinter.model.program import Call, Device, Dtype, MemoryFormat, Slot, Value, validate
 from tests.model.tiny import BATCH_BY_4, chain, make_program
+from tests.model.zoo_models import exported
 
 X = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
 W = torch.tensor([1.0, 1.0, 2.0, 2.0])
@@ -215,17 +214,17 @@ def test_errors_of_operators_pass_through():
 
 
 @pytest.fixture(scope="module", params=["resnet50", "gpt2", "ssd300"])
-def exported(request):
-    model = zoo.build(request.param, small=True)
-    return model, *export(model.module, model.example_inputs, model.dynamic)
+def cuttable(request):
+    """A model, its program and weights, and the places at which the program can be cut."""
+    model, program, weights = exported(request.param)
+    return model, program, weights, [cut for cut in range(1, len(program.calls)) if _is_place_to_cut(program, cut)]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_spans_chained_give_what_the_whole_gives(exported, seed):
-    model, program, weights = exported
+def test_spans_chained_give_what_the_whole_gives(cuttable, seed):
+    model, program, weights, places = cuttable
     made = sized_inputs(program, model, {"batch": 3})
     inputs = [made[spec.name] for spec in program.inputs]
-    places = [cut for cut in range(1, len(program.calls)) if _is_place_to_cut(program, cut)]
     cuts = sorted(random.Random(seed).sample(places, 4))
     held = dict(zip(live_in(program), inputs, strict=True))
     with torch.inference_mode():

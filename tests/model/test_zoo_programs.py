@@ -6,11 +6,11 @@ import torch
 from benchmarks import zoo
 from benchmarks.programs import cases, flatten, sized_inputs
 from overwinter.model.compile import compile_program, resolve
-from overwinter.model.export import export
 from overwinter.model.liveness import dimension_sizes, live_in, peak_activation_bytes
 from overwinter.model.operators import FRESH, SIZE_OPERATORS, SYMBOLIC
 from overwinter.model.program import Device, Dtype, MemoryFormat, Slot, decode_program, encode_program, validate
 from overwinter.model.structure import SYMBOLIC_KINDS, evaluate
+from tests.model.zoo_models import exported
 
 QUICK = {"resnet50", "mobilenet-v2", "vgg16", "ssd300", "vit-base", "minilm", "gpt2", "textcnn", "lstm", "dssm", "mlp"}
 """Models of every kind."""
@@ -20,8 +20,7 @@ MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     """A small model, its program as decoded from bytes, and its weights."""
-    built = zoo.build(request.param, small=True)
-    program, weights = export(built.module, built.example_inputs, built.dynamic)
+    built, program, weights = exported(request.param)
     program = decode_program(encode_program(program))
     validate(program)
     return built, program, weights
