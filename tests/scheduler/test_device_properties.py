@@ -66,7 +66,7 @@ class OnDevices(AnyOrder):
 def test_no_request_is_forgotten_on_devices(policy, isolation, few):
     bounds = {"devices": few, "device_isolation": isolation}
     machine = type("OnDevices", (OnDevices,), {"policy": policy, "bounds": bounds})
-    examples = settings(max_examples=25, stateful_step_count=50, deadline=None)
+    examples = settings(max_examples=12, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 

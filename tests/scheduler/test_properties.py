@@ -239,7 +239,7 @@ def test_no_request_is_forgotten_in_any_order_of_events(policy):
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.binds])
 def test_no_request_is_forgotten_in_families(policy):
     machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
-    examples = settings(max_examples=30, stateful_step_count=50, deadline=None)
+    examples = settings(max_examples=15, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
@@ -310,7 +310,7 @@ def journal_of(seed: str, steps: int, *policies: str) -> bytes:
 
 @pytest.mark.parametrize(("policy", "binds"), [("overwinter", True), ("infless", False)])
 def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, binds):
-    [logs] = {journal_of(seed, replayed.STEPS, policy) for seed in ("0", "1", "2", "3")}
+    [logs] = {journal_of(seed, replayed.STEPS, policy) for seed in ("0", "1", "2")}
     [actions] = msgspec.json.decode(logs)
     wanted = {"Run", "Drop", "Prepare", "LoadFinished", "Refuse", "Explanation"} | (
         {"Bind", "Unbind"} if binds else set()
@@ -320,6 +320,6 @@ def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, bi
 
 
 def test_under_every_policy_the_same_events_give_the_same_actions_whatever_the_hash_seed():
-    [logs] = {journal_of(seed, FEW_STEPS, *POLICIES) for seed in ("0", "1", "2")}
+    [logs] = {journal_of(seed, FEW_STEPS, *POLICIES) for seed in ("0", "1")}
     for actions in msgspec.json.decode(logs):
         assert {"Run", "StopWorker", "Drop", "Refuse"} <= {action["type"] for action in actions}
