@@ -40,8 +40,8 @@ test-slow: setup ## the slow tests
 test-machine: setup
 	$(MAKE) $(PARTS) test-nodes test-processes
 
-NODES := $(addprefix tests/,node system worker)
-PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py)
+NODES := $(addprefix tests/,node system)
+PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py worker)
 
 test-nodes: setup
 	$(PYTEST) $(NODES)
