@@ -79,7 +79,7 @@ def test_an_explanation_tells_why() -> None:
     assert "others needed room" in shown
     assert "REFUSED" not in shown
     assert "shares workers with no function" in shown
-    assert "HAS" not in shown
+    assert "ITS PRIVATE" not in shown
 
 
 def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
@@ -117,15 +117,15 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": pool})).split())
     assert "after 3 failures, on virtual:0, 0 waiting" in shown
     assert "runs on devices 7 on virtual:0, 2 on virtual:1; 50.0% missed no bytes; 2.0 KiB moved" in shown
-    assert "last binding virtual:0: 5 bytes were missing there" in shown
+    assert "last device virtual:0: 5 bytes were missing there" in shown
     assert "8 of the last 9 answers were in time; 4 more in time are required to meet the SLO" in shown
     assert "runs take 100 ms" in shown
-    assert "never" not in shown
+    assert "cannot run" not in shown
     assert "shares workers" not in shown
     unused = {**pool, "devices": [], "runs": {}, "hit_ratio": None, "moved_bytes": None, "required": -2.0}
     unused |= {"last": "", "never": "no"}
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())
-    assert all(each in shown for each in ("on no device", "runs on devices none", "last binding none", "never no"))
+    assert all(each in shown for each in ("on no device", "runs on devices none", "last device none", "cannot run no"))
     assert "required" not in shown
 
 

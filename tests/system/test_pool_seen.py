@@ -70,5 +70,5 @@ def test_the_commands_show_the_devices(pool: NodeProcess):
     assert "from the host after" in shown
     assert "RUNNING" in told(pool, "top", "--once")
     assert "pool: " in told(pool, "ps")
-    assert "last binding" in told(pool, "explain", "f1")
+    assert "last device" in told(pool, "explain", "f1")
     assert "DEVICE BILLED" in told(pool, "usage")

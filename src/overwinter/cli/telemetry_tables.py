@@ -166,10 +166,10 @@ def _pool_facts(pool: Description) -> dict[str, str]:
         priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
     facts = {
         "runs on devices": f"{runs}{hits}{moved}",
-        "last binding": pool["last"] or "none",
+        "last device": pool["last"] or "none",
         "priority": priority,
     }
-    return {"never": pool["never"], **facts} if pool["never"] else facts
+    return {"cannot run": pool["never"], **facts} if pool["never"] else facts
 
 
 def _shared_text(shared: Description, of: str) -> str:
@@ -226,7 +226,7 @@ def _workers_table(workers: Sequence[Description]) -> Table:
 
 def _bound_table(workers: Sequence[Description]) -> Table:
     """Build a table with one row for each function in each worker."""
-    table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
+    table = _titled("WORKER", "FUNCTION", "STATE", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
     for worker in workers:
         for bound in worker["bound"]:
             part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])

@@ -18,7 +18,7 @@ FamilyId = NewType("FamilyId", str)
 """Functions that may share workers. A function that shares with none has its own id as its family."""
 TenantId = NewType("TenantId", str)
 StoreName = NewType("StoreName", str)
-"""The host store of one trust domain: the shared one, or a tenant's own."""
+"""A host store: empty for the shared one, otherwise the tenant that owns the store."""
 SHARED = StoreName("")
 """The host store of all functions without a dedicated one."""
 DeviceId = NewType("DeviceId", str)

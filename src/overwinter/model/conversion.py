@@ -59,7 +59,8 @@ class Reference(NamedTuple):
 
 
 class Exported(msgspec.Struct):
-    """A program and its weights: dense CPU tensors in the program's order, each in the order of its `Weight`.
+    """A program and its weights: dense CPU tensors in the program's order, the dimensions of each in the order
+    that its `Weight` gives.
 
     Unpacks as these two.
     """
@@ -82,8 +83,9 @@ def convert(
 ) -> Exported:
     """Convert an exported graph whose inputs have these labels and shapes; the graph is changed in place.
 
-    The program begins with the `checks`. If one of the graph's own checks fails, the error has the author's message for
-    it. ProgramError, with the operator and its line in the source, for what a program cannot represent.
+    The program begins with the `checks`. If one of the graph's own checks fails in a run, the error has the author's
+    message for it, if there is one. Raises ProgramError, with the operator and its line in the source, for what a
+    program cannot represent.
     """
     inline_nested(exported.graph_module)
     nodes = simplify(exported.graph_module)
@@ -148,7 +150,9 @@ class _Conversion:
         specs = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
         for label, shape, spec in zip(labels, shapes, specs, strict=True):
             if not isinstance(spec.arg, TensorArgument):
-                raise ProgramError(f"input {label!r} must be a tensor; wrap the model to fix other arguments")
+                raise ProgramError(
+                    f"input {label!r} must be a tensor; wrap the model in a module that sets its other arguments"
+                )
             placeholder = self.placeholders[spec.arg.name]
             self._place(placeholder, len(self.weights) + len(self.inputs))
             self.inputs.append(_spec(label, placeholder.meta["val"], shape))
@@ -209,7 +213,7 @@ class _Conversion:
         self._append(call, module_path(node), self._macs(node, parts[0]))
 
     def _add_check(self, node: Node) -> None:
-        """Append a check; its message has the condition on a number, and the author's text if there is one."""
+        """Append a check. A failed one on a number reports the author's text, or the condition if there is none."""
         name = operator_name(node.target)
         args = [self._argument(argument, node) for argument in node.args]
         if name == "aten._assert_scalar.default":
@@ -319,8 +323,8 @@ class _Conversion:
         )
 
     def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
-        """Return the named arguments without defaults. If the result does not take device and type from a tensor, they
-        are added.
+        """Return the named arguments, except those with their default value. For an operator that takes no tensor, from
+        which its result would get device and type, these two are added.
         """
         kept = {
             key: self._argument(argument, node)

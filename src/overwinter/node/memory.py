@@ -22,8 +22,8 @@ _MAPPINGS = re.compile(
 
 
 def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
-    """Return the memory of the process that opened its own smaps; None if it has ended. It takes milliseconds: call it
-    in a thread.
+    """Return the memory of a process from its `smaps`, which it opened itself; None if it has ended. It takes
+    milliseconds: call it in a thread.
     """
     try:
         smaps.seek(0)

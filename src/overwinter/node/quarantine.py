@@ -1,6 +1,6 @@
 """Records the functions on which the scheduler failed, so that the next start does not fail on them again.
 
-The record is a small file beside the repository. It is written when the scheduler failed on an event of a function, and
+The record is a small file in the data directory. It is written when the scheduler failed on an event of a function, and
 read at the next start: such a function is deployed, but out of service until it is loaded. An unreadable file counts as
 empty: the node may then fail once more, and writes it again.
 """

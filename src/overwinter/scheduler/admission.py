@@ -2,12 +2,12 @@
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
-lacks. Then each queue is served from its front, up to the first function that does not fit: free resources are reserved
-for that function, and other functions must release resources only for it; workers are drained for the first
-PLACES_AT_ONCE functions.
+lacks. Then the queues are served in the order below, each from its front, up to the first function that does not fit.
+Free resources are reserved for that function, and other functions must release resources only for it. The exception is
+places: workers are drained for the first PLACES_AT_ONCE functions.
 
-1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because
-   it has waited for one before.
+1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because a
+   function that wants a worker joins this queue only when it may have a core.
 2. Cores, including the one additional run that a short urgent request may have.
 3. Bytes of a host store.
 4. Devices of the pool (device_admission.py).
@@ -198,8 +198,8 @@ def _give_cores(cycle: Cycle) -> None:
 def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
 
-    If a wake takes longer than the SLO, a new worker still answers the newest requests; otherwise it would be woken
-    repeatedly without answering any.
+    If a wake takes longer than the SLO, a new worker still answers the newest requests; otherwise the function would
+    be woken repeatedly without answering any.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000

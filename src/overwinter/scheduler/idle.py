@@ -38,7 +38,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
-    """Return the least valuable idle worker of a tenant without waiting requests; among equals the one idle longest."""
+    """Return the least valuable of a tenant's idle workers for which no request waits; of equals the longest idle."""
     return min(tenant.spare.values(), key=attrgetter("value"), default=None)
 
 

@@ -32,7 +32,10 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
     except (ValueError, SyntaxError, KeyError, TypeError) as error:
         raise CallerError(f"{path}: its header cannot be read: {error}") from error
     if kind != "<i8" or fortran or len(data) - start != rows * columns * 8:
-        raise CallerError(f"{path} must contain rows of 64-bit integers, and contains {kind!r} of {rows}x{columns}")
+        raise CallerError(
+            f"{path} must contain rows of 64-bit integers ('<i8', in C order); its header says {kind!r} of "
+            f"{rows}x{columns}{' in Fortran order' if fortran else ''}, and {len(data) - start} bytes follow"
+        )
     flat = array("q", data[start:])
     if flat and min(flat) < 0:
         raise CallerError(f"{path} holds a negative count")

@@ -2,8 +2,8 @@
 
     missing(x, place) = sum of nbytes(b) over the blocks b that x needs and that place does not hold
 
-Placement, heaviness, eviction and billing all use this one quantity. A fine-tuned sibling of a resident model misses
-only its own delta, on every tier.
+The scheduler chooses devices and configurations by the same quantity, which it computes from its own tables. A
+fine-tuned variant of a resident model misses only the blocks that differ, on every tier.
 """
 
 from collections.abc import Iterable

@@ -41,7 +41,7 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     crashes = (((each.name,), each.crashes) for each in seen)
     yield counter("executor_crashes", "Executors that died without being stopped, or hung.", DEVICE, crashes)
     unplaced = (((each.name,), each.unplaced) for each in seen)
-    help_text = "Runs that were ordered again, because the free memory was not adjacent."
+    help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
     yield counter("device_unplaced", help_text, DEVICE, unplaced)
 
 

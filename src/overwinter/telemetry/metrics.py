@@ -103,7 +103,12 @@ def _requests(
         (((each.name,), each.within) for each in with_slo),
     )
     yield from _versions(versions)
-    yield counter("retries", "Requests that were run again after a worker died.", ["function"], _named(seen, "retries"))
+    yield counter(
+        "retries",
+        "Requests that were run again after a worker or an executor died.",
+        ["function"],
+        _named(seen, "retries"),
+    )
 
 
 def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
@@ -153,11 +158,11 @@ def _pipelines(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
 
 
 def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    help_text = "Time from a request's arrival until it was sent to a worker."
+    help_text = "Time from a request's arrival until it was sent to a worker or a device."
     yield histogram("queue_wait_seconds", help_text, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
-    yield gauge("requests_running", "Requests in workers.", ["function"], _by_name(statistics.running()))
+    yield gauge("requests_running", "Requests in workers and on devices.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in completed runs.", ["function"], _named(seen, "batched"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
@@ -166,7 +171,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield counter("shared_run_requests", help_text, ["function"], _named(seen, "shared_batched"))
     yield counter("run_seconds", "Time of completed runs.", ["function"], _named(seen, "run_s"))
     yield counter("run_core_seconds", "Time of completed runs times their cores.", ["function"], _named(seen, "core_s"))
-    help_text = "Time from arrivals until the requests were sent to a worker."
+    help_text = "Time from arrivals until the requests were sent to a worker or a device."
     yield counter("wait_seconds", help_text, ["function"], _named(seen, "wait_s"))
 
 

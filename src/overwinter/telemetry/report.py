@@ -96,7 +96,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     """The executors that died without being stopped, or hung."""
     unplaced: int
-    """The runs that were ordered again, because the free memory was not adjacent."""
+    """The runs that were sent again, because the free memory of the device was not contiguous."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

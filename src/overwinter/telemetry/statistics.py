@@ -1,4 +1,4 @@
-"""Statistics of a live node's functions: its one reader of the scheduler's steps.
+"""Statistics of a live node's functions. `Statistics` is the node's only reader of the scheduler's steps.
 
 Metrics, usage, `top` and `explain` are computed from them on request, in separate threads; here values are only
 counted. Their size is bounded by the deployed functions, never by the names that callers use.
@@ -72,7 +72,7 @@ class FunctionStatistics(Tally):
         """Its part of the seconds of cores, or of a device, that those took, and all of them."""
         self.retries = 0
         self.wait_s = 0.0
-        """The seconds from arrivals until the request was first sent to a worker."""
+        """The seconds from arrivals until the request was first sent to a worker or a device."""
 
 
 def _smoothed(before: float, seconds: float) -> float:
@@ -80,7 +80,7 @@ def _smoothed(before: float, seconds: float) -> float:
 
 
 def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
-    """Return the parts of a run on a device that are no parts of runs of handlers in workers."""
+    """Return the parts of a run on a device, except programs that handlers called: those count as runs of workers."""
     return [part for part in run.parts if not is_program(part.spec.id)]
 
 
@@ -220,7 +220,7 @@ class Statistics(Tracker[FunctionStatistics]):
             worker.warm = True
 
     def _run_on_device_completed(self, run: DeviceRun[FunctionStatistics], now: Seconds) -> None:
-        # Only now, because a run that found no place is ordered again.
+        # The requests count as sent only now, because a run whose blocks found no place on the device is sent again.
         for id_ in run.requests:
             request = self._requests.get(id_)
             if request is not None:
@@ -304,7 +304,7 @@ class Statistics(Tracker[FunctionStatistics]):
         if isinstance(event, MemoryMeasured):
             for worker, taken in event.taken:
                 process = self.workers.get(worker)
-                # The full measurement, which is more exact, handles a lower value.
+                # A lower value is recorded only when the accounting reads it from smaps, which is more exact.
                 if process is not None and taken > process.nbytes:
                     self.set_memory(process, float(taken), now)
         elif isinstance(event, MemoryPressure):

@@ -2,7 +2,7 @@
 
 The calls of a program are split into spans: own spans, which read weights that differ between the functions, and shared
 spans between them. A shared span runs once over all rows. An own span runs for each function over its rows, with its
-weights, and its results are concatenated where a shared span needs them.
+weights, and its results are concatenated where a shared span needs them. `Trunk` is such a split.
 
 Running one request alone and two together shows which dimension of a value holds the rows, and how many times each row
 occurs in it. The first time a split is used for requests of certain sizes, the results of two requests together are
@@ -57,7 +57,9 @@ class Share(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """How a value contains the rows: a tensor along a dimension, a number as their count; how many times each row."""
+    """How a value contains the rows. A tensor has `times` consecutive entries for each row along `dim`. A number is
+    `times` times the number of rows; its `dim` has no meaning.
+    """
 
     dim: int
     times: int
@@ -80,7 +82,7 @@ class _Span(NamedTuple):
     own: bool
     run: Compiled
     taken: tuple[int, ...]
-    """The values that it reads from before."""
+    """The inputs and the results of earlier spans that it reads."""
     given: tuple[int, ...]
     """Its results that are read later."""
     joined: set[int]
@@ -102,7 +104,9 @@ class Trunks:
         self._making = threading.Lock()
 
     def of(self, own: frozenset[int]) -> "Trunk | None":
-        """Return the split for functions that differ in these weights, by number; None if a split has no benefit."""
+        """Return the split for functions that differ in these weights, by number; None if the program cannot be
+        split for them, or a split has no benefit.
+        """
         with self._making:
             found = own if own in self._made else self._wider(own) or self._make(own)
             self._made.move_to_end(found)
