@@ -140,7 +140,7 @@ class Runs:
         if process.is_idle_since(answer.run) and process.is_large():
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         if answer.unplaced:
-            # Nothing ran, and the run will be ordered again.
+            # Nothing ran, and the run will be sent again.
             failures.clear()
         moved = answer.moved_bytes, answer.unplaced, answer.peer_bytes
         self._post(RunEnded(process.worker, answer.run, tuple(failures), *moved))
