@@ -296,7 +296,9 @@ class _Conversion:
         except ProgramError as error:
             raise ProgramError(f"{operator_name(node.target)}, called at {source_line(node)}: {error}") from error
         owner = self.owners.setdefault(value.untyped_storage()._cdata, slot)
-        return Value(dtype_name(value.dtype), nbytes, -1 if owner == slot else owner)
+        if owner != slot:
+            return Value(dtype_name(value.dtype), nbytes, owner)
+        return Value(dtype_name(value.dtype), nbytes, shape=self.sizes.row_major_shape(value))
 
     def _argument(self, argument: Any, node: Node) -> Argument:
         if isinstance(argument, tuple | list):

@@ -204,6 +204,11 @@ def _check_values(program: Program) -> None:
             raise ProgramError(f"value {slot} has unknown type {value.dtype[:80]!r}")
         if not -1 <= value.base < slot:
             raise ProgramError(f"value {slot} cannot share memory with slot {value.base}")
+        for size in value.shape or ():
+            if size not in program.dimensions and not (isinstance(size, int) and 0 <= size <= MAX_SIZE):
+                raise ProgramError(f"value {slot} has a malformed shape")
+        if len(value.shape or ()) > MAX_RANK:
+            raise ProgramError(f"value {slot} has more than {MAX_RANK} dimensions")
         for term in value.nbytes:
             powers = len(term.powers) == len(program.dimensions) and all(power >= 0 for power in term.powers)
             bounded = sum(term.powers) <= MAX_DEGREE and abs(term.coefficient) <= MAX_COEFFICIENT

@@ -36,6 +36,20 @@ class Sizes:
         """Return the shape with dynamic sizes by name, or as expressions of names."""
         return tuple(self._as_text(size) for size in sizes_of(tensor))
 
+    def row_major_shape(self, tensor: torch.Tensor) -> tuple[int | str, ...] | None:
+        """Return the shape of a tensor whose elements lie in row-major order, without gaps, if each size is fixed or a
+        dimension; otherwise None.
+        """
+        shape = self.shape(tensor)
+        if any(isinstance(size, str) and size not in self.ranges for size in shape):
+            return None
+        expected = sympy.Integer(1)
+        for size, stride in zip(reversed(shape), reversed(tensor.stride()), strict=True):
+            if size != 1 and expected != (stride if isinstance(stride, int) else self.expression(stride)):
+                return None
+            expected *= size if isinstance(size, int) else named(size)
+        return shape
+
     def shape_at_example(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Return the shape at the example's sizes."""
         sizes = {named(name): size for name, size in self.example.items()}

@@ -94,12 +94,14 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
     If a size is rounded (`sequence // 2`), the terms omit the rounding. `base` is the slot whose memory the value
     shared at export, or -1 if it has its own memory. A number computed from sizes has a symbolic kind as its dtype and
-    no bytes.
+    no bytes. `shape` is that of a tensor in row-major order whose sizes are fixed or dimensions; None: it has its
+    memory from another value, another order, or another size.
     """
 
     dtype: str
     nbytes: tuple[Term, ...] = ()
     base: int = -1
+    shape: tuple[int | str, ...] | None = None
 
 
 class Layer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

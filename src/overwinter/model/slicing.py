@@ -1,0 +1,245 @@
+"""Cuts a program into slices: consecutive calls that are programs of their own.
+
+A slice takes the values of earlier slices that it needs, and returns those of its own that later slices need. Such a
+value has its own memory, is in row-major order, and its sizes are fixed or dimensions, so that another process gets the
+same tensor. A slice computes other values again: numbers, views, and what depends on weights and sizes only.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import structs
+
+from overwinter.core.datatypes import DATATYPES
+from overwinter.core.errors import ProgramError
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.aliasing import memory_groups, written_slot
+from overwinter.model.liveness import with_frees
+from overwinter.model.operators import ITEM_OPERATORS
+from overwinter.model.structure import (
+    SYMBOLIC_KINDS,
+    Argument,
+    Call,
+    Layer,
+    Program,
+    Scalar,
+    Slot,
+    Value,
+    evaluate,
+    slots_of,
+)
+
+
+class Slicer:
+    """The slices of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._maker = [index for index, call in enumerate(program.calls) for _ in call.outputs]
+        """The call that makes each value."""
+        self._first_made = [program.first_value]
+        """The first value that each call or a later one makes."""
+        for call in program.calls:
+            self._first_made.append(self._first_made[-1] + len(call.outputs))
+        self._groups = memory_groups(program)
+        self._last_write: dict[int, int] = {}
+        """The last call that writes to each group of values that share memory."""
+        for index, call in enumerate(program.calls):
+            target = written_slot(call)
+            if target is not None:
+                self._last_write[self._groups[target]] = index
+        self._fixed: list[bool] = []
+        """Whether each call depends on weights and sizes only, and no call writes to its results."""
+        for call in program.calls:
+            self._fixed.append(self._is_fixed(call))
+
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        """Yield the calls before which no call writes to an earlier value, and the bytes of the values that live across
+        at the example's sizes.
+        """
+        program, end = self._program, len(self._program.calls)
+        last = {slot: index for index, call in enumerate(program.calls) for slot in slots_of(call)}
+        last |= dict.fromkeys(program.output_slots, end)
+        alive: dict[int, int] = {}
+        dying: dict[int, list[int]] = {}
+        nbytes = 0
+        for index, call in enumerate(program.calls[:-1]):
+            for slot in call.outputs:
+                if last.get(slot, 0) > index:
+                    alive[slot] = evaluate(self._value(slot).nbytes, program.example)
+                    dying.setdefault(last[slot], []).append(slot)
+                    nbytes += alive[slot]
+            nbytes -= sum(alive.pop(slot) for slot in dying.pop(index, ()))
+            if not self._last_write or all(self._last_write.get(self._groups[slot], 0) <= index for slot in alive):
+                yield index + 1, nbytes
+
+    def taken(self, start: int, stop: int | None = None) -> list[int]:
+        """Return the inputs of the program and the earlier values that calls `start` to `stop` take.
+
+        Raises ProgramError if one of them cannot be sent.
+        """
+        return self._needs(start, len(self._program.calls) if stop is None else stop)[0]
+
+    def slice(self, start: int, stop: int) -> Program:
+        """Return calls `start` to `stop` as a program; raise ProgramError if it cannot be cut there."""
+        program = self._program
+        taken, repeated = self._needs(start, stop)
+        if start == 0:
+            taken = list(range(program.first_input, program.first_value))
+        outputs, given = program.outputs, program.output_slots
+        if stop < len(program.calls):
+            given = tuple(slot for slot in self.taken(stop) if slot >= self._first_made[start])
+            outputs = tuple(self._spec(slot) for slot in given)
+        indices = [*repeated, *range(start, stop)]
+        read = {slot for index in indices for slot in slots_of(program.calls[index])}.union(given)
+        weights = sorted(slot for slot in read if slot < program.first_input)
+        places = {slot: number for number, slot in enumerate((*weights, *taken))}
+        calls, values = list[Call](), list[Value]()
+        for index in indices:
+            call = self._moved(program.calls[index], places, len(weights) + len(taken) + len(values))
+            places |= zip(program.calls[index].outputs, call.outputs, strict=True)
+            for slot in program.calls[index].outputs:
+                values.append(structs.replace(self._value(slot), base=places.get(self._value(slot).base, -1)))
+            calls.append(call)
+        output_slots = tuple(self._place(slot, places) for slot in given)
+        held = tuple(program.weights[slot] for slot in weights)
+        return Program(
+            inputs=tuple(self._spec(slot) for slot in taken),
+            outputs=outputs,
+            weights=held,
+            calls=with_frees(calls, len(weights) + len(taken), output_slots),
+            values=tuple(values),
+            output_slots=output_slots,
+            layers=(Layer("", 0, len(calls), 0, sum(weight.nbytes for weight in held), 0),),
+            dimensions=program.dimensions,
+            example=program.example,
+        )
+
+    def _needs(self, start: int, stop: int) -> tuple[list[int], list[int]]:
+        """Return what calls `start` to `stop` take from before, and the earlier calls that they repeat."""
+        program = self._program
+        pending = [slot for call in program.calls[start:stop] for slot in slots_of(call)]
+        if stop == len(program.calls):
+            pending += program.output_slots
+        taken, repeated, seen = set[int](), set[int](), set[int]()
+        while pending:
+            slot = pending.pop()
+            if slot in seen or not program.first_input <= slot < self._first_made[start]:
+                continue
+            seen.add(slot)
+            if slot < program.first_value:
+                taken.add(slot)
+            elif (target := self._target(slot)) is not None:
+                pending.append(target)
+            elif self._is_repeated(slot):
+                repeated.add(self._maker_of(slot))
+                pending += slots_of(program.calls[self._maker_of(slot)])
+            else:
+                self._check_sent(slot)
+                taken.add(slot)
+        return sorted(taken), sorted(repeated)
+
+    def _maker_of(self, slot: int) -> int:
+        return self._maker[slot - self._program.first_value]
+
+    def _value(self, slot: int) -> Value:
+        return self._program.values[slot - self._program.first_value]
+
+    def _target(self, slot: int) -> int | None:
+        """Return the value to which a call wrote that returned it in this slot."""
+        return written_slot(self._program.calls[self._maker_of(slot)])
+
+    def _is_fixed(self, call: Call) -> bool:
+        """Whether a call depends on weights and sizes only. The calls before it were asked."""
+        program = self._program
+        if call.operator in ITEM_OPERATORS or any(self._groups[slot] in self._last_write for slot in call.outputs):
+            return False
+        values = (slot for slot in slots_of(call) if slot >= program.first_input)
+        return all(
+            slot >= program.first_value and (self._is_number(slot) or self._fixed[self._maker_of(slot)])
+            for slot in values
+        )
+
+    def _is_number(self, slot: int) -> bool:
+        return self._value(slot).dtype in SYMBOLIC_KINDS
+
+    def _is_repeated(self, slot: int) -> bool:
+        maker = self._maker_of(slot)
+        if self._program.calls[maker].operator in ITEM_OPERATORS:
+            return False
+        return self._is_number(slot) or self._value(slot).base >= 0 or self._fixed[maker]
+
+    def _check_sent(self, slot: int) -> None:
+        value = self._value(slot)
+        if value.shape is None or value.dtype not in DATATYPES:
+            operator = self._program.calls[self._maker_of(slot)].operator
+            raise ProgramError(f"value {slot}, a result of {operator}, cannot be sent from one slice to another")
+
+    def _spec(self, slot: int) -> TensorSpec:
+        program = self._program
+        if slot < program.first_value:
+            return program.inputs[slot - program.first_input]
+        value = self._value(slot)
+        assert value.shape is not None, "it was checked"
+        return TensorSpec(self._name(slot), DATATYPES[value.dtype], value.shape)
+
+    def _name(self, slot: int) -> str:
+        """Return a name that no input of the program has."""
+        name = f"value {slot}"
+        while any(spec.name == name for spec in self._program.inputs):
+            name += "'"
+        return name
+
+    def _moved(self, call: Call, places: dict[int, int], first: int) -> Call:
+        """Return a call with the slots of a slice; `first`: that of its first result."""
+        args = tuple(self._moved_argument(argument, places) for argument in call.args)
+        kwargs = {key: self._moved_argument(argument, places) for key, argument in call.kwargs.items()}
+        return Call(call.operator, args, kwargs, tuple(range(first, first + len(call.outputs))))
+
+    def _moved_argument(self, argument: Argument, places: dict[int, int]) -> Argument:
+        if isinstance(argument, tuple):
+            return tuple(self._moved_part(part, places) for part in argument)
+        return self._moved_part(argument, places)
+
+    def _moved_part(self, part: Scalar, places: dict[int, int]) -> Scalar:
+        return Slot(self._place(part.number, places)) if isinstance(part, Slot) else part
+
+    def _place(self, slot: int, places: dict[int, int]) -> int:
+        """Return the slot in a slice. What an earlier slice wrote in place is in the slot that it wrote to."""
+        while slot not in places:
+            target = self._target(slot)
+            assert target is not None, "everything else was taken or repeated"
+            slot = target
+        return places[slot]
+
+
+def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
+    """Return where `count` runs of consecutive parts, or fewer, begin, such that the largest has the fewest bytes; None
+    if one would have more than `most`. A part is its blocks with their bytes; what a run has twice counts once.
+    """
+    sets = [dict(part) for part in parts]
+    low, high, best = 0, most, _runs(sets, most)
+    if best is None or len(best) > count:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        found = _runs(sets, middle)
+        if found is None or len(found) > count:
+            low = middle + 1
+        else:
+            high, best = middle, found
+    return best
+
+
+def _runs(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
+    """Return where runs of at most so many bytes begin, each as long as possible; None if a part has more."""
+    begins, held, nbytes = [0], dict[str, int](), 0
+    for number, part in enumerate(parts):
+        added = sum(size for block, size in part.items() if block not in held)
+        if nbytes + added > most:
+            added, nbytes, held = sum(part.values()), 0, {}
+            if added > most:
+                return None
+            begins.append(number)
+        held |= part
+        nbytes += added
+    return begins

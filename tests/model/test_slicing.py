@@ -1,0 +1,148 @@
+"""Slices of a program cover it in order, take exactly what they use, and together compute the same bits."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+
+from benchmarks import zoo
+from overwinter.core.errors import ProgramError
+from overwinter.model.compile import compile_program
+from overwinter.model.export import export
+from overwinter.model.program import Call, Program, Slot, Value, decode_program, encode_program, validate
+from overwinter.model.slicing import Slicer, balanced
+from overwinter.model.structure import slots_of
+from tests.model.tiny import BATCH_BY_4, make_program
+
+
+def possible(slicer: Slicer) -> list[int]:
+    found = []
+    for cut, _ in slicer.cuts():
+        try:
+            slicer.taken(cut)
+        except ProgramError:
+            continue
+        found.append(cut)
+    return found
+
+
+def run(program: Program, weights, inputs: dict, bounds) -> list[torch.Tensor]:
+    """Run slices one after another, each with its own weights and copies of what it takes."""
+    slicer, named = Slicer(program), dict(inputs)
+    by_name = {weight.name: tensor for weight, tensor in zip(program.weights, weights, strict=True)}
+    for start, stop in bounds:
+        part = slicer.slice(start, stop)
+        validate(part)
+        assert decode_program(encode_program(part)) == part
+        own = [by_name[weight.name] for weight in part.weights]
+        given = compile_program(part)(own, [named[spec.name].clone() for spec in part.inputs])
+        named |= {spec.name: value.contiguous() for spec, value in zip(part.outputs, given, strict=True)}
+    return [named[spec.name] for spec in program.outputs]
+
+
+def check_uses(part: Program) -> None:
+    """Each weight and each input is read or returned."""
+    read = {slot for call in part.calls for slot in slots_of(call)} | set(part.output_slots)
+    assert set(range(part.first_value)) <= read
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-small", "lstm", "minilm", "resnet50"])
+def test_slices_compute_the_bits_of_the_whole(name: str):
+    model = zoo.build(name, small=True)
+    program, weights = export(model.module, model.example_inputs, model.dynamic)
+    slicer, end, chance = Slicer(program), len(program.calls), random.Random(0)
+    cuts = possible(slicer)
+    assert cuts
+    inputs = dict(model.example_inputs)
+    with torch.inference_mode():
+        whole = compile_program(program)(weights, [inputs[spec.name] for spec in program.inputs])
+        for number in range(1, min(6, len(cuts) + 1)):
+            at = [0, *sorted(chance.sample(cuts, number)), end]
+            bounds = list(pairwise(at))
+            assert all(map(torch.equal, whole, run(program, weights, inputs, bounds)))
+            for start, stop in bounds:
+                part = slicer.slice(start, stop)
+                # The first slice takes all inputs of the program.
+                if start:
+                    check_uses(part)
+                own = [call.operator for call in part.calls[len(part.calls) - (stop - start) :]]
+                assert own == [call.operator for call in program.calls[start:stop]]
+
+
+def test_every_value_comes_from_the_slice_that_made_it():
+    model = zoo.build("minilm", small=True)
+    program, _ = export(model.module, model.example_inputs, model.dynamic)
+    slicer, cuts = Slicer(program), possible(Slicer(program))
+    at = [0, *cuts[:: len(cuts) // 5], len(program.calls)]
+    known, names = {spec.name for spec in program.inputs}, set()
+    for start, stop in pairwise(at):
+        part = slicer.slice(start, stop)
+        assert {spec.name for spec in part.inputs} <= known
+        known |= {spec.name for spec in part.outputs}
+        names |= {weight.name for weight in part.weights}
+    assert names == {weight.name for weight in program.weights}
+
+
+def in_place():
+    """Writes to the first value after another value was computed from it."""
+    calls = [
+        Call("aten.mul.Tensor", (Slot(1), Slot(0)), {}, (2,)),
+        Call("aten.add.Tensor", (Slot(2), Slot(0)), {}, (3,)),
+        Call("aten.relu_.default", (Slot(2),), {}, (4,)),
+        Call("aten.add.Tensor", (Slot(4), Slot(3)), {}, (5,)),
+        Call("aten.add.Tensor", (Slot(5), Slot(0)), {}, (6,)),
+    ]
+    own = Value("float32", BATCH_BY_4, shape=("batch", 4))
+    return make_program(calls, values=(own, own, Value("float32", BATCH_BY_4, 2), own, own))
+
+
+def test_what_is_written_later_is_not_sent_before():
+    program = in_place()
+    assert [cut for cut, _ in Slicer(program).cuts()] == [3, 4]
+    x, weight = torch.linspace(-1, 1, 8).view(2, 4), torch.tensor([1.0, -2.0, 3.0, -4.0])
+    expected = (x * weight).relu() + (x * weight + weight) + weight
+    for cut in (3, 4):
+        [y] = run(program, [weight], {"x": x}, [(0, cut), (cut, 5)])
+        assert torch.equal(y, expected)
+
+
+def test_a_value_that_cannot_be_sent_is_named():
+    program = in_place()
+    unknown = make_program(program.calls, values=tuple(Value("float32", BATCH_BY_4, v.base) for v in program.values))
+    with pytest.raises(ProgramError, match=r"value 3, a result of aten.add.Tensor, cannot be sent"):
+        Slicer(unknown).slice(3, 5)
+
+
+def test_runs_are_balanced():
+    parts = [{"a": 4}, {"b": 4}, {"b": 4, "c": 1}, {"d": 6}]
+    # The first three have 9, because b counts once.
+    assert balanced(parts, 2, 11) == [0, 3]
+    assert balanced(parts, 3, 11) == [0, 1, 3]
+    assert balanced(parts, 2, 8) is None
+    assert balanced(parts, 3, 5) is None
+    assert balanced(parts, 9, 6) == [0, 1, 3]
+    for seed in range(50):
+        chance = random.Random(seed)
+        sizes = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 12))]
+        made = [{str(number): size} for number, size in enumerate(sizes)]
+        count = chance.randrange(1, 5)
+        begins = balanced(made, count, sum(sizes))
+        best = min(largest(sizes, each) for each in choices(len(sizes), count))
+        assert len(begins) <= count
+        assert largest(sizes, begins) == best
+
+
+def largest(sizes, begins):
+    return max(sum(sizes[start:stop]) for start, stop in zip(begins, [*begins[1:], len(sizes)], strict=True))
+
+
+def choices(length: int, count: int):
+    """Yield every way to divide into at most so many runs."""
+    if count == 1 or length == 1:
+        yield [0]
+        return
+    yield [0]
+    for last in range(1, length):
+        for before in choices(last, count - 1):
+            yield [*before, last]
