@@ -12,7 +12,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId
 from overwinter.device.partitioned import PARTITION_BYTES
 from overwinter.model.export import export
-from overwinter.node.device_fit import check_devices_fit
+from overwinter.node.device_fit import slices_for
 
 MIB = 1 << 20
 
@@ -45,17 +45,62 @@ def devices(*mib: int, **settings: int) -> list[DeviceConfig]:
 
 
 def test_the_blocks_need_places_and_not_only_bytes(packed):
-    check_devices_fit(packed.manifest, packed.program, devices(32, 96))
+    assert slices_for(packed.manifest, packed.program, devices(32, 96)) == []
     # 70 MiB are fewer than 80, but only two partitions fit there.
-    with pytest.raises(NoSpaceError, match="'table' in 2 blocks.*--device-memory"):
-        check_devices_fit(packed.manifest, packed.program, devices(32, 80))
+    first, second = slices_for(packed.manifest, packed.program, devices(32, 80))
+    assert [sum(each.sizes.values()) for each in (first, second)] == [40 * MIB, 30 * MIB]
+
+
+def test_the_weights_of_one_call_are_not_cut(packed):
+    with pytest.raises(NoSpaceError, match="41943040 bytes .* call of 'table' .*aten.embedding.*--device-memory"):
+        slices_for(packed.manifest, packed.program, devices(32, 32))
+
+
+def test_a_slice_needs_memory_for_what_it_computes(packed):
+    with pytest.raises(NoSpaceError, match="'table' in 2 blocks.*--device-activations"):
+        slices_for(packed.manifest, packed.program, devices(32, 80, activation_bytes=MIB))
+
+
+class Layers(torch.nn.Module):
+    """Layers of 4 MiB each, with a small bias."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return {"y": x}
+
+
+def test_slices_are_few_balanced_and_complete():
+    made = export(Layers(9), {"x": torch.zeros(2, 1024)})
+    manifest = package("layers", made.program, made.weights, settings=Settings(device="pool")).manifest
+    all_blocks = {block.address: block.nbytes for block in manifest.blocks}
+    for mib, count in ((64, 0), (32, 2), (16, 3), (8, 9)):
+        slices = slices_for(manifest, made.program, devices(mib))
+        assert len(slices) == count
+        if not slices:
+            continue
+        assert [each.calls[0] for each in slices[1:]] == [each.calls[1] for each in slices[:-1]]
+        assert (slices[0].calls[0], slices[-1].calls[1]) == (0, len(made.program.calls))
+        large = [sum(nbytes > MIB for nbytes in each.sizes.values()) for each in slices]
+        assert max(large) - min(large) <= 1
+        assert sum(large) == 9
+        assert set().union(*(each.sizes for each in slices)) == all_blocks.keys()
+        assert all(sum(each.sizes.values()) <= mib * MIB for each in slices)
+        names = {spec.name for spec in made.program.inputs}
+        for each in slices:
+            assert {spec.name for spec in each.inputs} <= names
+            names |= {spec.name for spec in each.outputs}
 
 
 def test_the_smallest_request_needs_memory(packed):
     with pytest.raises(NoSpaceError, match="smallest request to 'table'.*--device-activations"):
-        check_devices_fit(packed.manifest, packed.program, devices(96, activation_bytes=MIB))
+        slices_for(packed.manifest, packed.program, devices(96, activation_bytes=MIB))
 
 
 def test_a_node_without_devices_is_named(packed):
     with pytest.raises(ConflictError, match="no devices for 'table'.*--devices"):
-        check_devices_fit(packed.manifest, packed.program, [])
+        slices_for(packed.manifest, packed.program, [])

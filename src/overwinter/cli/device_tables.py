@@ -61,7 +61,7 @@ def described_devices(devices: Sequence[Description]) -> Iterator[RenderableType
     rows = [
         (
             device["name"],
-            each["function"],
+            each["function"] if each["slice"] is None else f"{each['function']} (slice {each['slice']})",
             each["tenant"] or "-",
             size_text(each["nbytes"]),
             _size_text(each["exclusive_bytes"]),

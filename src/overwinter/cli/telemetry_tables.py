@@ -164,12 +164,17 @@ def _pool_facts(pool: Description) -> dict[str, str]:
     priority = f"{pool['in_time']} of the last {pool['answers']} answers were in time"
     if pool["required"] > 0:
         priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
-    facts = {
-        "runs on devices": f"{runs}{hits}{moved}",
-        "last device": pool["last"] or "none",
-        "priority": priority,
-    }
+    last = {"last device": pool["last"] or "none"}
+    if pool["slices"]:
+        last = {f"slice {number}": _slice_text(each) for number, each in enumerate(pool["slices"], 1)}
+    facts = {"runs on devices": f"{runs}{hits}{moved}", **last, "priority": priority}
     return {"cannot run": pool["never"], **facts} if pool["never"] else facts
+
+
+def _slice_text(one: Description) -> str:
+    """Format where a slice of a function's program lies, and its last device."""
+    where = ", ".join(one["devices"]) or "no device"
+    return f"{size_text(one['nbytes'])}, on {where}; last device: {one['last'] or 'none'}"
 
 
 def _shared_text(shared: Description, of: str) -> str:

@@ -100,6 +100,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The measured latencies and memory on this machine."""
     family: FamilyId = FamilyId("")
     """The family whose workers can bind it; empty: it shares workers with no function."""
+    following: FunctionId | None = None
+    """The slice of its program that runs after it; None: its program is not cut, or it is the last slice."""
 
     @property
     def on_pool(self) -> bool:

@@ -1,5 +1,6 @@
 """Types of identifiers, so that they cannot be confused."""
 
+import re
 from functools import lru_cache
 from typing import NewType
 
@@ -36,25 +37,37 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
     return FunctionId(f"{name}@{version}")
 
 
-PROGRAM = ":program"
-"""Ends the name of a program that runs on the pool for a function whose handler runs in workers. To the scheduler it is
-another function; nobody can deploy or call a function of such a name.
+PART = ":"
+"""Is in the name of a part of a function that the scheduler has as another function: a program that runs on the pool
+for a handler in workers, or a later slice of a program. Nobody can deploy or call a function of such a name.
 """
+_PARTS = re.compile(rf"{PART}(program|\d+)@")
 
 
 def program_name(name: FunctionName) -> FunctionName:
     """The name of the program of a function with a handler."""
-    return FunctionName(f"{name}{PROGRAM}")
+    return FunctionName(f"{name}{PART}program")
 
 
-def is_program(name: FunctionName | FunctionId | FamilyId) -> bool:
-    """Whether this is the name of such a program, or the id of a version of it."""
-    return PROGRAM in name
+def slice_name(name: FunctionName, number: int) -> FunctionName:
+    """The name of a later slice of a function's program; the first slice has the name of the function or program."""
+    return FunctionName(f"{whole_name(name)}{PART}{number}")
+
+
+def slice_number(id_: FunctionId) -> int | None:
+    """The number of a later slice in its id; None: it is no later slice."""
+    _, _, part = split_id(id_)[0].partition(PART)
+    return int(part) if part.isdecimal() else None
+
+
+def is_part(name: FunctionName | FunctionId | FamilyId) -> bool:
+    """Whether this is the name of such a part, or the id of a version of it."""
+    return PART in name
 
 
 def whole_name(name: FunctionName) -> FunctionName:
-    """The name of the function that a program belongs to; the name itself if it is that of a function."""
-    return FunctionName(name.removesuffix(PROGRAM))
+    """The name of the function that a part belongs to; the name itself if it is that of a function."""
+    return FunctionName(name.partition(PART)[0])
 
 
 def program_id(id_: FunctionId) -> FunctionId:
@@ -64,13 +77,13 @@ def program_id(id_: FunctionId) -> FunctionId:
 
 
 def whole_id(id_: FunctionId) -> FunctionId:
-    """The id of the version that a program belongs to; the id itself if it is that of a function."""
+    """The id of the version that a part belongs to; the id itself if it is that of a function."""
     return FunctionId(whole_names(id_))
 
 
 def whole_names(text: str) -> str:
-    """A text with the ids of functions in place of those of their programs."""
-    return text.replace(f"{PROGRAM}@", "@")
+    """A text with the ids of functions in place of those of their parts."""
+    return _PARTS.sub("@", text)
 
 
 def split_id(id_: FunctionId) -> tuple[FunctionName, int]:

@@ -1,6 +1,7 @@
 """A function as a device runs it: its program, compiled once, and the place of each weight in a block."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,7 +47,15 @@ class Arriving(DeviceProgram):
 class DeviceFunction:
     """A program and the blocks of its weights."""
 
-    def __init__(self, name: str, tenant: TenantId, program: DeviceProgram, places: Sequence[Place]) -> None:
+    def __init__(
+        self,
+        name: str,
+        tenant: TenantId,
+        program: DeviceProgram,
+        places: Sequence[Place],
+        sizes: Mapping[Address, int] = MappingProxyType({}),
+    ) -> None:
+        """`sizes`: the bytes of blocks of which it uses only a part, as another function would bring them."""
         self.name = name
         self.tenant = tenant
         self.program = program
@@ -54,7 +63,8 @@ class DeviceFunction:
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
         """The weights on a device, and its epoch when they were made."""
-        self.blocks = block_bytes(program.program.weights, program.first_uses, places)
+        used = block_bytes(program.program.weights, program.first_uses, places)
+        self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
         """The bytes of each block without its layout, in the order in which the program first uses them."""
         self._first_uses: dict[Address, int] = {}
         for use, (address, _) in sorted(zip(program.first_uses, places, strict=True), key=lambda pair: pair[0]):

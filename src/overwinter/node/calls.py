@@ -10,7 +10,7 @@ from overwinter.core.actions import WARMEST_FIRST, LoadFinished, Refuse, Reply, 
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import ConflictError, OverwinterError, WorkerError, error_named
 from overwinter.core.events import Arrived, Cancelled, Event, LoadAsked
-from overwinter.core.ids import FunctionId, RequestId, Seconds, split_id
+from overwinter.core.ids import FunctionId, RequestId, Seconds, split_id, whole_names
 from overwinter.core.tensor import Tensor
 from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
@@ -102,13 +102,14 @@ class Calls:
         """Refuse a request."""
         payload = self.payloads.pop(action.request, None)
         if payload is not None and not payload.result.done():
-            payload.result.set_exception(error_named(action.error)(action.message, action.retry_after_s))
+            # Callers do not know the parts of a function.
+            payload.result.set_exception(error_named(action.error)(whole_names(action.message), action.retry_after_s))
 
     def load_finished(self, action: LoadFinished) -> None:
         """Report the result of a load to the callers that wait for it."""
         error: OverwinterError | None = None
         if action.error is not None:
-            error = error_named(action.error)(action.reason)
+            error = error_named(action.error)(whole_names(action.reason))
         for future in self._loads.pop(action.function, []):
             if future.done():
                 continue

@@ -173,12 +173,13 @@ class Computing:
         waiting = [payload for request in own if (payload := self._calls.payloads.get(request)) is not None]
         if own and not waiting:
             raise WorkerError(ABANDONED)
-        _hold(waiting, inputs)
+        hold = partial(_hold, waiting)
+        hold(_nbytes(tensor.meta for tensor in inputs))
         with _abandoned(waiting):
-            result = await self._calls.infer(_call(function, program, waiting, inputs))
+            result = await self._calls.infer(_call(function, program, waiting, inputs, hold))
         for payload in waiting:
             payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
-        _hold(waiting, result.outputs)
+        hold(_nbytes(tensor.meta for tensor in result.outputs))
         return result.outputs
 
     async def _copied(self, process: WorkerProcess, nbytes: int, work: Callable[[], T]) -> T:
@@ -220,6 +221,7 @@ def _call(
     program: DeployedFunction,
     waiting: Sequence[Payload],
     inputs: list[Tensor],
+    hold: Callable[[int], None],
 ) -> Call:
     """Return the request to the program: as urgent as the most urgent of the run's requests, and open as long as one of
     them may be answered.
@@ -236,17 +238,18 @@ def _call(
         None if ends_at == inf else ends_at - clock.now(),
         min((call.priority or ORDINARY for call in asked), default=0),
         min(dues, default=None),
+        hold,
     )
 
 
-def _hold(waiting: Sequence[Payload], tensors: Sequence[Tensor]) -> None:
+def _hold(waiting: Sequence[Payload], nbytes: int) -> None:
     """Reserve memory for tensors, in equal parts for the requests of a run that are still open: nobody would release
     what is reserved for another one.
     """
     still_open = [payload for payload in waiting if not payload.result.done()]
     for payload in still_open:
         if payload.call is not None and payload.call.hold is not None:
-            payload.call.hold(_nbytes(tensor.meta for tensor in tensors) // len(still_open))
+            payload.call.hold(nbytes // len(still_open))
 
 
 def _nbytes(metas: Iterable[TensorMeta]) -> int:

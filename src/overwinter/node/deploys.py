@@ -1,7 +1,7 @@
 """Deploys and removes functions, and restores those of an earlier node."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -10,17 +10,18 @@ from overwinter.core.errors import (
     CallerError,
     ConflictError,
     HandlerError,
+    NoSpaceError,
     NotFoundError,
     OverwinterError,
     TooLargeError,
 )
 from overwinter.core.events import Deployed, Removed
-from overwinter.core.ids import FunctionId, FunctionName, TenantId, function_id
+from overwinter.core.ids import FunctionName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.versions import default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
-from overwinter.node.device_fit import check_devices_fit
+from overwinter.node.device_fit import Slice, may_hold, slices_for
 from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
@@ -77,13 +78,12 @@ class Deploys:
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
-        program = await in_thread(self._check, manifest)
+        program, slices = await in_thread(self._check, manifest)
         self._traffic.check_new(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
-            if function.is_split:
-                function.split(program)
+            _divide(function, program, slices)
             for part in function.parts():
                 part.profile = await asyncio.to_thread(self._profiler.stored, part)
             self._registry.add(function)
@@ -107,7 +107,7 @@ class Deploys:
                 # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
-        if self._config.profile_on_deploy:
+        if self._config.profile_on_deploy and not slices:
             self._profiler.measure_soon(function.program or function)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
@@ -125,8 +125,10 @@ class Deploys:
                 await asyncio.to_thread(self._forget, await registering)
             raise
 
-    def _check(self, manifest: Manifest) -> Program:
-        """Return the program; raise CallerError or ProgramError unless all of the manifest agrees. Runs in a thread."""
+    def _check(self, manifest: Manifest) -> tuple[Program, list[Slice]]:
+        """Return the program, and the slices into which it is cut; raise CallerError or ProgramError unless all of the
+        manifest agrees. Runs in a thread.
+        """
         blobs = [blob.address for blob in manifest.blobs()]
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
@@ -141,15 +143,15 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
+        slices: list[Slice] = []
         if manifest.settings.device == "pool" and not absent:
-            check_devices_fit(manifest, program, self._config.scheduler.devices)
+            slices = slices_for(manifest, program, self._config.scheduler.devices)
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        if unnumbered.is_split:
-            unnumbered.split(program)
+        _divide(unnumbered, program, slices)
         for part in unnumbered.parts():
             part.check_messages()
-        return program
+        return program, slices
 
     def _forget(self, deployment: Deployment) -> None:
         with suppress(NotFoundError):
@@ -179,16 +181,19 @@ class Deploys:
         await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
 
     def _removed(self, function: DeployedFunction) -> None:
-        """A version is removed, and its program once it has no more runs."""
-        self._post(Removed(function.id))
-        self._quarantine.forget(function.id)
-        if function.program is not None:
-            self._computing.after_runs(function.id, partial(self._program_removed, function.program.id))
+        """A version is removed, and what of it runs on the pool once its handler has no more runs."""
+        *others, last = function.parts()
+        self._parts_removed([last])
+        if function.program is None:
+            self._parts_removed(others)
+        else:
+            self._computing.after_runs(function.id, partial(self._parts_removed, others))
 
-    def _program_removed(self, id_: FunctionId) -> None:
-        self._registry.remove(id_)
-        self._quarantine.forget(id_)
-        self._post(Removed(id_))
+    def _parts_removed(self, parts: Sequence[DeployedFunction]) -> None:
+        for part in reversed(parts):
+            self._registry.remove(part.id)
+            self._quarantine.forget(part.id)
+            self._post(Removed(part.id))
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:
         """Raise ConflictError if a pipeline needs a version that is to be removed, or with None any version of the
@@ -200,16 +205,23 @@ class Deploys:
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
-    def _split(self, function: DeployedFunction) -> str:
-        """Make another function of the program if it runs on the pool and its handler does not. Return why that is
-        impossible; empty: it is done.
+    def _divide(self, function: DeployedFunction) -> str:
+        """Make other functions of the program if it runs on the pool and its handler does not, or if no device can hold
+        it. Return why that is impossible; empty: it is done.
         """
-        if not function.is_split:
+        devices, manifest = self._config.scheduler.devices, function.manifest
+        is_cut = manifest.settings.device == "pool" and bool(devices) and not may_hold(manifest, devices)
+        if not (function.is_split or is_cut):
             return ""
         try:
-            function.split(decode_program(self._repository.read(function.manifest.program.address)))
+            program = decode_program(self._repository.read(manifest.program.address))
         except (OverwinterError, OSError) as error:
             return f"its program cannot be read ({error}): deploy it again"
+        slices: list[Slice] = []
+        # If no slices fit, the scheduler refuses its requests.
+        with suppress(NoSpaceError):
+            slices = slices_for(manifest, program, devices) if is_cut else []
+        _divide(function, program, slices)
         return ""
 
     def restore(self) -> None:
@@ -219,7 +231,7 @@ class Deploys:
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
         deployed = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
-        faults = {function.id: fault for function in deployed if (fault := self._split(function))}
+        faults = {function.id: fault for function in deployed if (fault := self._divide(function))}
         functions = [part for function in deployed for part in function.parts()]
         self._hosts.sweep(blobs_by_store(functions))
         # A function that is partly present must be loaded as a whole, so keep only blocks that a complete function
@@ -240,3 +252,11 @@ class Deploys:
         for what, every in limited.items():
             for message in every:
                 self._log(f"{what}: {message}")
+
+
+def _divide(function: DeployedFunction, program: Program, slices: Sequence[Slice]) -> None:
+    """Make other functions of its program, as far as that runs on the pool apart from its handler, or in slices."""
+    if function.is_split:
+        function.split(program)
+    if slices:
+        function.cut(slices)

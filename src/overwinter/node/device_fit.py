@@ -1,36 +1,193 @@
-"""Whether a device of the node can run a function of the pool: checked at its deploy, by the rules of the device."""
+"""Whether a device of the node can run a function of the pool, by the rules of the device; if none can hold all of it,
+into which slices its program is cut.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.errors import ConflictError, NoSpaceError
+from overwinter.core.errors import ConflictError, NoSpaceError, ProgramError
+from overwinter.core.ids import Address
+from overwinter.core.tensor import ANSWER_BYTES_MAX, TensorSpec
 from overwinter.device.activations import Activations
 from overwinter.device.blocks import block_bytes
 from overwinter.device.partitioned import allocator_of
-from overwinter.model.liveness import first_uses
+from overwinter.model.liveness import first_uses, input_bytes
 from overwinter.model.program import Program
-from overwinter.store.manifest import Manifest, weight_places
+from overwinter.model.slicing import Slicer, balanced
+from overwinter.model.structure import slots_of
+from overwinter.store.manifest import Block, Manifest, weight_places
+
+SLICES_MAX = 16
+"""The most slices. A request waits for a device for each."""
+POINTS_MAX = 512
+"""About so many places are considered for a cut."""
+TRIES = 4
+"""The places that are tried between two calls with weights."""
 
 
-def check_devices_fit(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> None:
-    """Raise ConflictError if the node has no devices, and NoSpaceError if none of them, when empty, has places for all
-    blocks and memory for what the smallest request computes.
+class Slice(NamedTuple):
+    """A slice of a program, as a function of the pool."""
+
+    calls: tuple[int, int]
+    """Its first call, and the first after it."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    blocks: tuple[Block, ...]
+    """The blocks with its weights, which are numbered as in its own program."""
+    sizes: Mapping[Address, int]
+    """The bytes of each block on a device, also of its weights in other slices."""
+
+
+def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> list[Slice]:
+    """Return the slices into which a program is cut because no device, when empty, has places for all its blocks; none
+    if one has.
+
+    Raises ConflictError if the node has no devices, and NoSpaceError if a slice finds no place, or if no device has
+    memory for what the smallest request computes.
     """
     name = manifest.name
     if not devices:
         raise ConflictError(
             f'this node has no devices for {name!r}: deploy it with device = "cpu", or start the node with --devices'
         )
-    sizes = list(block_bytes(program.weights, first_uses(program), weight_places(manifest.blocks)).values())
-    holding = [device for device in devices if allocator_of(device.memory_bytes).place(sizes) is not None]
+    sizes = block_bytes(program.weights, first_uses(program), weight_places(manifest.blocks))
+    holding = [device for device in devices if _holds(device, list(sizes.values()))]
     if not holding:
-        raise NoSpaceError(
-            f"the {sum(sizes)} bytes of {name!r} in {len(sizes)} blocks, the largest of {max(sizes)}, find no place on "
-            "an empty device of this node: serve with a larger --device-memory, or store its weights in fewer bytes"
-        )
+        return _Cutting(manifest, program, devices, sizes).slices()
     needed = Activations(program).least_bytes()
     if all(device.activation_bytes < needed for device in holding):
         raise NoSpaceError(
             f"the smallest request to {name!r} needs {needed} bytes for what it computes, and no device that holds its "
             "weights has as many: serve with more --device-activations"
         )
+    return []
+
+
+def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
+    """Whether a device has places for all blocks, as far as the manifest alone tells: then the program is not cut."""
+    sizes = [_end(block) for block in manifest.blocks]
+    return any(_holds(device, sizes) for device in devices)
+
+
+def _holds(device: DeviceConfig, sizes: Sequence[int]) -> bool:
+    return allocator_of(device.memory_bytes).place(sizes) is not None
+
+
+def _end(block: Block) -> int:
+    return max(piece.offset + piece.nbytes for piece in block.pieces)
+
+
+class _Cutting:
+    """Finds the fewest slices of a program whose weights find places on a device, as equal in bytes as possible."""
+
+    def __init__(
+        self, manifest: Manifest, program: Program, devices: Sequence[DeviceConfig], sizes: Mapping[Address, int]
+    ) -> None:
+        self._manifest = manifest
+        self._program = program
+        self._devices = devices
+        self._sizes = sizes
+        self._most = max(device.memory_bytes for device in devices)
+        self._slicer = Slicer(program)
+        places = weight_places(manifest.blocks)
+        self._blocks = [
+            {places[slot][0] for slot in slots_of(call) if slot < program.first_input} for call in program.calls
+        ]
+        """The blocks that each call reads."""
+
+    def slices(self) -> list[Slice]:
+        """Return the slices; raise NoSpaceError if there are none that fit."""
+        self._check_calls()
+        points = [0, *self._points()]
+        ends = [*points[1:], len(self._program.calls)]
+        parts = [self._held(start, stop).items() for start, stop in zip(points, ends, strict=True)]
+        for count in range(2, SLICES_MAX + 1):
+            begins = balanced(parts, count, self._most)
+            if begins is None or len(begins) < count:
+                continue
+            starts = [points[begin] for begin in begins]
+            found = [self._slice(*each) for each in zip(starts, [*starts[1:], ends[-1]], strict=True)]
+            if all(each is not None for each in found):
+                return [each for each in found if each is not None]
+        name, total = self._manifest.name, sum(self._sizes.values())
+        largest = max(sum(nbytes for _, nbytes in part) for part in parts)
+        raise NoSpaceError(
+            f"the {total} bytes of {name!r} in {len(self._sizes)} blocks, the largest of {max(self._sizes.values())}, "
+            f"find no place on an empty device of {self._most} bytes, nor do those of {SLICES_MAX} slices of its "
+            f"program or fewer, which has parts of up to {largest} bytes that cannot be cut: serve with a larger "
+            "--device-memory or --device-activations, or store its weights in fewer bytes"
+        )
+
+    def _check_calls(self) -> None:
+        """Raise NoSpaceError if the weights of a single call fit on no device."""
+        for call, blocks in zip(self._program.calls, self._blocks, strict=True):
+            sizes = [self._sizes[block] for block in blocks]
+            if 2 * sum(sizes) > self._most and not any(_holds(device, sizes) for device in self._devices):
+                raise NoSpaceError(
+                    f"the {sum(sizes)} bytes of weights that one call of {self._manifest.name!r} reads, "
+                    f"{call.operator}, find no place on an empty device of {self._most} bytes: serve with a larger "
+                    "--device-memory, or store its weights in fewer bytes"
+                )
+
+    def _points(self) -> Iterator[int]:
+        """Yield the calls before which the program may be cut: between two calls with weights where the fewest bytes
+        live across.
+        """
+        step = sum(self._sizes.values()) // POINTS_MAX
+        seen, since = set[Address](), 0
+        between: list[tuple[int, int]] = []
+        at = 0
+        for cut, nbytes in self._slicer.cuts():
+            for blocks in self._blocks[at:cut]:
+                if blocks and between and since > step:
+                    yield from self._best(between)
+                    since = 0
+                if blocks:
+                    between = []
+                since += sum(self._sizes[block] for block in blocks - seen)
+                seen |= blocks
+            at = cut
+            between.append((nbytes, cut))
+        yield from self._best(between)
+
+    def _best(self, between: list[tuple[int, int]]) -> Iterator[int]:
+        for _, cut in sorted(between)[:TRIES]:
+            try:
+                self._slicer.taken(cut)
+            except ProgramError:
+                continue
+            yield cut
+            return
+
+    def _held(self, start: int, stop: int) -> dict[Address, int]:
+        blocks = set[Address]().union(*self._blocks[start:stop])
+        return {block: self._sizes[block] for block in sorted(blocks)}
+
+    def _slice(self, start: int, stop: int) -> Slice | None:
+        """Return a slice; None if no device can run it, or if it returns more than an executor may send."""
+        try:
+            program = self._slicer.slice(start, stop)
+        except ProgramError:
+            return None
+        numbers = {weight.name: number for number, weight in enumerate(program.weights)}
+        kept = {old: numbers[each.name] for old, each in enumerate(self._program.weights) if each.name in numbers}
+        blocks = []
+        for block in self._manifest.blocks:
+            pieces = [
+                structs.replace(piece, weight=kept[piece.weight]) for piece in block.pieces if piece.weight in kept
+            ]
+            if pieces:
+                blocks.append(structs.replace(block, pieces=tuple(pieces)))
+        sizes = {block.address: self._sizes[block.address] for block in blocks}
+        holding = [device for device in self._devices if _holds(device, list(sizes.values()))]
+        least = {dimension: low for dimension, (low, _) in program.dimensions.items()}
+        sent = stop < len(self._program.calls)
+        if sent and sum(input_bytes(spec, least) for spec in program.outputs) > ANSWER_BYTES_MAX:
+            return None
+        needed = Activations(program).least_bytes()
+        if all(device.activation_bytes < needed for device in holding):
+            return None
+        return Slice((start, stop), program.inputs, program.outputs, tuple(blocks), sizes)

@@ -84,7 +84,7 @@ class ExecutorProcess(ContainedProcess):
             self.used.pop(function.id, None)
             self.used[function.id] = None
             self.known.add(function.id)
-        self.answer_check = AnswerCheck(functions[0].manifest.outputs)
+        self.answer_check = AnswerCheck(functions[0].returned)
         self._weight_bytes = sum(function.nbytes for function in functions)
 
     def end(self, answer: Answer) -> Flight:
@@ -226,7 +226,8 @@ class Executors:
             handed = msgspec.structs.replace(bind, handed=lacking)
             tenant, profile = function.manifest.tenant, function.profile or Profile(weight_bytes=0, macs=0)
             measured = profile.worker_bytes(cores=1, concurrency=1), profile.run_s(cores=1, concurrency=1)
-            message = HandOver(tenant, function.load(bare=True), handed, *measured)
+            sizes = () if function.slice is None else tuple(function.slice.sizes[block] for block, _ in bind.blocks)
+            message = HandOver(tenant, function.load(bare=True), handed, *measured, sizes)
             process.bindings.add(function, bind)
             process.untried.append(function.id)
             self._processes.forks.send(process, message, fds)

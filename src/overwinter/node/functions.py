@@ -1,7 +1,7 @@
 """The node's record of each deployed function: the data for loading it, and the messages to its workers."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,10 +18,12 @@ from overwinter.core.ids import (
     TenantId,
     function_id,
     program_name,
+    slice_name,
 )
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.model.program import Program
+from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
 from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_places
@@ -76,6 +78,10 @@ class DeployedFunction:
         """Whether its handler runs in workers, and its program on the pool as another function."""
         self.program: DeployedFunction | None = None
         """That other function."""
+        self.slice: Slice | None = None
+        """What it runs of its program, if that is cut."""
+        self.later: tuple[DeployedFunction, ...] = ()
+        """The functions of the later slices, in order."""
         self.weights = () if self.is_split else self.manifest.blocks
         """The blocks that its workers or executors map."""
         self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weights).blobs()
@@ -121,9 +127,46 @@ class DeployedFunction:
         deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
         self.program = DeployedFunction(deployment, self._memory_max_bytes)
 
+    def cut(self, slices: Sequence[Slice]) -> None:
+        """Run its program on the pool in these slices, the first as this function, or as its program, and each other as
+        another function.
+        """
+        first = self.program or self
+        parts = [first]
+        for number in range(2, len(slices) + 1):
+            name = slice_name(self.deployment.name, number)
+            manifest = msgspec.structs.replace(first.manifest, name=name)
+            deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
+            parts.append(DeployedFunction(deployment, self._memory_max_bytes))
+        for at, (part, each) in enumerate(zip(parts, slices, strict=True), 1):
+            part._run_slice(each)
+            part.later = tuple(parts[at:])
+
+    def _run_slice(self, own: Slice) -> None:
+        self.slice, self.weights = own, own.blocks
+        self.blobs = msgspec.structs.replace(self.manifest, blocks=own.blocks).blobs()
+
     def parts(self) -> "list[DeployedFunction]":
-        """Return all functions that the scheduler has of it."""
-        return [self] if self.program is None else [self.program, self]
+        """Return all functions that the scheduler has of it, each before those that call it."""
+        on_pool = self.program or self
+        return [*reversed(on_pool.later), on_pool, *([] if on_pool is self else [self])]
+
+    @property
+    def returned(self) -> tuple[TensorSpec, ...]:
+        """What its runs return."""
+        return self.manifest.outputs if self.slice is None else self.slice.outputs
+
+    def taken(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return what its runs take of these tensors of a request."""
+        if self.slice is None:
+            return tensors
+        wanted = {spec.name for spec in self.slice.inputs}
+        return [tensor for tensor in tensors if tensor.name in wanted]
+
+    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return what later slices take of these tensors of a request."""
+        wanted = {spec.name for part in self.later if part.slice is not None for spec in part.slice.inputs}
+        return [tensor for tensor in tensors if tensor.name in wanted]
 
     @property
     def memory_bytes(self) -> int:
@@ -136,7 +179,13 @@ class DeployedFunction:
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
         message = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
-        return "\n".join(filter(None, (self.trial_warning, message)))
+        return "\n".join(filter(None, (self.trial_warning, message, self._cut_text())))
+
+    def _cut_text(self) -> str:
+        count = 1 + len((self.program or self).later)
+        if count == 1:
+            return ""
+        return f"no device of this node has places for all its weights: its program is cut into {count} slices"
 
     @property
     def subject(self) -> str:
@@ -151,7 +200,8 @@ class DeployedFunction:
         """The key of the program within its tenant, because a tenant must not learn from a profile what another one has
         deployed.
         """
-        return f"{self.manifest.tenant}/{self.manifest.program.address}"
+        calls = "" if self.slice is None else "[{}:{}]".format(*self.slice.calls)
+        return f"{self.manifest.tenant}/{self.manifest.program.address}{calls}"
 
     def spec(self) -> FunctionSpec:
         """Return the function as the scheduler sees it."""
@@ -168,6 +218,7 @@ class DeployedFunction:
             blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
             profile=self.profile,
             family=FamilyId("") if self.family.alone else self.family.id,
+            following=self.later[0].id if self.later else None,
         )
 
     @property
@@ -178,7 +229,7 @@ class DeployedFunction:
     @cached_property
     def family(self) -> Family:
         """The family whose workers can run it."""
-        settings = self.manifest.settings
+        settings, calls = self.manifest.settings, () if self.slice is None else self.slice.calls
         return Family(
             self.manifest.tenant,
             self.manifest.program.address,
@@ -186,7 +237,7 @@ class DeployedFunction:
             self.manifest.inputs,
             self.manifest.outputs,
             self.store,
-            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib, self.is_split),
+            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib, self.is_split, *calls),
             self.id if settings.isolation == "function" else None,
         )
 
@@ -213,6 +264,7 @@ class DeployedFunction:
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
             handler_only=self.is_split and not bare,
+            calls=None if self.slice is None else self.slice.calls,
         )
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:

@@ -1,7 +1,7 @@
 """The node of one machine: the operations that callers may request."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 
 from overwinter.core.call import Call, Result
@@ -13,6 +13,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import ReportProgress, Wanted
 from overwinter.core.versions import Shares
 from overwinter.node.deploys import Deploys
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.loop import Loop
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
@@ -78,6 +79,8 @@ class Node:
         function = self._find(name, version)
         if self._registry.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
+        if (function.program or function).later:
+            raise ConflictError(f"the program of {name!r} is cut into slices, and only whole programs are measured")
         return await self.profiler.measure(function.program or function, wanted, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
@@ -130,10 +133,16 @@ class Node:
         self._registry.deployed(name, version)
         for function in list(self._registry.deploys()):
             if function.deployment.name == name and version in (None, function.deployment.version):
-                self._loop.post(UnloadAsked(function.id))
-                if function.program is not None:
-                    unload = partial(self._loop.post, UnloadAsked(function.program.id))
-                    self.parts.computing.after_runs(function.id, unload)
+                *others, last = function.parts()
+                self._unload([last])
+                if function.program is None:
+                    self._unload(others)
+                else:
+                    self.parts.computing.after_runs(function.id, partial(self._unload, others))
+
+    def _unload(self, parts: Sequence[DeployedFunction]) -> None:
+        for part in reversed(parts):
+            self._loop.post(UnloadAsked(part.id))
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
         """Set the versions that get the requests without a version; raise an error if that is impossible."""

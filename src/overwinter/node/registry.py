@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
-from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id, is_program
+from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id, is_part
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
@@ -44,7 +44,7 @@ class Registry:
         """Return one version, or the version that answers for the name; raise NotFoundError."""
         asked = self._published.default(name) if version is None else version
         function = None if asked is None else self.functions.get(function_id(name, asked))
-        if function is None or is_program(name):
+        if function is None or is_part(name):
             known = self.versions(name)
             others = f"; its versions: {known}" if known else ""
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
@@ -75,7 +75,7 @@ class Registry:
 
     def deploys(self) -> Iterator[DeployedFunction]:
         """Yield every version of every function, without programs."""
-        return (each for each in self.functions.values() if not is_program(each.deployment.name))
+        return (each for each in self.functions.values() if not is_part(each.deployment.name))
 
     def is_resident(self, function: DeployedFunction) -> bool:
         """Whether all blocks of a function are in its host store."""

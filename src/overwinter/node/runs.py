@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
-from overwinter.core.errors import ConflictError
+from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
@@ -89,7 +89,7 @@ class Runs:
         self, process: ContainedProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
         """Send a worker or an executor a run of requests, each of a function that it has."""
-        inputs = [self._payloads[request].inputs for request in requests]
+        inputs = [self._taken(*each) for each in zip(functions, requests, strict=True)]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests)
@@ -136,7 +136,10 @@ class Runs:
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
             elif payload is not None:
-                payload.outputs = outcome
+                try:
+                    self._keep(self._functions.get(process.function), payload, outcome)
+                except OverwinterError as error:
+                    failures.append(RunFailure(request, type(error).__name__, str(error)))
         if process.is_idle_since(answer.run) and process.is_large():
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         if answer.unplaced:
@@ -144,6 +147,22 @@ class Runs:
             failures.clear()
         moved = answer.moved_bytes, answer.unplaced, answer.peer_bytes
         self._post(RunEnded(process.worker, answer.run, tuple(failures), *moved))
+
+    def _taken(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
+        """Return the tensors of a request that its function takes, which may have been removed meanwhile."""
+        function, tensors = self._functions.get(id_), self._payloads[request].inputs
+        return tensors if function is None else function.taken(tensors)
+
+    def _keep(self, function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:
+        """Keep the outputs for the answer, or what later slices of the program take. Raises TooLargeError or
+        OverloadedError if the caller may not hold so much.
+        """
+        if function is None or not function.later:
+            payload.outputs = outputs
+            return
+        if payload.call is not None and payload.call.hold is not None:
+            payload.call.hold(sum(len(tensor.data) for tensor in function.kept(outputs)))
+        payload.inputs = function.kept([*payload.inputs, *outputs])
 
     def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker

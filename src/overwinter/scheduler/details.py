@@ -11,9 +11,9 @@ from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
-from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, program_of, workers_of
+from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, parts_on_pool, workers_of
 from overwinter.scheduler.state import Binding, Function, Worker
-from overwinter.scheduler.swaps import run_s
+from overwinter.scheduler.swaps import facts, run_s
 
 
 class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,19 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The functions that it has bound, in the order of the binds."""
 
 
+class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a function's program, which is cut because no device holds all its weights."""
+
+    nbytes: int
+    """The bytes of its weights."""
+    devices: Sequence[DeviceId]
+    """The devices on which it is resident."""
+    run_s: float
+    """The expected seconds of a run of one request whose blocks are on the device; 0: unknown."""
+    last: str
+    """The device of its last run, and why that one; empty: it has not run."""
+
+
 class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a function of the pool."""
 
@@ -66,6 +79,10 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Those within the SLO."""
     required: float
     """The requests that it must answer in time before it meets its SLO (Torpor's RRC)."""
+    slices: Sequence[SliceDetail] = ()
+    """The slices of its program in the order in which they run; empty: it is not cut. What is said of the last run and
+    of answers is of the first slice.
+    """
 
 
 class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,24 +137,35 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         own=function.own,
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
-        pool=_pool(cycle, program_of(cycle.state, function) or function),
+        pool=_pool(cycle, parts_on_pool(cycle.state, function)),
     )
 
 
-def _pool(cycle: Cycle, function: Function) -> PoolDetail | None:
-    pooled = function.pool
-    if pooled is None:
+def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
+    if not parts:
         return None
-    own = cycle.state.tenants[function.spec.tenant].functions
+    slices = [_slice(cycle, part) for part in parts]
+    pooled, runs_s = facts(parts[0]), [each.run_s for each in slices]
     return PoolDetail(
-        nbytes=pooled.nbytes,
-        devices=[device.config.name for device in cycle.state.pool.holders(function)],
-        run_s=run_s(cycle, function, 1),
-        never=whole_names(pooled.never),
-        last="" if pooled.last is None else pooled.last.text(own),
+        nbytes=sum({address: size for part in parts for address, size in facts(part).sizes.items()}.values()),
+        devices=list(dict.fromkeys(name for each in slices for name in each.devices)),
+        run_s=sum(runs_s) if all(runs_s) else 0.0,
+        never=whole_names(next(filter(None, (facts(part).never for part in parts)), "")),
+        last=slices[0].last,
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,
         required=pooled.outcomes.required,
+        slices=slices if len(slices) > 1 else (),
+    )
+
+
+def _slice(cycle: Cycle, function: Function) -> SliceDetail:
+    pooled, own = facts(function), cycle.state.tenants[function.spec.tenant].functions
+    return SliceDetail(
+        nbytes=pooled.nbytes,
+        devices=[device.config.name for device in cycle.state.pool.holders(function)],
+        run_s=run_s(cycle, function, 1),
+        last="" if pooled.last is None else pooled.last.text(own),
     )
 
 

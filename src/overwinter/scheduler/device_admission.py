@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
+from overwinter.core.ids import slice_number
 from overwinter.scheduler import device_order, device_runs, executors, functions, homes, swaps
 from overwinter.scheduler.answers import refuse_queue
 from overwinter.scheduler.containment import call_policy
@@ -132,6 +133,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
     fitting = sorted((each for each in _fitting(cycle, function) if each in serving), key=_since)
+    fitting = _spread(cycle, function, fitting)
     if not fitting:
         return False
     options = swaps.options(cycle, function, fitting)
@@ -152,7 +154,25 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
     if homes.are_used(cycle) and facts(function).home is None:
         return False
     free = [each for each in _fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
-    return any(each.owner == owner for each in free)
+    return bool(_spread(cycle, function, [each for each in free if each.owner == owner]))
+
+
+def _spread(cycle: Cycle, function: Function, serving: list[Device]) -> list[Device]:
+    """Return those of the devices that serve a function on which it may run. For a later slice of a program, because
+    each request needs all slices, these are devices where nothing is evicted for it. None if it waits for an executor
+    on such a device, which starts or can be started; if there is no such device, all.
+    """
+    if slice_number(function.spec.id) is None or homes.are_used(cycle):
+        return serving
+    sizes, owner = facts(function).sizes, owner_of(cycle, function)
+    has_room = [each for each in serving if each.blocks.nbytes + each.blocks.missing(sizes) <= each.config.memory_bytes]
+    if has_room:
+        return has_room
+    for each in _fitting(cycle, function):
+        is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
+        if is_empty or _coming_owner(each) == owner:
+            return []
+    return serving
 
 
 # Executors

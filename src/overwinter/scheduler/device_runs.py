@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
-from overwinter.scheduler import device_sharing, residency, swaps
-from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded
+from overwinter.scheduler import device_sharing, residency, shared_runs, swaps
+from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
 from overwinter.scheduler.operation import Operation, Part
@@ -193,14 +193,33 @@ def _placed(device: Device, moved_bytes: int) -> None:
 def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) -> None:
     function = part.function
     for id_ in part.requests:
-        request, failure = close_request(cycle, id_), failures.get(id_)
+        request, failure = cycle.state.requests.get(id_), failures.get(id_)
         if request is None:
             continue
-        if failure is None:
-            cycle.actions.append(Reply(id_, function.spec.id, request.start))
+        if failure is not None:
+            refuse(cycle, id_, failure.error, failure.message)
+        elif function.spec.following is not None:
+            _pass_on(cycle, request, function.spec.following)
         else:
-            refuse(cycle, id_, failure.error, failure.message, function=function.spec.id)
+            close_request(cycle, id_)
+            cycle.actions.append(Reply(id_, request.function, request.coldest))
         judge(cycle, function, in_time=failure is None and cycle.now <= request.due)
+
+
+def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
+    """A slice of the program has run for a request, which now waits for the next slice."""
+    following = cycle.state.functions.get(id_)
+    if following is None:
+        refuse(cycle, request.id, "NotFoundError", f"function {request.function} was removed")
+    elif following.unloaded:
+        refuse(cycle, request.id, *why_unloaded(following), cycle.config.retry_after_min_s)
+    else:
+        request.reached, request.earlier = id_, request.coldest
+        request.start = "warm" if following.is_ready else "host"
+        queueing.insert(following.queue, request, cycle.state.requests)
+        cycle.timers.arm(id_, request.deadline)
+        cycle.mark(following)
+        shared_runs.changed(cycle, following)
 
 
 def put_back(cycle: Cycle, part: Part) -> None:

@@ -37,7 +37,7 @@ from overwinter.core.events import (
     WorkerReady,
     ZygoteLost,
 )
-from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id, is_program
+from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id, is_part
 from overwinter.scheduler import (
     ahead,
     device_runs,
@@ -142,7 +142,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         return
     count_arrival(cycle, function)
     # A program runs for requests that were accepted before, and a run of them has one call at a time.
-    full = None if is_program(event.name) else queueing.why_full(function, cycle.resources.requests)
+    full = None if is_part(event.name) else queueing.why_full(function, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
         refuse(cycle, event.request, "OverloadedError", full, wait_s, spec.id)
@@ -175,7 +175,7 @@ def _named(cycle: Cycle, event: Arrived) -> Function | None:
 
 def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     request = close_request(cycle, id_)
-    function = None if request is None else cycle.state.functions.get(request.function)
+    function = None if request is None else cycle.state.functions.get(request.at)
     if function is not None and id_ in function.queue:
         function.queue.remove(id_)
         cycle.mark(function)

@@ -15,7 +15,7 @@ from overwinter.core.ids import (
     StoreName,
     TenantId,
     WorkerId,
-    is_program,
+    is_part,
     whole_id,
 )
 from overwinter.core.versions import Versions
@@ -77,12 +77,12 @@ class Published:
 
     def default(self, name: FunctionName) -> int | None:
         """Return the version that answers for a name; None if there is none."""
-        known = None if is_program(name) else self._state.versions.get(name)
+        known = None if is_part(name) else self._state.versions.get(name)
         return known.default if known is not None and known.numbers else None
 
     def versions(self, name: FunctionName) -> Versions:
         """Return the versions of a name that answer requests."""
-        known = None if is_program(name) else self._state.versions.get(name)
+        known = None if is_part(name) else self._state.versions.get(name)
         return Versions() if known is None else Versions(list(known.numbers), known.shares)
 
     def function(self, id_: FunctionId, now: Seconds) -> FunctionSnapshot | None:
@@ -102,7 +102,7 @@ class Published:
 
     def families(self) -> dict[tuple[TenantId, FunctionName], FunctionId]:
         """Return the family of the last version of each function."""
-        functions = (each for each in self._state.functions.values() if not is_program(each.spec.name))
+        functions = (each for each in self._state.functions.values() if not is_part(each.spec.name))
         return {(each.spec.tenant, each.spec.name): family_name(each.family) for each in functions}
 
     def siblings(self, id_: FunctionId) -> list[Sibling]:

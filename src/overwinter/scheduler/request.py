@@ -2,7 +2,7 @@
 
 import msgspec
 
-from overwinter.core.actions import Start
+from overwinter.core.actions import WARMEST_FIRST, Start
 from overwinter.core.ids import FunctionId, RequestId, Seconds, TenantId
 
 
@@ -11,6 +11,7 @@ class Request(msgspec.Struct):
 
     id: RequestId
     function: FunctionId
+    """The function that was asked."""
     tenant: TenantId
     arrived: Seconds
     deadline: Seconds
@@ -21,3 +22,17 @@ class Request(msgspec.Struct):
     start: Start = "warm"
     failures: int = 0
     """How often a worker died while it ran the request, or could not start for it."""
+    reached: FunctionId | None = None
+    """The later slice of the function's program that has it; None: the function itself has it."""
+    earlier: Start = "warm"
+    """What the earlier slices needed."""
+
+    @property
+    def at(self) -> FunctionId:
+        """The function in whose queue or run it is."""
+        return self.reached or self.function
+
+    @property
+    def coldest(self) -> Start:
+        """What it needed, with all slices together."""
+        return max(self.start, self.earlier, key=WARMEST_FIRST.index)

@@ -18,7 +18,7 @@ from overwinter.core.ids import (
     StoreName,
     TenantId,
     WorkerId,
-    is_program,
+    is_part,
     program_id,
     whole_names,
 )
@@ -58,6 +58,8 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Why it cannot be served, though it was not unloaded: it is out of service, or no device can run it."""
     devices: tuple[DeviceId, ...] = ()
     """The devices on which it is resident."""
+    parts: tuple[FunctionId, ...] = ()
+    """Itself, its program if that runs on the pool for its handler, and the later slices of the program."""
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +123,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     """Take a snapshot in steps, on the event loop."""
     functions: list[FunctionSnapshot] = []
     for number, function in enumerate(list(state.functions.values()), 1):
-        if not (function.removed or is_program(function.spec.name)):
+        if not (function.removed or is_part(function.spec.name)):
             functions.append(function_snapshot(state, function, now))
         if number % PART == 0:
             yield
@@ -134,7 +136,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     return Snapshot(
         functions=functions,
         workers=workers,
-        families=sum(not is_program(family_name(family)) for family in state.families.values()),
+        families=sum(not is_part(family_name(family)) for family in state.families.values()),
         waiting={
             "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
             "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
@@ -204,22 +206,36 @@ def workers_of(function: Function) -> list[Worker]:
 
 
 def function_snapshot(state: State, function: Function, now: Seconds) -> FunctionSnapshot:
-    """One version of a function, with its program if that runs on the pool for its handler."""
-    family, program = function.family, program_of(state, function)
-    on_devices = program or function
-    lacks = program is not None and program.unloaded
+    """One version of a function, with its parts that run on the pool."""
+    family, on_pool = function.family, parts_on_pool(state, function)
+    others = [each for each in on_pool if each is not function]
+    faults = (each.fault or facts.never for each in on_pool if (facts := each.pool) is not None)
+    holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
     return FunctionSnapshot(
         function.spec,
-        "unloaded" if lacks else function_state(function, now),
+        "unloaded" if any(each.unloaded for each in others) else function_state(function, now),
         function.on_trial,
         family.best_effort,
         family_name(family),
         len(family.members),
         tuple(function.workers),
-        len(function.queue),
-        function.fault or whole_names(on_devices.fault or ("" if on_devices.pool is None else on_devices.pool.never)),
-        tuple(device.config.name for device in state.pool.holders(on_devices)) if on_devices.pool is not None else (),
+        sum(len(each.queue) for each in ([function] if function.pool is None else on_pool)),
+        function.fault or whole_names(next(filter(None, faults), "")),
+        tuple(holding),
+        (function.spec.id, *(each.spec.id for each in others)),
     )
+
+
+def parts_on_pool(state: State, function: Function) -> list[Function]:
+    """Return what of a function runs on the pool, in this order: the function, or the program of its handler, then the
+    later slices of the program.
+    """
+    part = function if function.pool is not None else program_of(state, function)
+    found = list[Function]()
+    while part is not None:
+        found.append(part)
+        part = None if part.spec.following is None else state.functions.get(part.spec.following)
+    return found
 
 
 def program_of(state: State, function: Function) -> Function | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId, program_id
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
 from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.sources import Sources
@@ -125,9 +125,7 @@ def _function(
     newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
     ids = [function.spec.id for function in versions]
     stores = [
-        (sources.statistics.stores.get(function.spec.store), part)
-        for function in versions
-        for part in (function.spec.id, program_id(function.spec.id))
+        (sources.statistics.stores.get(function.spec.store), part) for function in versions for part in function.parts
     ]
     held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
     workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))

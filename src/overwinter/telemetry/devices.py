@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overwinter.core.devices import DeviceConfig, DeviceKind
-from overwinter.core.ids import DeviceId, FunctionId, Seconds, TenantId, WorkerId, whole_id
+from overwinter.core.ids import DeviceId, FunctionId, Seconds, TenantId, WorkerId, slice_number, whole_id
 from overwinter.scheduler.pool import DeviceState
 from overwinter.scheduler.snapshot import DeviceSnapshot
 from overwinter.telemetry.pool import DeviceRun, TrackedDevice
@@ -18,6 +18,8 @@ class ResidentFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function with blocks on a device."""
 
     function: FunctionId
+    slice: int | None
+    """The number of a later slice of its program, which is cut; None: the first slice, or all of it."""
     tenant: TenantId | None
     """None: it was removed, and its run has not ended."""
     nbytes: int
@@ -114,6 +116,7 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
     functions = [
         ResidentFunction(
             function=whole_id(each.function),
+            slice=slice_number(each.function),
             tenant=tenants.get(each.function),
             nbytes=each.nbytes,
             exclusive_bytes=each.exclusive_bytes,

@@ -213,8 +213,8 @@ class Times(msgspec.Struct, frozen=True):
 def tiers_of(
     sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling], places: tuple[Place, Place]
 ) -> list[TierBytes]:
-    """Return where a function's blocks are. `parts` are its program if that runs on the pool for a handler, and itself;
-    `places` are its repository and its host store. It reads the disk: call it in a thread.
+    """Return where a function's blocks are. `parts` are those of it that run on the pool for it, and itself; `places`
+    are its repository and its host store. It reads the disk: call it in a thread.
     """
     seen, function = sources.statistics, parts[-1]
     empty: Shares[FunctionId] = Shares()
@@ -238,7 +238,7 @@ def tiers_of(
                 sharers=sum(not own.keys().isdisjoint(sizes) for sizes in holding),
             )
         )
-    tiers += _devices(sources, parts[0], others)
+    tiers += _devices(sources, [part for part in parts if part.on_pool], others)
     private = seen.private_bytes()[function.id]
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
@@ -258,12 +258,16 @@ def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
     )
 
 
-def _devices(sources: Sources, function: FunctionSpec, others: Sequence[Sibling]) -> Iterator[TierBytes]:
-    """Yield where the function's weights are on devices that have some of them."""
-    sizes = {blob.address: blob.nbytes for blob in function.blobs if blob.address != function.program}
+def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling]) -> Iterator[TierBytes]:
+    """Yield where the weights of a function's parts are on devices that have some of them."""
+    blobs = {
+        part.id: {blob.address: blob.nbytes for blob in part.blobs if blob.address != part.program} for part in parts
+    }
+    sizes = {address: nbytes for each in blobs.values() for address, nbytes in each.items()}
     for name, device in list(sources.statistics.pool.devices.items()):
         holding = [addresses for id_, addresses in others if device.blocks.held(id_)]
-        held = sizes.keys() if device.blocks.held(function.id) else set().union(*holding) & sizes.keys()
+        own = set[Address]().union(*(each for id_, each in blobs.items() if device.blocks.held(id_)))
+        held = own | (set[Address]().union(*holding) & sizes.keys())
         if held:
             sharers = [addresses for addresses in holding if not held.isdisjoint(addresses)]
             shared = sum(sizes[each] for each in set().union(*sharers) & held)

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from overwinter.core.actions import Decision
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.ids import FunctionId, Seconds, program_id, split_id
+from overwinter.core.ids import FunctionId, Seconds, split_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
@@ -250,7 +250,7 @@ def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
     samples: list[Sample] = []
     for function in known.functions:
         spec = function.spec
-        named, parts = (spec.name, str(spec.version)), (spec.id, program_id(spec.id))
+        named, parts = (spec.name, str(spec.version)), function.parts
         places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
         for tier, shares in places:
             exclusive = sum(map(shares.exclusive, parts))

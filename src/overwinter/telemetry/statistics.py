@@ -11,7 +11,7 @@ from typing import NamedTuple
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_program
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
@@ -80,8 +80,10 @@ def _smoothed(before: float, seconds: float) -> float:
 
 
 def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
-    """Return the parts of a run on a device, except programs that handlers called: those count as runs of workers."""
-    return [part for part in run.parts if not is_program(part.spec.id)]
+    """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers, and
+    later slices of programs, which count with the first.
+    """
+    return [part for part in run.parts if not is_part(part.spec.id)]
 
 
 class VersionStatistics:
@@ -267,7 +269,7 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
-        if not is_program(spec.name):
+        if not is_part(spec.name):
             self.versions[spec.id] = VersionStatistics()
         self.disk.hold(spec.id, self._sizes[spec.id], now)
         if spec.profile is not None:

@@ -133,7 +133,7 @@ class Tracker(Hooks[T]):
     # Requests and runs
 
     def _arrived(self, event: Arrived, now: Seconds) -> None:
-        tally = self.calls if ids.is_program(event.name) else self.tallies.get(event.name, self.unknown)
+        tally = self.calls if ids.is_part(event.name) else self.tallies.get(event.name, self.unknown)
         tally.requests += 1
         self._requests[event.request] = OpenRequest(tally, now)
 

@@ -37,8 +37,8 @@ class KnownVersions:
             del self._specs[spec.name], self._proven[spec.name]
 
     def has(self, name: FunctionName) -> bool:
-        """Whether there is any version of a function, or of its program on the pool."""
-        return name in self._specs or ids.program_name(name) in self._specs
+        """Whether there is any version of a function, or of a part of it."""
+        return name in self._specs or any(ids.whole_name(each) == name for each in self._specs)
 
     def default(self, name: FunctionName) -> FunctionSpec | None:
         """Return the version that answers for the name; None if none does."""

@@ -23,6 +23,8 @@ from overwinter.device.blocks import Place
 from overwinter.device.function import Arriving, DeviceFunction, DeviceProgram
 from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
+from overwinter.model.program import decode_program, encode_program
+from overwinter.model.slicing import Slicer
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
@@ -74,7 +76,8 @@ class _Swapped:
         self._own = own
         self._program = program
         self._function = function
-        self._arriving = DeviceFunction(function.name, function.tenant, Arriving(program.on_device), function.places)
+        arriving = Arriving(program.on_device)
+        self._arriving = DeviceFunction(function.name, function.tenant, arriving, function.places, function.blocks)
         self._mapped = blocks
         contents = {address: block.content() for address, block in blocks.items()}
         self._host = Route(own.device.host(contents), own.link)
@@ -161,7 +164,7 @@ class Executor:
         self._slot = slot
         self._own = own
         self._blocks = Blocks()
-        self._programs: WeakValueDictionary[Address, _Program] = WeakValueDictionary()
+        self._programs: WeakValueDictionary[tuple[Address, tuple[int, int] | None], _Program] = WeakValueDictionary()
         self._functions: dict[str, _Member | Failure] = {}
         """Each function that was handed over, or why it cannot run."""
 
@@ -235,10 +238,11 @@ class Executor:
 
     def _member(self, message: HandOver, fds: Sequence[int]) -> _Member:
         load, bind = message.load, message.bind
-        program = self._programs.get(load.program)
+        program = self._programs.get((load.program, load.calls))
         if program is None:
-            program = _Program(read_all(fds[0], load.program_bytes), self._own, message.run_s)
-            self._programs[load.program] = program
+            content = _slice_of(read_all(fds[0], load.program_bytes), load.calls)
+            program = _Program(content, self._own, message.run_s)
+            self._programs[load.program, load.calls] = program
         program.activations.learn(message.measured)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
         mapped: dict[Address, MappedBlock] = {}
@@ -247,10 +251,16 @@ class Executor:
                 raise block
             mapped[address] = block
         places = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
-        function = DeviceFunction(bind.function, message.tenant, program.on_device, places)
+        sizes = {address: nbytes for (address, _), nbytes in zip(bind.blocks, message.sizes, strict=False)}
+        function = DeviceFunction(bind.function, message.tenant, program.on_device, places, sizes)
         swapped = _Swapped(self._own, program, function, mapped)
         runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
         return _Member(runner, swapped)
+
+
+def _slice_of(content: bytes, calls: tuple[int, int] | None) -> bytes:
+    """Return these calls of an encoded program as an encoded program; None: all of it."""
+    return content if calls is None else encode_program(Slicer(decode_program(content)).slice(*calls))
 
 
 def _bring_together(members: Sequence[_Member]) -> Failure | None:

@@ -91,6 +91,8 @@ class Load(_Message, frozen=True):
     """Whether the first function that it binds is on trial."""
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
+    calls: tuple[int, int] | None = None
+    """The calls of the program that run, if it is cut: a slice, which is a program of its own. Executors only."""
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -281,6 +283,10 @@ class HandOver(_Message, frozen=True):
     """The private memory of a worker of its program, by the requests of a run; empty: it was not profiled."""
     run_s: dict[int, float] = {}
     """The seconds of a run on one core, by its requests; empty: it was not profiled."""
+    sizes: tuple[int, ...] = ()
+    """The bytes of each block of `bind` on the device, if the function is a slice: another slice may use other weights
+    of the block. Empty: as many as its weights take.
+    """
 
 
 class Evict(_Message, frozen=True):

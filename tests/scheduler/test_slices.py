@@ -1,0 +1,146 @@
+"""A program that no device can hold runs in slices: its requests pass from one to the next."""
+
+import random
+
+import pytest
+from msgspec import structs
+
+from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor
+from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.core.ids import FunctionId
+from tests.scheduler.test_devices import device, of
+from tests.scheduler.world import World, spec
+
+NAMES = "f", "f:2", "f:3"
+
+
+def slices(names=NAMES, size=600_000, **settings):
+    """Return the slices of a function, the last first."""
+    following, found = None, []
+    for name in reversed(names):
+        one = spec(name, 1, [(f"{name}-weights", size)], device="pool", **settings)
+        found.append(structs.replace(one, following=following))
+        following = FunctionId(f"{name}@1")
+    return found
+
+
+def world_of(number=2, **config) -> World:
+    world = World(devices=tuple(map(device, range(number))), **config)
+    for each in slices(max_batch=2):
+        world.deploy(each)
+    return world
+
+
+def test_a_request_runs_through_all_slices_on_all_devices():
+    world = world_of()
+    for _ in range(3):
+        world.arrive("f")
+        world.settle()
+    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "f:2@1", "f:3@1"] * 3
+    assert [(type(each), each.function, each.start) for each in world.answers.values()] == [
+        (Reply, "f@1", "disk"),
+        (Reply, "f@1", "host"),
+        (Reply, "f@1", "host"),
+    ]
+    assert len(of(world, StartExecutor)) == 2
+
+
+def test_with_a_device_for_each_slice_nothing_is_brought_again():
+    world = world_of(3)
+    for _ in range(3):
+        world.arrive("f")
+        world.settle()
+    assert [run.missing_bytes for run in of(world, RunOnDevice)] == [600_000] * 3 + [0] * 6
+    assert [each.start for each in world.answers.values()] == ["disk", "warm", "warm"]
+
+
+def test_slices_of_several_requests_run_at_once():
+    world = world_of(3)
+    world.arrive("f")
+    world.settle()
+    for _ in range(2):
+        world.arrive("f")
+    world.finish_on_device()
+    assert {run.function for run in world.devices.running.values()} == {"f@1", "f:2@1"}
+    world.settle()
+    assert all(isinstance(each, Reply) for each in world.answers.values())
+
+
+def test_slices_batch():
+    world = world_of(1)
+    for _ in range(5):
+        world.arrive("f")
+    world.settle()
+    assert {len(run.requests) for run in of(world, RunOnDevice) if run.function != "f@1"} == {1, 2}
+    assert all(isinstance(each, Reply) for each in world.answers.values())
+
+
+@pytest.mark.parametrize("ended", ["removed", "unloaded"])
+def test_what_is_gone_meanwhile_refuses_the_request(ended):
+    world = world_of()
+    request = world.arrive("f")
+    world.settle_processes()
+    for name in NAMES:
+        world.send((Removed if ended == "removed" else UnloadAsked)(f"{name}@1"))
+    world.settle()
+    answer = world.answers[request]
+    assert isinstance(answer, Refuse)
+    assert (answer.function, answer.error) == (
+        "f@1",
+        "NotFoundError" if ended == "removed" else "OverloadedError",
+    )
+
+
+def test_a_request_is_retried_in_the_slice_whose_executor_died():
+    world = world_of(1)
+    request = world.arrive("f")
+    world.settle_processes()
+    world.finish_on_device()
+    world.settle_processes()
+    [run] = world.devices.running.values()
+    assert run.function == "f:2@1"
+    world.die(run.executor)
+    world.calm()
+    assert isinstance(world.answers[request], Reply)
+    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "f:2@1", "f:2@1", "f:3@1"]
+
+
+def test_a_request_expires_or_is_cancelled_in_any_slice():
+    for slice_ in range(3):
+        for cancels in (False, True):
+            world = world_of(3)
+            request = world.arrive("f")
+            for _ in range(slice_):
+                world.settle_processes()
+                world.finish_on_device()
+            if cancels:
+                world.send(Cancelled(request))
+            else:
+                while request not in world.answers:
+                    world.ring()
+                assert world.answers[request].error == "DeadlineError"
+                assert world.answers[request].function == "f@1"
+            world.calm()
+            assert not world.state.requests
+
+
+@pytest.mark.parametrize("isolation", ["none", "tenant", "function"])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_requests_end(seed, isolation):
+    chance = random.Random(seed)
+    world = world_of(2, device_isolation=isolation)
+    world.deploy(spec("g", 1, [("g-weights", 500_000)], device="pool"))
+    for _ in range(200):
+        world.now += chance.random() / 4
+        while world.alarm is not None and world.alarm <= world.now:
+            world.ring()
+        may = [lambda: world.arrive(chance.choice("fg"))] * 3
+        may += [world.load_blocks] * 3 if world.loads else []
+        may += [world.ready] * 3 if world.starting else []
+        may += [world.finish_on_device] * 4 if world.devices.running else []
+        may += [lambda: world.finish_on_device(unplaced=True)] if world.devices.running else []
+        may += [lambda: world.send(Cancelled(chance.choice(list(world.open))))] if world.open else []
+        may += [world.die] if world.alive and chance.random() < 0.2 else []
+        may += [world.ring] if world.alarm is not None else []
+        chance.choice(may)()
+    world.end_well(["f", "g"], 60.0)

@@ -1,0 +1,215 @@
+"""Functions of the pool that no device can hold: their programs run in slices, and answer as the whole program."""
+
+import concurrent.futures
+import os
+import signal
+from functools import cache
+
+import pytest
+import torch
+
+from benchmarks.architectures.huggingface import TextModel
+from overwinter.api.client import Client
+from overwinter.api.deployer import package, settings_of
+from overwinter.core.errors import ConflictError, DeadlineError, NoSpaceError, NotFoundError, OverwinterError
+from overwinter.model.agreement import agree
+from overwinter.model.export import export
+from tests.replay.replayed import replayed
+
+from .nodes import NodeProcess, deploy, wait_until
+from .test_pool import MODELS, executors, right
+from .test_pool_handlers import runs
+
+SMALL = "--devices", "2", "--device-memory", "2MiB"
+"""Each device holds less than half of the model."""
+
+
+@cache
+def bert(seed: int = 0) -> TextModel:
+    """Build a network of 5 MiB."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 64}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertModel(BertConfig(num_hidden_layers=6, num_attention_heads=4, **sizes)).eval()
+    return TextModel(model, "last_hidden_state", "pooler_output")
+
+
+def request(rows: int, length: int) -> dict[str, torch.Tensor]:
+    ids = torch.arange(rows * length).view(rows, length) * 7 % 1000
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    mask[-1, length // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+DYNAMIC = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}
+
+
+@cache
+def exported(seed: int = 0, batch: int = 1):
+    return agree(export(bert(seed), request(2, 8), DYNAMIC), batch)
+
+
+def put(node: NodeProcess, name: str, seed: int = 0, handler: str | None = None, **settings):
+    agreed = exported(seed, settings.get("max_batch", 1))
+    return package(name, *agreed, handler=handler, settings=settings_of(None, settings)).upload(node.client)
+
+
+def asked(node: NodeProcess, name: str, rows: int = 1, length: int = 8, **options) -> list[torch.Tensor]:
+    with Client(node.url) as client:
+        answer = client.infer(name, request(rows, length), **options)
+    return [torch.from_numpy(each.copy()) for each in answer.values()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def near(given: list[torch.Tensor], rows: int, length: int, seed: int = 0) -> bool:
+    with torch.inference_mode():
+        expected = bert(seed)(**request(rows, length))
+    return all(torch.allclose(one, each, atol=1e-5) for one, each in zip(given, expected, strict=True))
+
+
+SIZES = [(1, 8), (3, 5), (2, 16), (1, 1), (4, 31)]
+
+
+def test_a_cut_program_gives_the_answers_of_the_whole_while_others_compete_and_executors_die(make_node):
+    node = make_node(*SMALL)
+    assert "its program is cut into 3 slices" in put(node, "cut", device="pool").warning
+    put(node, "whole")
+    put(node, "batched", device="pool", max_batch=4)
+    for name, model in MODELS.items():
+        deploy(node, name, model, device="pool")
+    expected = {each: asked(node, "whole", *each) for each in SIZES}
+    for each, answer in expected.items():
+        assert same(asked(node, "cut", *each), answer)
+        assert near(answer, *each)
+
+    def ask(at: int) -> bool:
+        sizes, name = SIZES[at % len(SIZES)], ("cut", "batched", f"f{at % 6}")[at % 3]
+        try:
+            if name == "batched":
+                return near(asked(node, name, *sizes), *sizes)
+            return same(asked(node, name, *sizes), expected[sizes]) if name == "cut" else right(node, name, float(at))
+        except OverwinterError as error:
+            # A clear refusal: both attempts met a dying executor.
+            return "signal 9" in str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(ask, at) for at in range(150)]
+        for killed in range(3):
+            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
+            for pid in executors(node)[:1]:
+                os.kill(pid, signal.SIGKILL)
+        assert all(each.result(60) for each in answers)
+    assert same(asked(node, "cut"), expected[1, 8])
+    batches = [action["requests"] for step in node.steps() for action in step[2] if action["type"] == "RunOnDevice"]
+    assert max(map(len, batches)) > 1
+    node.stop()
+    for journal in (node.journal.with_name("journal.jsonl.1"), node.journal):
+        assert not journal.exists() or replayed(journal)
+
+
+def test_a_cut_function_is_seen_as_one(make_node):
+    node = make_node(*SMALL)
+    put(node, "cut", device="pool", slo_ms=60_000)
+    for _ in range(4):
+        asked(node, "cut")
+    assert [each["name"] for each in node.client.functions()] == ["cut"]
+    shown = node.client.function("cut")
+    assert set(shown["devices"]) == {"virtual:0", "virtual:1"}
+    assert [spec["name"] for spec in shown["inputs"]] == ["input_ids", "attention_mask"]
+    explained = node.client.explain("cut")
+    slices = explained["pool"]["slices"]
+    assert len(slices) == 3
+    assert all(each["nbytes"] <= 2 << 20 and each["last"] for each in slices)
+    assert sum(each["nbytes"] for each in slices) >= explained["pool"]["nbytes"] > 5 << 20
+    [used] = node.client.usage()
+    assert (used["function"], used["requests"]) == ("cut", 4)
+    assert used["device"]["moved_bytes"] > 5 << 20
+    seen = node.client.activity()
+    assert [(each["name"], each["requests"], each["attainment"]) for each in seen["functions"]] == [("cut", 4, 1.0)]
+    on_devices = [each for device in node.client.devices() for each in device["functions"]]
+    assert {each["function"] for each in on_devices} == {"cut@1"}
+    assert {each["slice"] for each in on_devices} <= {None, 2, 3}
+    for call in (node.client.function, node.client.remove, node.client.load, lambda name: asked(node, name)):
+        with pytest.raises(OverwinterError):
+            call("cut:2")
+    with pytest.raises(ConflictError, match="cut into slices"):
+        node.client.profile("cut")
+
+
+HANDLER = "def postprocess(outputs, inputs, state):\n    return {name: value * 2 for name, value in outputs.items()}\n"
+
+
+def test_a_handler_calls_a_cut_program(make_node):
+    node = make_node(*SMALL)
+    put(node, "cut", handler=HANDLER, device="pool")
+    put(node, "whole")
+    for rows, length in SIZES:
+        assert same(asked(node, "cut", rows, length), [each * 2 for each in asked(node, "whole", rows, length)])
+    node.client.unload("cut")
+    node.client.load("cut")
+    assert len(asked(node, "cut")) == 2
+    node.client.remove("cut")
+    wait_until(lambda: not node.client.devices()[0]["functions"] and not node.client.devices()[1]["functions"])
+
+
+def test_versions_change_unload_and_return_on_other_devices(make_node):
+    node = make_node(*SMALL)
+    put(node, "f", device="pool")
+    put(node, "f", seed=1, device="pool")
+    assert near(asked(node, "f"), 1, 8, seed=1)
+    assert near(asked(node, "f", version=1), 1, 8)
+    node.client.unload("f")
+    with pytest.raises(OverwinterError, match="f@2 is unloaded; load it first"):
+        asked(node, "f")
+    wait_until(lambda: node.stored_bytes() == 0)
+    node.client.load("f")
+    assert near(asked(node, "f"), 1, 8, seed=1)
+    data = node.options[:2]
+    for memory, slices in (("2MiB", 3), ("4MiB", 2), ("16MiB", 0), ("1MiB", 8)):
+        node.stop()
+        node.options = [*data, "--devices", "2", "--device-memory", memory]
+        node.start()
+        assert near(asked(node, "f"), 1, 8, seed=1)
+        found = len(node.client.explain("f")["pool"]["slices"])
+        assert found == slices if memory != "1MiB" else found > 4
+    node.client.remove("f", 2)
+    assert near(asked(node, "f"), 1, 8)
+    node.client.remove("f")
+    with pytest.raises(NotFoundError):
+        asked(node, "f")
+    wait_until(lambda: node.stored_bytes() == 0)
+
+
+def test_a_request_may_expire_or_be_cancelled_in_any_slice(make_node):
+    node = make_node(*SMALL, "--device-bandwidth", "4MiB")
+    put(node, "f", device="pool")
+    # All slices together are brought in more than a second.
+    for timeout_s in (0.2, 0.6, 0.9):
+        with pytest.raises(DeadlineError, match="function f@1 was not answered within"):
+            asked(node, "f", timeout_s=timeout_s)
+        for pid in executors(node):
+            os.kill(pid, signal.SIGKILL)
+    before = runs(node)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        client = Client(node.url)
+        cancelled = threads.submit(client.infer, "f", request(1, 8))
+        wait_until(lambda: runs(node) > before + 1)
+        client.close()
+        with pytest.raises((OverwinterError, OSError, ValueError, RuntimeError)):
+            cancelled.result(60)
+    wait_until(lambda: node.client.activity()["running"] == 0)
+    assert near(asked(node, "f"), 1, 8)
+
+
+def test_a_call_whose_weights_fit_on_no_device_is_named(make_node):
+    node = make_node("--devices", "1", "--device-memory", "1MiB")
+    model = torch.nn.Embedding(1 << 16, 8)
+    made = export(model, {"input": torch.zeros(2, 4, dtype=torch.int64)})
+    with pytest.raises(NoSpaceError, match=r"the 2097152 bytes .* call of 'f' .*aten.embedding.* device of 1048576"):
+        package("f", made.program, made.weights, settings=settings_of(None, {"device": "pool"})).upload(node.client)
+    assert node.client.functions() == []
