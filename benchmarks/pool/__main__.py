@@ -1,11 +1,11 @@
 """Measures the pool of devices, on real nodes over HTTP and on virtual devices.
 
-`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has eight parts: what a run through
+`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has nine parts: what a run through
 an executor adds (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over early
 binding as rates fall (`falling`), the load of several devices under skewed rates (`balance`), the time to give places
-to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a recorded hour with and
-without content sharing (`trace`), and the simulator beside null devices (`simulated`). `--soak` runs functions of the
-pool under faults and changes for so long instead.
+to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a program in slices beside
+the whole program (`cut`), a recorded hour with and without content sharing (`trace`), and the simulator beside null
+devices (`simulated`). `--soak` runs functions of the pool under faults and changes for so long instead.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
 Every answer is compared with plain PyTorch's, bit for bit, but for those of null devices.
@@ -23,12 +23,12 @@ import torch
 
 from benchmarks import allocation
 from benchmarks.measure import print_result
-from benchmarks.pool import balance, dispatch, falling, isolation, links, simulated, trace
+from benchmarks.pool import balance, cut, dispatch, falling, isolation, links, simulated, trace
 from benchmarks.pool.soak import soak
 from overwinter.core.devices import DeviceIsolation
 from overwinter.device.partitioned import PARTITION_BYTES
 
-PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "links", "trace", "simulated")
+PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "links", "cut", "trace", "simulated")
 SMALL_MODELS = ("mlp", "lstm")
 
 
@@ -58,6 +58,8 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
     if part == "simulated":
         small = {"model": "mlp", "functions": 6, "memory_bytes": PARTITION_BYTES} if quick else {}
         return {"live_over_simulated": simulated.measure(seconds, seed, **small)}
+    if part == "cut":
+        return {"cut": cut.measure(**({"rounds": 3, "model": "mlp"} if quick else {}))}
     small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
     return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
 

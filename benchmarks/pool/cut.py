@@ -1,0 +1,44 @@
+"""A program in slices, beside the same program on a device that holds all of it.
+
+Requests come one after another. With a device for each slice nothing is brought again, so the difference is what
+passing from slice to slice takes; with one device less, some slices are brought for each request.
+"""
+
+from collections.abc import Mapping
+
+from benchmarks.families import Family
+from benchmarks.pool.calls import TOKENS, deployed, payload, send
+from benchmarks.pool.serving import devices, pool_node, scheduling
+
+MODEL = "bert-base"
+EVERY_S = 0.5
+SLICES = 3
+
+
+def measure(rounds: int = 30, model: str = MODEL) -> Mapping[str, Mapping[str, float]]:
+    """Print the latency of requests and the bytes moved for each; return the figures."""
+    family = Family(model, tokens=TOKENS)
+    room = 1 << int(1.1 * family.nbytes).bit_length()
+    # A device takes a little more than its part, because slices end where few bytes live.
+    small = int(1.4 * family.nbytes / SLICES)
+    pools = {"whole": devices(1, room), "cut": devices(SLICES, small), "one device less": devices(SLICES - 1, small)}
+    found: dict[str, dict[str, float]] = {}
+    print(f"{family.nbytes >> 20} MiB of {model}, {small >> 20} MiB on each of the small devices")
+    print(f"{'':16}{'runs each':>10}{'MiB moved each':>16}{'median ms':>11}{'over whole':>12}")
+    for name, pool in pools.items():
+        with pool_node(scheduling(pool)) as node:
+            targets = deployed(node, family, 1)
+            # The first requests start the executors and compile.
+            send(node, targets, [payload(family)], [(EVERY_S * number, 0) for number in range(6)])
+            sent = send(node, targets, [payload(family)], [(EVERY_S * number, 0) for number in range(rounds)])
+        runs = sent.readings.runs
+        figures = {
+            "runs": len(runs) / rounds,
+            "moved_bytes": sum(run.moved_bytes for run in runs) / rounds,
+            "ms": sent.latency_ms(0.5),
+        }
+        figures["over_whole"] = figures["ms"] / found["whole"]["ms"] if found else 1.0
+        found[name] = figures
+        moved = figures["moved_bytes"] / (1 << 20)
+        print(f"{name:16}{figures['runs']:10.1f}{moved:16.1f}{figures['ms']:11.2f}{figures['over_whole']:12.3f}")
+    return found
