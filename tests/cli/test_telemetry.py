@@ -127,6 +127,13 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())
     assert all(each in shown for each in ("on no device", "runs on devices none", "last device none", "cannot run no"))
     assert "required" not in shown
+    slices = [
+        {"nbytes": 2048, "devices": ["virtual:1"], "last": "it was there"},
+        {"nbytes": 1, "devices": [], "last": ""},
+    ]
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": {**pool, "slices": slices}})).split())
+    assert "slice 1 2.0 KiB, on virtual:1; last binding: it was there" in shown
+    assert "slice 2 1 B, on no device; last binding: none" in shown
 
 
 def test_usage_of_devices_is_shown_when_there_is_some() -> None:

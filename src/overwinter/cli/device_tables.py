@@ -61,7 +61,7 @@ def described_devices(devices: Sequence[Description]) -> Iterator[RenderableType
     rows = [
         (
             device["name"],
-            each["function"] if each["slice"] is None else f"{each['function']} (slice {each['slice']})",
+            _resident_text(each),
             each["tenant"] or "-",
             size_text(each["nbytes"]),
             _size_text(each["exclusive_bytes"]),
@@ -99,6 +99,11 @@ def _facts(device: Description) -> Iterator[tuple[str, str]]:
         retry = f"; tried again in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
         times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"
         yield f"{name} failed", f"{times}: {printable(device['fault'])}{retry}"
+
+
+def _resident_text(resident: Description) -> str:
+    number, function = resident.get("slice"), resident["function"]
+    return function if number is None else f"{function} (slice {number})"
 
 
 def _rate_text(bytes_per_s: float) -> str:

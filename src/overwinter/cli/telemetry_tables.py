@@ -165,8 +165,8 @@ def _pool_facts(pool: Description) -> dict[str, str]:
     if pool["required"] > 0:
         priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
     last = {"last device": pool["last"] or "none"}
-    if pool["slices"]:
-        last = {f"slice {number}": _slice_text(each) for number, each in enumerate(pool["slices"], 1)}
+    if slices := pool.get("slices"):
+        last = {f"slice {number}": _slice_text(each) for number, each in enumerate(slices, 1)}
     facts = {"runs on devices": f"{runs}{hits}{moved}", **last, "priority": priority}
     return {"cannot run": pool["never"], **facts} if pool["never"] else facts
 
