@@ -101,6 +101,12 @@ class _Cutting:
     def slices(self) -> list[Slice]:
         """Return the slices; raise NoSpaceError if there are none that fit."""
         self._check_calls()
+        if all(device.kind == "null" for device in self._devices):
+            raise NoSpaceError(
+                f"the {sum(self._sizes.values())} bytes of {self._manifest.name!r} find no place on an empty device of "
+                f"{self._most} bytes, and null devices run only whole programs, whose times are in their profiles: "
+                "serve with a larger --device-memory"
+            )
         points = [0, *self._points()]
         ends = [*points[1:], len(self._program.calls)]
         parts = [self._held(start, stop).items() for start, stop in zip(points, ends, strict=True)]
