@@ -59,7 +59,7 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
         small = {"model": "mlp", "functions": 6, "memory_bytes": PARTITION_BYTES} if quick else {}
         return {"live_over_simulated": simulated.measure(seconds, seed, **small)}
     if part == "cut":
-        return {"cut": cut.measure(**({"rounds": 3, "model": "mlp"} if quick else {}))}
+        return {"cut": cut.measure(**({"rounds": 3, "model": "mlp", "slices": 2} if quick else {}))}
     small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
     return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
 

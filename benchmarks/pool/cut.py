@@ -15,13 +15,13 @@ EVERY_S = 0.5
 SLICES = 3
 
 
-def measure(rounds: int = 30, model: str = MODEL) -> Mapping[str, Mapping[str, float]]:
+def measure(rounds: int = 30, model: str = MODEL, slices: int = SLICES) -> Mapping[str, Mapping[str, float]]:
     """Print the latency of requests and the bytes moved for each; return the figures."""
     family = Family(model, tokens=TOKENS)
     room = 1 << int(1.1 * family.nbytes).bit_length()
     # A device takes a little more than its part, because slices end where few bytes live.
-    small = int(1.4 * family.nbytes / SLICES)
-    pools = {"whole": devices(1, room), "cut": devices(SLICES, small), "one device less": devices(SLICES - 1, small)}
+    small = int(1.4 * family.nbytes / slices)
+    pools = {"whole": devices(1, room), "cut": devices(slices, small), "one device less": devices(slices - 1, small)}
     found: dict[str, dict[str, float]] = {}
     print(f"{family.nbytes >> 20} MiB of {model}, {small >> 20} MiB on each of the small devices")
     print(f"{'':16}{'runs each':>10}{'MiB moved each':>16}{'median ms':>11}{'over whole':>12}")
