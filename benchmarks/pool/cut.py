@@ -5,6 +5,7 @@ passing from slice to slice takes; with one device less, some slices are brought
 """
 
 from collections.abc import Mapping
+from math import ceil
 
 from benchmarks.families import Family
 from benchmarks.pool.calls import TOKENS, deployed, payload, send
@@ -13,6 +14,8 @@ from benchmarks.pool.serving import devices, pool_node, scheduling
 MODEL = "bert-base"
 EVERY_S = 0.5
 SLICES = 3
+STEP_BYTES = 4 << 20
+"""Devices have a multiple of it, because a part of a partition is of no use."""
 
 
 def measure(rounds: int = 30, model: str = MODEL, slices: int = SLICES) -> Mapping[str, Mapping[str, float]]:
@@ -20,7 +23,7 @@ def measure(rounds: int = 30, model: str = MODEL, slices: int = SLICES) -> Mappi
     family = Family(model, tokens=TOKENS)
     room = 1 << int(1.1 * family.nbytes).bit_length()
     # A device takes a little more than its part, because slices end where few bytes live.
-    small = int(1.4 * family.nbytes / slices)
+    small = ceil(1.4 * family.nbytes / slices / STEP_BYTES) * STEP_BYTES
     pools = {"whole": devices(1, room), "cut": devices(slices, small), "one device less": devices(slices - 1, small)}
     found: dict[str, dict[str, float]] = {}
     print(f"{family.nbytes >> 20} MiB of {model}, {small >> 20} MiB on each of the small devices")
