@@ -132,8 +132,8 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
         {"nbytes": 1, "devices": [], "last": ""},
     ]
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": {**pool, "slices": slices}})).split())
-    assert "slice 1 2.0 KiB, on virtual:1; last binding: it was there" in shown
-    assert "slice 2 1 B, on no device; last binding: none" in shown
+    assert "slice 1 2.0 KiB, on virtual:1; last device: it was there" in shown
+    assert "slice 2 1 B, on no device; last device: none" in shown
 
 
 def test_usage_of_devices_is_shown_when_there_is_some() -> None:
