@@ -30,6 +30,8 @@ FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
 """The other functions share workers with no function."""
 IN_WORKERS = "ae"
 """The functions that run in workers if there are devices."""
+EITHER = "bd"
+"""Those that run in workers or on devices."""
 TOGETHER = "abcabc"
 """Functions that sometimes get requests at once."""
 TIMEOUT_S = 500.0
@@ -62,7 +64,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
     own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
     own["tenant"] = "t" if name in "abcde" else "u"
     if world.devices.configs and name not in IN_WORKERS:
-        own["device"] = "pool"
+        own["device"] = "any" if name in EITHER else "pool"
     made = spec(
         name, number, blobs, profile=profile, family=family, max_batch=4, max_workers=most, timeout_s=TIMEOUT_S, **own
     )
@@ -73,7 +75,10 @@ def manage(world: World, chance: Random, kind: float) -> None:
     """Choose a rare event: a deploy, a removal, a disconnect or a failure."""
     if kind < 0.04 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
-        world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else MemoryPressure(5))
+        if world.deployed:
+            world.manage(event(chance.choice(sorted(world.deployed))))
+        else:
+            world.send(MemoryPressure(5))
     elif kind < 0.06 and world.open:
         request = chance.choice(sorted(world.open))
         del world.open[request]

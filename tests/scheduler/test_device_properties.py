@@ -44,9 +44,9 @@ def few(monkeypatch) -> tuple[DeviceConfig, ...]:
 
 
 class OnDevices(AnyOrder):
-    """Functions of several tenants, most of them of the pool."""
+    """Functions of several tenants, most of which may run on devices."""
 
-    kinds = ("pool", "pool", "pool", "cpu")
+    kinds = ("pool", "any", "pool", "cpu")
     tenants = {"g": "u"}  # noqa: RUF012
     soon_s = 150.0
 

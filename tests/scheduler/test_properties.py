@@ -213,7 +213,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def manage(self, name, event, data):
         version = data.draw(st.integers(1, max(1, self.versions[name])))
-        self.world.send(event(f"{name}@{version}"))
+        self.world.manage(event(f"{name}@{version}"))
 
     @rule()
     def zygote_lost(self):

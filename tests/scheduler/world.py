@@ -1,5 +1,7 @@
 """A small world for the scheduler: it records actions and lets a test choose the next event."""
 
+import msgspec
+
 from overwinter.core.actions import (
     Bind,
     Drop,
@@ -39,7 +41,7 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import function_id
+from overwinter.core.ids import function_id, is_part, program_id, program_name
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from tests.scheduler.devices import Devices
@@ -208,12 +210,25 @@ class World:
     # Events that may happen next
 
     def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
+        """Deploy a function, and for `any` its program as another one, as a node with devices does."""
+        program = program_id(function.id)
+        if self.devices.configs and function.settings.device == "any" and not is_part(function.name):
+            self.deploy(msgspec.structs.replace(function, id=program, name=program_name(function.name)), on_trial)
+        elif program in self.deployed and function.settings.device != "pool":
+            self.send(Removed(program))
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
         self.stores[function.id] = function.store
         self.families[function.id] = function.tenant, function.family or function.id
         places = {(function.store, address) for address in self.blobs[function.id]}
         resident = not on_trial and places <= self.resident
         return self.send(Deployed(function, on_trial, resident, quarantined))
+
+    def manage(self, event) -> None:
+        """Load, unload or remove a function, and its program with it."""
+        self.send(event)
+        program = program_id(event.function)
+        if program in self.deployed:
+            self.send(type(event)(program))
 
     def arrive(self, name="f", version=None, deadline=None, priority=0, due=None) -> int:
         self.next_request += 1

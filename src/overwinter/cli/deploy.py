@@ -35,7 +35,11 @@ TIMEOUT_S = 600.0
 @click.argument("source")
 @click.option("--name", help="Name of the function.")
 @click.option("--slo", help="Latency objective of the function, for example 80ms.")
-@click.option("--device", type=click.Choice(["cpu", "pool"]), help="Where the program runs: on cores or on any device.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "pool", "any"]),
+    help="Where the program runs: on cores, on any device, or where each request is answered sooner.",
+)
 @click.option(
     "--handler",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

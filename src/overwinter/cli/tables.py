@@ -80,15 +80,17 @@ def _settings_of(function: Description) -> Description:
 
 def _sharing_facts(function: Description) -> dict[str, str]:
     """Return the functions that share its workers, and what each worker holds; for one of the pool, its devices, and
-    the workers of its handler.
+    the workers of its handler; with `any` all of it.
     """
-    if function["settings"].get("device") == "pool":
-        resident = {"resident": f"on {', '.join(function['devices'])}" if function["devices"] else "on no device"}
-        return resident | ({"workers": workers_text(function["workers"])} if function["handler"] else {})
-    if function["sharing"] is None:
-        return {"workers": workers_text(function["workers"])}
+    device, facts = function["settings"].get("device", "cpu"), dict[str, str]()
+    if device != "cpu":
+        facts["resident"] = f"on {', '.join(function['devices'])}" if function["devices"] else "on no device"
+    if device == "pool" and not function["handler"]:
+        return facts
+    if device == "pool" or function["sharing"] is None:
+        return facts | {"workers": workers_text(function["workers"])}
     sharing, members = function["sharing"], function["sharing"]["members"]
-    facts = {"family": members_text(members), "workers": workers_text(function["workers"])}
+    facts |= {"family": members_text(members), "workers": workers_text(function["workers"])}
     for worker in sharing["workers"]:
         facts[f"worker {worker['worker']}"] = f"{worker['state']}, has {ids_text(worker['bound'])}"
     return facts
@@ -123,12 +125,12 @@ def family_text(function: Description) -> str:
 
 def places_text(function: Description, device: str | None) -> str:
     """Format which workers have bound a function, or for one of the pool, on which devices it is resident, and which
-    workers have bound its handler.
+    workers have bound its handler; with `any` both.
     """
     workers = workers_text(function["workers"])
-    if device != "pool":
+    if device not in ("pool", "any"):
         return workers
-    on_devices = f"pool: {', '.join(function['devices'])}" if function["devices"] else "pool"
+    on_devices = f"{device}: {', '.join(function['devices'])}" if function["devices"] else device
     return f"{on_devices}; {workers}" if function["workers"] else on_devices
 
 

@@ -139,18 +139,23 @@ def _facts_of(explained: Description) -> dict[str, str]:
         slo += "; no configuration meets it on this machine: it is served as fast as possible"
     pool, run_s = explained.get("pool"), explained["run_s"]
     own = f"bound in {_count(_workers_that_have(explained), 'worker', 'workers')}"
+    in_workers, seconds_of = pool is None or settings.get("device") == "any", "core"
     if pool is not None:
-        own, run_s = f"on {', '.join(pool['devices']) or 'no device'}", pool["run_s"] or None
+        on_devices = f"on {', '.join(pool['devices']) or 'no device'}"
+        own = f"{own}, {on_devices}" if in_workers else on_devices
+        run_s = (run_s if in_workers else None) or pool["run_s"] or None
+        seconds_of = "core and device" if in_workers else "device"
     return {
         "function": f"{explained['name']}@{explained['version']}",
         "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
-        **({"family": members_text(explained["members"])} if pool is None else {}),
+        **({"family": members_text(explained["members"])} if in_workers else {}),
         "state": f"{state}, {own}, {explained['queued']} waiting",
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
-        "runs shared": _shared_text(explained["shared"], "core" if pool is None else "device"),
+        "runs shared": _shared_text(explained["shared"], seconds_of),
+        **({"last choice": explained["choice"]} if explained.get("choice") else {}),
         **({} if pool is None else _pool_facts(pool)),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }

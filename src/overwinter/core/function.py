@@ -5,7 +5,16 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.bounds import Bound, check_bounds, seconds
-from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, FunctionName, StoreName, TenantId
+from overwinter.core.ids import (
+    SHARED,
+    Address,
+    FamilyId,
+    FunctionId,
+    FunctionName,
+    StoreName,
+    TenantId,
+    is_part,
+)
 from overwinter.core.profile import Profile
 
 TIMES = {
@@ -25,6 +34,8 @@ BOUNDS = TIMES | {
 }
 """The bounds of every number in a function's settings."""
 
+
+Device = Literal["cpu", "pool", "any"]
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 """Whether a version of a function, or a pipeline, answers requests; LOADING: it is on trial."""
@@ -65,8 +76,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     with none (`function`).
     """
 
-    device: Literal["cpu", "pool"] = "cpu"
-    """Where its program runs: in a worker on CPU cores, or on any device of the pool. A handler runs in a worker."""
+    device: Device = "cpu"
+    """Where its program runs: in a worker on CPU cores, on any device of the pool, or where each request is answered
+    sooner (`any`). A handler runs in a worker.
+    """
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
@@ -74,6 +87,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mib", "isolation"))
 """The settings of workers, which mean nothing for a function of the pool without a handler."""
+
+
+def runs_on_pool(device: Device, is_part: bool, has_handler: bool) -> bool:
+    """Whether a function with this setting runs on devices. One with a handler, or with `any`, runs in workers, and its
+    program is another function.
+    """
+    return is_part or (device == "pool" and not has_handler)
 
 
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):
@@ -105,8 +125,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_pool(self) -> bool:
-        """Whether it runs on devices. A function with a handler runs in workers; its program is another function."""
-        return self.settings.device == "pool" and not self.sandboxed
+        """Whether it runs on devices."""
+        return runs_on_pool(self.settings.device, is_part(self.name), self.sandboxed)
+
+    @property
+    def has_program(self) -> bool:
+        """Whether its program runs on devices as another function."""
+        return self.settings.device != "cpu" and not self.on_pool
 
     @property
     def store(self) -> StoreName:

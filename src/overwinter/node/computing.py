@@ -128,11 +128,12 @@ class Computing:
             run = _Run({function.id: function}, {})
             self._begin(process, 0, run)
         called = None if run is None else run.functions.get(FunctionId(message.function))
-        if run is None or called is None or called.program is None or run.call is not None or not run.calls_left:
+        program = None if called is None or not called.handler_only else called.program
+        if run is None or called is None or program is None or run.call is not None or not run.calls_left:
             raise ValueError(f"it may not run the program of {message.function:.100} now")
         run.calls_left -= 1
         if not self._closing:
-            run.call = self._tasks.create_task(self._answer(process, run, called, called.program, message))
+            run.call = self._tasks.create_task(self._answer(process, run, called, program, message))
 
     async def _answer(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import (
     AuthorError,
     CallerError,
@@ -83,7 +84,7 @@ class Deploys:
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
-            _divide(function, program, slices)
+            _divide(function, program, slices, self._config.scheduler.devices)
             for part in function.parts():
                 part.profile = await asyncio.to_thread(self._profiler.stored, part)
             self._registry.add(function)
@@ -108,7 +109,7 @@ class Deploys:
                 raise AuthorError(str(error)) from error
             raise
         if self._config.profile_on_deploy and not slices:
-            self._profiler.measure_soon(function.program or function)
+            self._profiler.measure_soon(function.computing)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
@@ -146,9 +147,15 @@ class Deploys:
         slices: list[Slice] = []
         if manifest.settings.device == "pool" and not absent:
             slices = slices_for(manifest, program, self._config.scheduler.devices)
+        if manifest.settings.device == "any" and manifest.handler is not None:
+            raise CallerError(
+                f'{manifest.name!r} has a handler, which runs in workers, and device = "any": deploy it with device = '
+                '"pool" for its program to run on devices, or with "cpu"'
+            )
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        _divide(unnumbered, program, slices)
+        if not absent:
+            _divide(unnumbered, program, slices, self._config.scheduler.devices)
         for part in unnumbered.parts():
             part.check_messages()
         return program, slices
@@ -206,12 +213,12 @@ class Deploys:
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
     def _divide(self, function: DeployedFunction) -> str:
-        """Make other functions of the program if it runs on the pool and its handler does not, or if no device can hold
-        it. Return why that is impossible; empty: it is done.
+        """Make other functions of the program if it runs on the pool and the function in workers, or if no device can
+        hold it. Return why that is impossible; empty: it is done.
         """
         devices, manifest = self._config.scheduler.devices, function.manifest
         is_cut = manifest.settings.device == "pool" and bool(devices) and not may_hold(manifest, devices)
-        if not (function.is_split or is_cut):
+        if not (function.handler_only or function.on_either or is_cut):
             return ""
         try:
             program = decode_program(self._repository.read(manifest.program.address))
@@ -221,7 +228,7 @@ class Deploys:
         # If no slices fit, the scheduler refuses its requests.
         with suppress(NoSpaceError):
             slices = slices_for(manifest, program, devices) if is_cut else []
-        _divide(function, program, slices)
+        _divide(function, program, slices, devices)
         return ""
 
     def restore(self) -> None:
@@ -254,9 +261,22 @@ class Deploys:
                 self._log(f"{what}: {message}")
 
 
-def _divide(function: DeployedFunction, program: Program, slices: Sequence[Slice]) -> None:
-    """Make other functions of its program, as far as that runs on the pool apart from its handler, or in slices."""
-    if function.is_split:
+def _divide(
+    function: DeployedFunction, program: Program, slices: Sequence[Slice], devices: Sequence[DeviceConfig]
+) -> None:
+    """Make other functions of its program, as far as that runs on the pool apart from its workers, or in slices."""
+    if function.on_either:
+        function.device_warning = _why_not_on_device(function.manifest, program, devices)
+    if function.handler_only or (function.on_either and not function.device_warning):
         function.split(program)
     if slices:
         function.cut(slices)
+
+
+def _why_not_on_device(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> str:
+    """Return why a function that may run on devices runs in workers only; empty: a device can run it."""
+    try:
+        is_cut = bool(slices_for(manifest, program, devices))
+    except (ConflictError, NoSpaceError) as error:
+        return f"it runs on CPU cores only: {error}"
+    return "it runs on CPU cores only: no device of this node has places for all its weights" if is_cut else ""

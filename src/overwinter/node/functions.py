@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from overwinter.core.errors import TooLargeError
-from overwinter.core.function import BlobSize, FunctionSpec, Settings
+from overwinter.core.function import BlobSize, FunctionSpec, Settings, runs_on_pool
 from overwinter.core.ids import (
     SHARED,
     Address,
@@ -17,6 +17,7 @@ from overwinter.core.ids import (
     StoreName,
     TenantId,
     function_id,
+    is_part,
     program_name,
     slice_name,
 )
@@ -71,18 +72,20 @@ class DeployedFunction:
         self.deployment = deployment
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
-        uses_pool = self.manifest.settings.device == "pool"
-        self.on_pool = uses_pool and self.manifest.handler is None
+        device, has_handler = self.manifest.settings.device, self.manifest.handler is not None
+        self.on_pool = runs_on_pool(device, is_part(deployment.name), has_handler)
         """Whether it runs on devices, as `FunctionSpec.on_pool`."""
-        self.is_split = uses_pool and not self.on_pool
-        """Whether its handler runs in workers, and its program on the pool as another function."""
+        self.handler_only = has_handler and device == "pool"
+        """Whether its workers run only its handler, and its program runs on the pool as another function."""
+        self.on_either = device == "any" and not self.on_pool
+        """Whether its program runs in its workers, and on the pool as another function."""
         self.program: DeployedFunction | None = None
-        """That other function."""
+        """That other function; None: it has none, or no device can run it."""
         self.slice: Slice | None = None
         """What it runs of its program, if that is cut."""
         self.later: tuple[DeployedFunction, ...] = ()
         """The functions of the later slices, in order."""
-        self.weights = () if self.is_split else self.manifest.blocks
+        self.weights = () if self.handler_only else self.manifest.blocks
         """The blocks that its workers or executors map."""
         self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weights).blobs()
         self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
@@ -97,7 +100,7 @@ class DeployedFunction:
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
         """Raises an error if it may not answer for its name after its trial; None: it may."""
-        self.warm_ups = 0 if self.is_split else WARM_UPS_MAX
+        self.warm_ups = 0 if self.handler_only else WARM_UPS_MAX
         """How often the zygote may still try to compile the program. 0 if no worker runs it, after a compilation timed
         out, or if several zygotes ended during one.
         """
@@ -110,6 +113,8 @@ class DeployedFunction:
         """The output of its family's workers; None: there were none."""
         self.trial_warning = ""
         """What the author should know about the trial."""
+        self.device_warning = ""
+        """Why no device can run it, although its settings allow them."""
 
     def split(self, program: Program) -> None:
         """Make another function of its program, which runs on the pool."""
@@ -121,8 +126,8 @@ class DeployedFunction:
             outputs=program.outputs,
             handler=None,
             samples=(),
-            # The function itself refuses what is too late.
-            settings=msgspec.structs.replace(settings, late="serve"),
+            # A handler's function itself refuses what is too late.
+            settings=msgspec.structs.replace(settings, late="serve") if self.handler_only else settings,
         )
         deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
         self.program = DeployedFunction(deployment, self._memory_max_bytes)
@@ -169,6 +174,11 @@ class DeployedFunction:
         return [tensor for tensor in tensors if tensor.name in wanted]
 
     @property
+    def computing(self) -> "DeployedFunction":
+        """The part that has the program, and its profile."""
+        return self.program if self.handler_only and self.program is not None else self
+
+    @property
     def memory_bytes(self) -> int:
         """The limit of the private memory of one worker: the setting, limited by the machine and the node."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
@@ -179,7 +189,7 @@ class DeployedFunction:
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
         message = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
-        return "\n".join(filter(None, (self.trial_warning, message, self._cut_text())))
+        return "\n".join(filter(None, (self.trial_warning, self.device_warning, message, self._cut_text())))
 
     def _cut_text(self) -> str:
         count = 1 + len((self.program or self).later)
@@ -193,7 +203,7 @@ class DeployedFunction:
         handler = self.manifest.handler
         if handler is None:
             return self.program_subject
-        return f"{self.program_subject}+{handler.source.address}{'+pool' if self.is_split else ''}"
+        return f"{self.program_subject}+{handler.source.address}{'+pool' if self.handler_only else ''}"
 
     @property
     def program_subject(self) -> str:
@@ -206,7 +216,7 @@ class DeployedFunction:
     def spec(self) -> FunctionSpec:
         """Return the function as the scheduler sees it."""
         # The workers of a handler do not run the program, so it is not prepared for them.
-        runs = self._handler_address if self.is_split else None
+        runs = self._handler_address if self.handler_only else None
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
@@ -237,7 +247,14 @@ class DeployedFunction:
             self.manifest.inputs,
             self.manifest.outputs,
             self.store,
-            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib, self.is_split, *calls),
+            (
+                settings.threads,
+                settings.max_batch,
+                settings.concurrency,
+                settings.memory_mib,
+                self.handler_only,
+                *calls,
+            ),
             self.id if settings.isolation == "function" else None,
         )
 
@@ -263,7 +280,7 @@ class DeployedFunction:
             inputs=() if handler is None else self.manifest.inputs,
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
-            handler_only=self.is_split and not bare,
+            handler_only=self.handler_only and not bare,
             calls=None if self.slice is None else self.slice.calls,
         )
 
@@ -276,7 +293,7 @@ class DeployedFunction:
         tried = self.on_trial and not bare
         given = self.manifest.samples if tried else ()
         samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
-        warm_up = warm_up and not self.is_split
+        warm_up = warm_up and not self.handler_only
         trial = Trial(warm_up, tried and handler is not None and not samples, samples)
         return Bind(
             function=self.id,

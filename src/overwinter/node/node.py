@@ -81,12 +81,12 @@ class Node:
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
         if (function.program or function).later:
             raise ConflictError(f"the program of {name!r} is cut into slices, and only whole programs are measured")
-        return await self.profiler.measure(function.program or function, wanted, report)
+        return await self.profiler.measure(function.computing, wanted, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
         function = self._find(name, version)
-        profile = (function.program or function).profile
+        profile = function.computing.profile
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
         return profile

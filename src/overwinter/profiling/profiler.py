@@ -163,6 +163,6 @@ def _ignore(progress: Progress) -> None:
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:
     """Return the keys of its profile, its own first. A handler alone has nothing in common with its program."""
-    if function.is_split:
+    if function.handler_only:
         return (function.subject,)
     return tuple(dict.fromkeys((function.subject, function.program_subject)))

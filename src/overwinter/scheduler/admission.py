@@ -22,17 +22,19 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, device_admission, idle, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
+from overwinter.scheduler.any_device import offer, pull
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.counterpart import rescue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
-from overwinter.scheduler.sizing import next_to_start, scaling_text, wanted_points
-from overwinter.scheduler.state import Family, Function, Worker
+from overwinter.scheduler.sizing import wanted_points
+from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.wants import (
     BindIn,
     Fork,
@@ -60,7 +62,7 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if not (state.waiting or state.bytes or state.cores.hopeful or state.cores.late or state.pool.waiting):
+        if not (state.waiting or state.bytes or state.cores.waits or _wants_device(cycle)):
             # Usually nobody waits.
             cycle.places_changed = False
             return
@@ -72,8 +74,9 @@ def admit(cycle: Cycle) -> None:
             _give_cores(cycle)
         if cycle.bytes_changed and state.bytes and not changed:
             _give_bytes(cycle)
-        if cycle.devices_changed and state.pool.waiting and not changed:
+        if cycle.devices_changed and _wants_device(cycle) and not changed:
             device_admission.give(cycle)
+            offer(cycle)
         going_on = bool(changed) or _is_left(cycle)
 
 
@@ -84,14 +87,20 @@ def _is_left(cycle: Cycle) -> bool:
         (cycle.places_changed and state.waiting)
         or (cycle.cores_changed and state.cores.waits)
         or (cycle.bytes_changed and state.bytes)
-        or (cycle.devices_changed and state.pool.waiting)
+        or (cycle.devices_changed and _wants_device(cycle))
     )
+
+
+def _wants_device(cycle: Cycle) -> bool:
+    """Whether a function waits for a device, or could use one."""
+    return bool(cycle.state.pool.waiting or cycle.state.pool.elsewhere)
 
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin the function's wants one after the other, until it has none or must wait."""
     cycle.current, function.batch_at = function.spec.id, None
-    while function.queue or function.wants_wake:
+    rescue(cycle, function)
+    while function.queue or function.wants_wake or pull(cycle, function):
         if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
         want = next_want(cycle, function)
@@ -273,15 +282,6 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
         # The first function in the queue may have had a place until now, and waited only for a core.
         cycle.places_changed = True
     return len(points)
-
-
-def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
-    """Start the workers that a scaler asked for."""
-    function = next_to_start(cycle, family) if points else None
-    if function is not None:
-        started = start_workers(cycle, function, points)
-        if started:
-            cycle.explain(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:

@@ -1,7 +1,7 @@
 """Adds requests to the tables, and removes them with their answers."""
 
 from overwinter.core.actions import Refuse
-from overwinter.core.ids import FunctionId, RequestId, TenantId
+from overwinter.core.ids import FunctionId, RequestId, TenantId, is_part, whole_names
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import request_owner
@@ -35,6 +35,9 @@ def refuse(
     request = close_request(cycle, id_)
     if request is not None:
         function = request.function
+    if function is not None and not is_part(function):
+        # Callers of a function do not know its program as another one.
+        message = whole_names(message)
     cycle.actions.append(Refuse(id_, error, message, retry_after_s, function))
 
 

@@ -116,6 +116,8 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of its family, including those that have not bound it."""
     pool: PoolDetail | None = None
     """None: it runs in workers."""
+    choice: str = ""
+    """With `device = "any"`: where its last request went, and why there."""
 
 
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
@@ -138,6 +140,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
         pool=_pool(cycle, parts_on_pool(cycle.state, function)),
+        choice=function.choice,
     )
 
 

@@ -9,14 +9,13 @@ one that serves others. Starting an executor takes long and empties the device, 
 * or the owner's functions would wait longer for its own devices than for a start, and the device is not used.
 """
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from overwinter.core.ids import slice_number
-from overwinter.scheduler import device_order, device_runs, executors, functions, homes, swaps
-from overwinter.scheduler.answers import refuse_queue
+from overwinter.scheduler import counterpart, device_order, device_runs, executors, functions, homes, swaps
 from overwinter.scheduler.containment import call_policy
+from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
@@ -32,6 +31,8 @@ def give(cycle: Cycle) -> None:
     """Begin runs and start executors until no device is free that a waiting function could use."""
     cycle.devices_changed = False
     devices, now = cycle.state.pool.devices.values(), cycle.now
+    for function in _waiting(cycle):
+        counterpart.rescue(cycle, function)
     if any(each.is_free(now) or each.is_out(now) for each in devices):
         _refuse_unservable(cycle)
     if any(each.is_free(now) for each in devices):
@@ -56,12 +57,12 @@ def _refuse_unservable(cycle: Cycle) -> None:
         if homes.are_used(cycle) and homes.find(cycle, function) is None:
             if cycle.policy.device_binding == "native":
                 why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
-                refuse_queue(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
+                refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
             continue
         if not (any_out or pooled.unplaced):
             continue
-        fitting = list(_large_enough(cycle, function))
+        fitting = list(swaps.large_enough(cycle, function))
         if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()
             why = f"the {pooled.nbytes} bytes of function {id_} find no adjacent memory on any device"
@@ -70,24 +71,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
             first = min(fitting, key=lambda each: each.backoff_until)
             why = f"all devices for function {id_} are out of service: {first.config.name}: {first.fault}"
             wait_s = max(config.retry_after_min_s, first.backoff_until - cycle.now)
-            refuse_queue(cycle, function, "WorkerError", why, wait_s)
+            refuse_waiting(cycle, function, "WorkerError", why, wait_s)
             cycle.mark(function)
-
-
-def _large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield the devices with enough memory for the function; only one if it is bound to one."""
-    pooled = facts(function)
-    for device in cycle.state.pool.devices.values():
-        if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
-            yield device
-
-
-def _fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield those of them on which its blocks may find places."""
-    unplaced = facts(function).unplaced
-    for device in _large_enough(cycle, function):
-        if not unplaced.get(device.config.name):
-            yield device
 
 
 # Runs
@@ -132,7 +117,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     """Begin a run on one of the free devices; False: none of them serves the function."""
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
-    fitting = sorted((each for each in _fitting(cycle, function) if each in serving), key=_since)
+    fitting = sorted((each for each in swaps.fitting(cycle, function) if each in serving), key=_since)
     fitting = _spread(cycle, function, fitting)
     if not fitting:
         return False
@@ -153,7 +138,7 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
     owner = owner_of(cycle, function)
     if homes.are_used(cycle) and facts(function).home is None:
         return False
-    free = [each for each in _fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
+    free = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
     return bool(_spread(cycle, function, [each for each in free if each.owner == owner]))
 
 
@@ -168,7 +153,7 @@ def _spread(cycle: Cycle, function: Function, serving: list[Device]) -> list[Dev
     has_room = [each for each in serving if each.blocks.nbytes + each.blocks.missing(sizes) <= each.config.memory_bytes]
     if has_room:
         return has_room
-    for each in _fitting(cycle, function):
+    for each in swaps.fitting(cycle, function):
         is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
         if is_empty or _coming_owner(each) == owner:
             return []
@@ -191,7 +176,7 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
     waiting function.
     """
     owner, now = owner_of(cycle, function), cycle.now
-    may = list(_fitting(cycle, function))
+    may = list(swaps.fitting(cycle, function))
     fitting = [each for each in may if each in free]
     empty = [each for each in fitting if each.executor is None]
     reserved = next((each for each in empty if each.next_owner == owner), None)
@@ -205,7 +190,7 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
     elif unused := [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]:
         count = sum(each.owner == owner and not each.is_out(now) for each in cycle.state.pool.devices.values())
-        if not count or _backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
+        if not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
             _replace(cycle, min(unused, key=_since), owner)
 
 
@@ -219,7 +204,7 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         owner, pooled = owner_of(cycle, function), facts(function)
         if pooled.nbytes <= room.get(owner, 0) and pooled.home is None and not pooled.unplaced:
             continue
-        devices = list(_fitting(cycle, function))
+        devices = list(swaps.fitting(cycle, function))
         if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
@@ -251,10 +236,10 @@ def _slice_ends(cycle: Cycle, device: Device) -> float:
 def _is_wanted(cycle: Cycle, device: Device) -> bool:
     """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
     waiting = (each for each in _waiting(cycle) if owner_of(cycle, each) == device.owner)
-    return any(device in _fitting(cycle, each) for each in waiting)
+    return any(device in swaps.fitting(cycle, each) for each in waiting)
 
 
-def _backlog_s(cycle: Cycle, owner: Owner) -> float:
+def backlog_s(cycle: Cycle, owner: Owner) -> float:
     """The time of the runs for which functions of this owner wait."""
     waiting = [each for each in _waiting(cycle) if owner_of(cycle, each) == owner]
     return sum(

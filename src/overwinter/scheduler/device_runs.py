@@ -8,9 +8,10 @@ executor reports that nothing ran; the next attempt there evicts at least one fu
 from collections.abc import Iterator, Mapping
 
 from overwinter.core.actions import Reply, RunOnDevice
+from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
-from overwinter.scheduler import device_sharing, residency, shared_runs, swaps
+from overwinter.scheduler import counterpart, device_sharing, residency, shared_runs, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
@@ -194,7 +195,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
     function = part.function
     for id_ in part.requests:
         request, failure = cycle.state.requests.get(id_), failures.get(id_)
-        if request is None:
+        if request is None or (failure is not None and _goes_to_worker(cycle, function, request, failure)):
             continue
         if failure is not None:
             refuse(cycle, id_, failure.error, failure.message)
@@ -204,6 +205,19 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
             close_request(cycle, id_)
             cycle.actions.append(Reply(id_, request.function, request.coldest))
         judge(cycle, function, in_time=failure is None and cycle.now <= request.due)
+
+
+def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure: RunFailure) -> bool:
+    """Let a worker serve a request that needs more memory than the device has, if the function may run in workers."""
+    other = counterpart.of(cycle.state, function)
+    if function.removed or failure.error != NoSpaceError.__name__:
+        return False
+    if other is None or not counterpart.is_usable(cycle, other):
+        return False
+    request.too_large = True
+    function.queue.append(request.id)
+    counterpart.move(cycle, function, other, [request.id])
+    return True
 
 
 def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:

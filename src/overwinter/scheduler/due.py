@@ -3,20 +3,22 @@
 A timer only names what to check. What is due follows from the tables, and so does the time of the next check.
 """
 
+from collections.abc import Sequence
 from math import inf
 from typing import get_args
 
 from overwinter.core.actions import StopWorker
 from overwinter.core.ids import FunctionId, WorkerId
+from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, device_order, executors, families, functions, homes, shared_runs, worker_exits
-from overwinter.scheduler.admission import scale_out
+from overwinter.scheduler.admission import start_workers
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
 from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
-from overwinter.scheduler.sizing import drain_surplus, end_period
-from overwinter.scheduler.state import Function, QueueName, Worker
+from overwinter.scheduler.sizing import drain_surplus, end_period, next_to_start, scaling_text
+from overwinter.scheduler.state import Family, Function, QueueName, Worker
 from overwinter.scheduler.timers import Key
 
 QUEUES: tuple[QueueName, ...] = get_args(QueueName)
@@ -80,13 +82,22 @@ def _function(cycle: Cycle, function: Function) -> None:
     if family.lead is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)
         if scaled is not None:
-            scale_out(cycle, family, [family.latency.point(configuration) for configuration in scaled.start])
+            _scale_out(cycle, family, [family.latency.point(configuration) for configuration in scaled.start])
             drain_surplus(cycle, family, scaled)
         for worker in list(family.workers.values()):
             unbind_unused(cycle, worker)
     end_keep_alive_of_blocks(cycle, function)
     cycle.mark(function)
     functions.watch(cycle, function)
+
+
+def _scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
+    """Start the workers that a scaler asked for."""
+    function = next_to_start(cycle, family) if points else None
+    if function is not None:
+        started = start_workers(cycle, function, points)
+        if started:
+            cycle.explain(function, "scale-out", scaling_text(cycle, family, f"{started} more"))
 
 
 def _worker(cycle: Cycle, worker: Worker) -> None:

@@ -40,6 +40,8 @@ from overwinter.core.events import (
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id, is_part
 from overwinter.scheduler import (
     ahead,
+    any_device,
+    counterpart,
     device_runs,
     executors,
     families,
@@ -48,13 +50,7 @@ from overwinter.scheduler import (
     shared_runs,
     worker_exits,
 )
-from overwinter.scheduler.answers import (
-    close_request,
-    open_request,
-    refuse,
-    refuse_queue,
-    why_unloaded,
-)
+from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
 from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, release
 from overwinter.scheduler.containment import call_policy
@@ -133,24 +129,27 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
 
 
 def _arrived(cycle: Cycle, event: Arrived) -> None:
-    function = _named(cycle, event)
-    if function is None:
+    named = _named(cycle, event)
+    if named is None:
         return
+    function, asked = any_device.choose(cycle, named), named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
-        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, spec.id)
+        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, asked)
         return
     count_arrival(cycle, function)
     # A program runs for requests that were accepted before, and a run of them has one call at a time.
-    full = None if is_part(event.name) else queueing.why_full(function, cycle.resources.requests)
+    queued = counterpart.queued(cycle.state, function)
+    full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
-        refuse(cycle, event.request, "OverloadedError", full, wait_s, spec.id)
+        refuse(cycle, event.request, "OverloadedError", full, wait_s, asked)
         return
     limit = Seconds(now + spec.settings.timeout_s)
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     due = families.due_at(spec, now) if event.due is None else event.due
-    request = Request(event.request, spec.id, spec.tenant, now, deadline, queueing.level(event.priority), due)
+    request = Request(event.request, asked, spec.tenant, now, deadline, queueing.level(event.priority), due)
+    request.reached = None if function is named else spec.id
     if not function.is_ready:
         request.start = "host"
     open_request(cycle, request)
@@ -225,9 +224,9 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
         if request is None:
             continue
         if failure is None:
-            cycle.actions.append(Reply(id_, part.function.spec.id, request.start))
+            cycle.actions.append(Reply(id_, request.function, request.start))
         else:
-            refuse(cycle, id_, failure.error, failure.message, function=part.function.spec.id)
+            refuse(cycle, id_, failure.error, failure.message, function=request.function)
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
@@ -376,7 +375,7 @@ def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
         # The tmpfs is fuller than the tables say, but the evicted bytes may suffice.
         cycle.mark(function)
         return
-    refuse_queue(cycle, function, event.error, event.message, cycle.config.retry_after_min_s)
+    counterpart.refuse_waiting(cycle, function, event.error, event.message, cycle.config.retry_after_min_s)
     functions.fail(cycle, function, event.error, event.message)
 
 

@@ -6,7 +6,7 @@ from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import containment, families, homes, order
+from overwinter.scheduler import containment, counterpart, families, homes, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -98,6 +98,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
+    state.pool.elsewhere.pop(id_, None)
     state.pool.left += function.pool is not None
     if state.pool.judged.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
@@ -136,7 +137,7 @@ def give_up(cycle: Cycle, function: Function, why: str) -> None:
     """Refuse the requests and loads of a function that can never get the resources it needs."""
     order.leave(cycle, function)
     function.load_again = False
-    refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
+    counterpart.refuse_waiting(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
     fail(cycle, function, "NoSpaceError", why)
 
 
@@ -154,6 +155,7 @@ def contain(cycle: Cycle) -> None:
             fail(cycle, function, "QuarantineError", fault)
             continue
         function.fault = fault
+        counterpart.hand_over(cycle, function)
         if not function.unloaded:
             _set_unloaded(cycle, function, "QuarantineError", fault)
 

@@ -6,6 +6,8 @@ from overwinter.core.ids import Seconds
 from overwinter.scheduler.state import Function, Worker
 
 FunctionState = Literal["asleep", "waking", "awake", "backoff", "unloaded"]
+AWAKE_FIRST: tuple[FunctionState, ...] = ("awake", "waking", "asleep", "backoff", "unloaded")
+"""The states, the soonest answer first."""
 WorkerState = Literal["starting", "idle", "busy", "draining", "stopping"]
 
 

@@ -182,6 +182,11 @@ class RunTimes(msgspec.Struct):
         before = known.get(count, own)
         known[count] = before + SMOOTHING * (own - before)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a run."""
+        return bool(self._resident or self._swapped)
+
     def measured_s(self, count: int) -> float | None:
         """The seconds of runs of exactly so many requests without a transfer; None: there was none."""
         return self._resident.get(count)
@@ -229,6 +234,8 @@ class Pool(msgspec.Struct):
     """The devices with an executor, by its id."""
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a device, the longest waiting first."""
+    elsewhere: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
+    """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""
     bindings: int = 0

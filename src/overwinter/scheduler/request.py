@@ -22,8 +22,12 @@ class Request(msgspec.Struct):
     start: Start = "warm"
     failures: int = 0
     """How often a worker died while it ran the request, or could not start for it."""
+    too_large: bool = False
+    """Whether no device has the memory for what it computes."""
     reached: FunctionId | None = None
-    """The later slice of the function's program that has it; None: the function itself has it."""
+    """The part of the function that has it: a later slice of its program, or with `any` its program; None: the function
+    itself has it.
+    """
     earlier: Start = "warm"
     """What the earlier slices needed."""
 

@@ -22,6 +22,8 @@ def settle(cycle: Cycle, function: Function) -> None:
     """Update spare workers and evictable blocks after the function's wants are handled."""
     family = function.family
     families.record_waiting(function)
+    if function.spec.settings.device == "any" and function.pool is None:
+        _note_elsewhere(cycle, function)
     if family.workers:
         _settle_workers(cycle, family)
     if not function.is_used and function.spec.id == cycle.state.releasing:
@@ -30,6 +32,14 @@ def settle(cycle: Cycle, function: Function) -> None:
         _settle_blocks(cycle, function)
     elif function.loaded:
         cycle.state.evictable.pop(function.spec.id, None)
+
+
+def _note_elsewhere(cycle: Cycle, function: Function) -> None:
+    """A device that becomes free may take its waiting requests."""
+    if function.queue:
+        cycle.state.pool.elsewhere[function.spec.id] = function
+    else:
+        cycle.state.pool.elsewhere.pop(function.spec.id, None)
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:

@@ -22,7 +22,8 @@ from overwinter.core.ids import (
     program_id,
     whole_names,
 )
-from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
+from overwinter.scheduler import counterpart
+from overwinter.scheduler.lifecycles import AWAKE_FIRST, FunctionState, WorkerState, function_state, worker_state
 from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Family, Function, State, Worker
@@ -210,17 +211,25 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     family, on_pool = function.family, parts_on_pool(state, function)
     others = [each for each in on_pool if each is not function]
     faults = (each.fault or facts.never for each in on_pool if (facts := each.pool) is not None)
+    fault = next(filter(None, faults), "")
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
+    if others and function.spec.settings.device == "any":
+        # One of both suffices.
+        known = min((function_state(each, now) for each in (function, *others)), key=AWAKE_FIRST.index)
+        fault = function.fault and fault
+    else:
+        known = "unloaded" if any(each.unloaded for each in others) else function_state(function, now)
+        fault = function.fault or fault
     return FunctionSnapshot(
         function.spec,
-        "unloaded" if any(each.unloaded for each in others) else function_state(function, now),
+        known,
         function.on_trial,
         family.best_effort,
         family_name(family),
         len(family.members),
         tuple(function.workers),
-        sum(len(each.queue) for each in ([function] if function.pool is None else on_pool)),
-        function.fault or whole_names(next(filter(None, faults), "")),
+        counterpart.queued(state, function) if function.pool is None else sum(len(each.queue) for each in on_pool),
+        whole_names(fault),
         tuple(holding),
         (function.spec.id, *(each.spec.id for each in others)),
     )
@@ -239,8 +248,5 @@ def parts_on_pool(state: State, function: Function) -> list[Function]:
 
 
 def program_of(state: State, function: Function) -> Function | None:
-    """Return the program of a function whose handler runs in workers, if it runs on the pool."""
-    spec = function.spec
-    if not (spec.sandboxed and spec.settings.device == "pool"):
-        return None
-    return state.functions.get(program_id(spec.id))
+    """Return the program of a function that runs in workers, if it runs on the pool as another function."""
+    return state.functions.get(program_id(function.spec.id)) if function.spec.has_program else None

@@ -216,6 +216,8 @@ class Function(msgspec.Struct, eq=False):
     """The forecast rate in requests per second."""
     pool: PoolFunction | None = None
     """What is known of it on devices; None: it runs in workers."""
+    choice: str = ""
+    """With `device = "any"`: where its last request went, and why there."""
 
     @property
     def latency(self) -> LatencyModel:

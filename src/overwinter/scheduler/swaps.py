@@ -1,6 +1,6 @@
 """Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from overwinter.core.ids import Address, DeviceId
 from overwinter.scheduler.containment import call_policy, expected_s
@@ -26,6 +26,22 @@ def owner_of(cycle: Cycle, function: Function) -> Owner:
     if isolation == "none":
         return None, None
     return function.spec.tenant, function.spec.id if isolation == "function" else None
+
+
+def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
+    """Yield the devices with enough memory for the function; only one if it is bound to one."""
+    pooled = facts(function)
+    for device in cycle.state.pool.devices.values():
+        if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
+            yield device
+
+
+def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
+    """Yield those of them on which its blocks may find places."""
+    unplaced = facts(function).unplaced
+    for device in large_enough(cycle, function):
+        if not unplaced.get(device.config.name):
+            yield device
 
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:

@@ -161,7 +161,9 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     """The last decisions about all versions, the newest last."""
     refusals: Sequence[HistoryEntry]
     pool: PoolFacts | None = None
-    """Its devices, if it is a function of the pool."""
+    """Its devices, if it may run on the pool."""
+    choice: str = ""
+    """With `device = "any"`: where its last request went, and why there."""
 
 
 def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId, int], times: "Times") -> Explanation:
@@ -196,6 +198,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         decisions=times.history(list(tally.decisions)),
         refusals=times.history(list(tally.refusals)),
         pool=None if known.pool is None else _pool(known.pool, tally),
+        choice=known.choice,
     )
 
 

@@ -83,7 +83,7 @@ def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatisti
     """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers, and
     later slices of programs, which count with the first.
     """
-    return [part for part in run.parts if not is_part(part.spec.id)]
+    return [part for part in run.parts if part.spec.settings.device == "any" or not is_part(part.spec.id)]
 
 
 class VersionStatistics:

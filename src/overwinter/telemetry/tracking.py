@@ -397,4 +397,4 @@ class Tracker(Hooks[T]):
     def _explain(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is not None:
-            self._decision_made(self.tally_of(spec), action.what, action.why, now)
+            self._decision_made(self.tally_of(spec), action.what, ids.whole_names(action.why), now)

@@ -18,15 +18,15 @@ def level(priority: int) -> int:
     return priority or ORDINARY
 
 
-def why_full(function: Function, requests: Resource) -> str | None:
-    """Return why no more requests of the function are accepted; None: one more is.
+def why_full(function: Function, queued: int, requests: Resource) -> str | None:
+    """Return why no more requests of the function are accepted, of which so many wait; None: one more is.
 
     A tenant may have as many open requests as there are free places. A single tenant can thus use half of the places,
     and two tenants a third each, so there is always a place for tenants with few requests (Choudhury and Hahne's
     dynamic thresholds).
     """
-    if len(function.queue) >= function.spec.settings.queue_limit:
-        return f"function {function.spec.id} already has {len(function.queue)} requests waiting"
+    if queued >= function.spec.settings.queue_limit:
+        return f"function {function.spec.id} already has {queued} requests waiting"
     tenant, most = function.spec.tenant, requests.capacity
     own = requests.of(tenant)
     if most is not None and own >= most - requests.taken:

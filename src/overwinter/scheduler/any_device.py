@@ -1,0 +1,163 @@
+"""Decides for each request to a function with `device = "any"` whether it waits for a worker or for a device.
+
+Both ways are priced when it arrives. The blocks in the host store are the same either way, so their load is no part of
+the prices. A request that waits for one of them moves to the other if that is free while its own is not.
+"""
+
+from collections.abc import Iterator
+from math import inf
+
+from overwinter.core.profile import Point
+from overwinter.scheduler import counterpart, order, swaps
+from overwinter.scheduler.containment import call_policy, expected_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.device_admission import backlog_s, could_begin
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.policies import either
+from overwinter.scheduler.policies.device_binding import transfer_s
+from overwinter.scheduler.policies.either import Price, Prices
+from overwinter.scheduler.pool import Device
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts, owner_of
+
+
+def choose(cycle: Cycle, function: Function) -> Function:
+    """Return the function whose queue a request that arrives now joins: this one, or its counterpart."""
+    other = counterpart.of(cycle.state, function)
+    if other is None or function.pool is not None or function.on_trial or not counterpart.is_usable(cycle, other):
+        return function
+    if not counterpart.is_usable(cycle, function):
+        return other
+    return other if _is_on_device(cycle, function, other, is_first=False) else function
+
+
+def pull(cycle: Cycle, function: Function) -> bool:
+    """Let a free worker of the function take a request that waits for a device; return whether it does."""
+    other = counterpart.of(cycle.state, function)
+    if other is None or function.pool is not None or function.on_trial or not other.queue:
+        return False
+    if not _has_free_worker(cycle, function) or could_begin(cycle, other):
+        return False
+    if _is_on_device(cycle, function, other, is_first=True):
+        return False
+    counterpart.move(cycle, other, function, [other.queue[0]])
+    return True
+
+
+def offer(cycle: Cycle) -> None:
+    """Let each device that nobody waits for take a request that waits for a worker."""
+    pool, now = cycle.state.pool, cycle.now
+    free = sum(each.executor is not None and each.is_free(now) for each in pool.devices.values())
+    for function in list(pool.elsewhere.values()):
+        if not free:
+            return
+        other = counterpart.of(cycle.state, function)
+        id_ = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
+        if other is None or id_ is None or _has_free_worker(cycle, function):
+            continue
+        if not (counterpart.is_usable(cycle, other) and could_begin(cycle, other)):
+            continue
+        if _is_on_device(cycle, function, other, is_first=True):
+            counterpart.move(cycle, function, other, [id_])
+            free -= 1
+
+
+def _has_free_worker(cycle: Cycle, function: Function) -> bool:
+    """Whether a worker could run a request of the function now."""
+    if not function.has_slot:
+        return False
+    has_core = cycle.resources.cores.fits(1) and not cycle.state.cores.waits
+    return has_core or not order.waits_for_cores(cycle, function)
+
+
+# Prices
+
+
+def _is_on_device(cycle: Cycle, function: Function, other: Function, is_first: bool) -> bool:
+    """Whether a device answers a request sooner than a worker. `is_first`: no other waits before it."""
+    prices = Prices(_in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first))
+    chosen = call_policy(cycle.state, function, prices.workers, either.cheaper, prices)
+    function.choice = prices.text(chosen)
+    return chosen is prices.devices
+
+
+def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Price:
+    latency, id_ = function.latency, function.spec.id
+    wait_s, point = min(_workers(cycle, function), key=lambda way: way[0], default=(inf, latency.usual))
+    is_known = bool(latency.points) or latency.run_s is not None
+    run_s = expected_s(cycle.state, function, point, 1) if is_known else None
+    if not is_first:
+        serving = [each.point for each in function.usable() if each.is_serving] or [point]
+        wait_s += len(function.queue) * (run_s or 0.0) / sum(each.batch * each.concurrency for each in serving)
+    if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
+        cores = cycle.state.cores
+        wait_s = max(wait_s, min((_left_s(cycle, each) for each in cycle.state.holding.values()), default=0.0))
+        wait_s += len(cores.hopeful.keys() | cores.late.keys()) * (run_s or 0.0) / cycle.cores
+    is_tried = function.queue or any(each.bound[id_].runs for each in function.workers.values())
+    return Price("workers", wait_s, run_s, may_try=not is_tried)
+
+
+def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
+    """Yield each worker that may run a request, and a new one, with the time until it could begin."""
+    family, latency, id_, usable = function.family, function.latency, function.spec.id, function.usable()
+    for worker in usable:
+        if worker.stopping or worker.drain is not None:
+            continue
+        bind_s = 0.0 if id_ in worker.bound else family.bind_s
+        if worker.has_slot:
+            wait_s = 0.0
+        else:
+            operations = [worker.start] if worker.start else [*worker.runs.values(), *worker.binds.values()]
+            wait_s = min(_left_s(cycle, each) for each in operations)
+        yield wait_s + bind_s, worker.point
+    may_fork = len(usable) < family.max_workers and (cycle.policy.eager or not usable)
+    if may_fork and _has_place(cycle, latency.usual):
+        yield latency.wake_s, latency.usual
+
+
+def _has_place(cycle: Cycle, point: Point) -> bool:
+    """Whether there is a place for a worker, or an idle one could give it."""
+    fits = all(each.fits(amount) for each, amount in cycle.resources.of_start(point).items())
+    return fits or any(tenant.spare for tenant in cycle.state.tenants.values())
+
+
+def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Price:
+    """The price on the device that answers first. `function` is the counterpart, which runs on the pool."""
+    pooled, owner = facts(function), owner_of(cycle, function)
+    devices = list(swaps.fitting(cycle, function))
+    wait_s, device = min(
+        ((_device_s(cycle, function, each), each.config.name) for each in devices), default=(inf, "devices")
+    )
+    if not is_first:
+        own = sum(each.owner == owner for each in devices)
+        wait_s += backlog_s(cycle, owner) / max(1, own)
+    is_free = any(_serves(each, function, cycle) and each.is_free(cycle.now) for each in devices)
+    is_tried = function.queue or pooled.running
+    run_s = swaps.run_s(cycle, function, 1) if pooled.times.is_known else None
+    return Price(device, wait_s, run_s, may_try=is_free and not is_tried)
+
+
+def _serves(device: Device, function: Function, cycle: Cycle) -> bool:
+    """Whether the device can run the function without taking it from another owner."""
+    return device.owner in (None, owner_of(cycle, function)) or device.config.name == facts(function).home
+
+
+def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
+    """The time until the execution could begin on a device, with the transfers that it does not hide."""
+    executor, now, start_s = device.executor, cycle.now, cycle.state.pool.start_s
+    busy_s = 0.0 if device.operation is None else _left_s(cycle, device.operation)
+    if executor is None or executor.stopping or executor.owner != owner_of(cycle, function):
+        transfer = transfer_s(device.config, facts(function).nbytes, 0)
+        hidden_s = swaps.run_s(cycle, function, 1)
+        backoff_s = max(0.0, device.backoff_until - now) if executor is None else 0.0
+        return backoff_s + busy_s + start_s + max(0.0, transfer - hidden_s)
+    if executor.ready_at is None:
+        busy_s = max(0.0, executor.since + start_s - now)
+    [option] = swaps.options(cycle, function, [device])
+    return busy_s + min(option.start_s, *(peer.start_s for peer in option.peers), option.start_s)
+
+
+def _left_s(cycle: Cycle, operation: Operation) -> float:
+    """How long an operation is still expected to take; one that is overdue, as long again as until now."""
+    left_s = operation.ends - cycle.now
+    return left_s if left_s > 0 else cycle.now - operation.began

@@ -1,0 +1,78 @@
+"""A function with `device = "any"` is two functions: one runs in workers, its counterpart on the pool (any_device.py).
+
+What one of them cannot serve the other one does: if it backs off, is out of service, or finds no place, its waiting
+requests move. They are refused only if neither can serve them.
+"""
+
+from collections.abc import Iterable
+
+from overwinter.core.ids import RequestId, program_id, whole_id
+from overwinter.scheduler import families, order, shared_runs, swaps
+from overwinter.scheduler.answers import refuse_queue
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.limits import never_runs
+from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.state import Function, State
+
+
+def of(state: State, function: Function) -> Function | None:
+    """Return the counterpart of a function; None: it has none."""
+    if function.spec.settings.device != "any":
+        return None
+    id_ = function.spec.id
+    return state.functions.get(program_id(id_) if function.pool is None else whole_id(id_))
+
+
+def queued(state: State, function: Function) -> int:
+    """Return the number of waiting requests, with those of the counterpart."""
+    other = of(state, function)
+    return len(function.queue) + (0 if other is None else len(other.queue))
+
+
+def is_usable(cycle: Cycle, function: Function) -> bool:
+    """Whether the function could serve a request, perhaps after others."""
+    if function.unloaded or function.on_trial:
+        return False
+    backs_off = cycle.now < function.backoff_until
+    if function.pool is None:
+        id_ = function.spec.id
+        serves = any(worker.is_serving and worker.serves(id_) for worker in function.workers.values())
+        return serves or not (backs_off or never_runs(function))
+    if backs_off or function.pool.never:
+        return False
+    return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
+
+
+def rescue(cycle: Cycle, function: Function) -> None:
+    """Move the waiting requests of a function that cannot serve them."""
+    if function.queue and function.spec.settings.device == "any" and not is_usable(cycle, function):
+        hand_over(cycle, function)
+
+
+def refuse_waiting(cycle: Cycle, function: Function, error: str, message: str, retry_after_s: float) -> None:
+    """The function cannot serve its waiting requests: its counterpart does, or they are refused."""
+    hand_over(cycle, function)
+    refuse_queue(cycle, function, error, message, retry_after_s)
+
+
+def hand_over(cycle: Cycle, function: Function) -> None:
+    """Move all waiting requests to the counterpart, if it can serve them."""
+    other = of(cycle.state, function)
+    if other is not None and is_usable(cycle, other):
+        move(cycle, function, other, list(function.queue))
+
+
+def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[RequestId]) -> None:
+    """Move waiting requests to the queue of the counterpart."""
+    for id_ in requests:
+        request = cycle.state.requests[id_]
+        function.queue.remove(id_)
+        request.reached = None if other.spec.id == request.function else other.spec.id
+        queueing.insert(other.queue, request, cycle.state.requests)
+        cycle.timers.arm(other.spec.id, request.deadline)
+    if not (function.queue or function.wants_wake):
+        order.leave(cycle, function)
+    for each in (function, other):
+        families.record_waiting(each)
+        shared_runs.changed(cycle, each)
+        cycle.mark(each)

@@ -1,0 +1,53 @@
+"""Whether a request to a function with `device = "any"` goes to a worker or a device: where it is answered sooner.
+
+A part that was never measured is tried once, as soon as it could begin, the workers first. Until then it is assumed to
+run as long as the other.
+"""
+
+import msgspec
+
+
+class Price(msgspec.Struct, frozen=True):
+    """The expected seconds until one more request is answered in one of the two ways."""
+
+    place: str
+    """`workers`, or the name of a device."""
+    wait_s: float
+    """Until it begins: for a core and a slot, a bind or a start; for a device, an executor and the missing blocks."""
+    run_s: float | None
+    """The execution; None: it was never measured."""
+    may_try: bool
+    """Whether it could begin soon without harm to others, and nothing of the function is under way there."""
+
+    def text(self) -> str:
+        """The price in words."""
+        if self.run_s is None:
+            return f"{self.place} was never measured"
+        wait_ms, run_ms = 1e3 * self.wait_s, 1e3 * self.run_s
+        return f"{self.place} {wait_ms + run_ms:.1f} ms ({wait_ms:.1f} until it runs)"
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Both prices of a request."""
+
+    workers: Price
+    devices: Price
+
+    def text(self, chosen: Price) -> str:
+        """The decision in words."""
+        other = self.devices if chosen is self.workers else self.workers
+        return f"{chosen.text()}; {other.text()}"
+
+
+def cheaper(prices: Prices) -> Price:
+    """Return the price of the way that a request takes. Of equals the workers, where nothing is to be moved."""
+    workers, devices = prices.workers, prices.devices
+    for each in (workers, devices):
+        if each.run_s is None and each.may_try:
+            return each
+    return devices if _seconds(devices, workers) < _seconds(workers, devices) else workers
+
+
+def _seconds(price: Price, other: Price) -> float:
+    run_s = other.run_s if price.run_s is None else price.run_s
+    return price.wait_s + (run_s or 0.0)

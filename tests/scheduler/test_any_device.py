@@ -1,0 +1,246 @@
+"""A function with `device = "any"` runs in a worker or on a device, where each request is answered sooner."""
+
+import pytest
+
+from overwinter.core.actions import Refuse, Reply, Run, RunOnDevice, StartWorker
+from overwinter.core.events import RunEnded, RunFailure, UnloadAsked
+from overwinter.core.policies import Policy
+from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.published import Published
+from tests.scheduler.test_devices import device, of
+from tests.scheduler.world import World, spec
+from tests.telemetry.test_pool import Watched
+
+BYTES_PER_S = 1e6
+SIZE = 400_000
+
+
+def profiled(run_s: float) -> Profile:
+    return Profile(weight_bytes=SIZE, macs=100, points=(Point(1, 10, 1, 1, run_s),), wake_s=0.03)
+
+
+def either(name="f", run_s: float | None = 0.5, **settings):
+    profile = None if run_s is None else profiled(run_s)
+    return spec(name, 1, [(f"{name}-weights", SIZE)], device="any", profile=profile, **settings)
+
+
+def serve(world: World, seconds: float, name="f") -> str:
+    """Let a request be answered by a run of this time; return where."""
+    before = len(world.log)
+    world.arrive(name)
+    world.settle_processes()
+    world.now += seconds
+    world.settle()
+    [where] = [each for each in world.log[before:] if isinstance(each, (Run, RunOnDevice))]
+    return "workers" if isinstance(where, Run) else where.device
+
+
+def known(cpu_s=0.5, device_s=0.1, number=1, **config) -> Watched:
+    """A world with a function that has run both ways, and whose blocks are on the first device."""
+    world = Watched(devices=tuple(map(device, range(number))), **config)
+    world.deploy(either(run_s=cpu_s))
+    world.arrive()
+    world.settle_processes()
+    world.now += SIZE / BYTES_PER_S + device_s
+    world.settle()
+    assert serve(world, device_s) == "virtual:0"
+    return world
+
+
+def test_both_ways_are_tried_once_the_workers_first():
+    world = World(devices=(device(),))
+    world.deploy(either(run_s=None))
+    assert [serve(world, 0.5) for _ in range(2)] == ["workers", "virtual:0"]
+    assert "was never measured" in world.state.functions["f@1"].choice
+    world = World(devices=(device(),))
+    world.deploy(either(run_s=None))
+    for _ in range(3):
+        world.arrive()
+    world.settle_processes()
+    assert (len(of(world, Run)), len(of(world, RunOnDevice))) == (1, 1)
+
+
+def test_a_request_goes_where_it_is_answered_sooner():
+    assert serve(known(cpu_s=0.5, device_s=0.1), 0.1) == "virtual:0"
+    world = known(cpu_s=0.01, device_s=0.1)
+    assert serve(world, 0.01) == "workers"
+    assert "workers 40.0 ms (30.0 until it runs); virtual:0 100.0 ms (0.0 until it runs)" in (
+        world.state.functions["f@1"].choice
+    )
+
+
+def test_missing_blocks_are_part_of_the_price():
+    world = known(cpu_s=0.3, device_s=0.1)
+    world.deploy(spec("g", 1, [("g-weights", 900_000)], device="pool"))
+    world.arrive("g")
+    world.settle()
+    assert of(world, RunOnDevice)[-1].evict == ("f:program@1",)
+    assert serve(world, 0.3) == "workers"
+
+
+def test_a_request_goes_to_a_worker_while_the_devices_are_busy():
+    world = known(cpu_s=0.3, device_s=1.0)
+    world.deploy(spec("g", 1, [("g-weights", 10)], device="pool"))
+    world.arrive("g")
+    world.settle_processes()
+    request = world.arrive()
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(request,)]
+
+
+def test_a_request_goes_to_a_device_while_the_workers_are_busy():
+    world = known(cpu_s=0.5, device_s=0.6)
+    first = world.arrive()
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(first,)]
+    second = world.arrive()
+    assert [run.requests for run in world.devices.running.values()] == [(second,)]
+    assert of(world, RunOnDevice)[-1].function == "f:program@1"
+    world.settle()
+    assert {world.answers[each].function for each in (first, second)} == {"f@1"}
+
+
+def test_a_request_that_waits_for_a_device_moves_to_a_free_worker():
+    world = known(cpu_s=0.3, device_s=0.1)
+    requests = [world.arrive() for _ in range(8)]
+    world.settle_processes()
+    on_device, waiting = world.state.functions["f:program@1"], len(world.state.functions["f:program@1"].queue)
+    assert waiting > 1
+    for _ in range(2):
+        world.finish()
+    assert len(on_device.queue) < waiting
+    world.settle()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_request_that_waits_for_a_worker_moves_to_a_free_device():
+    world = known(cpu_s=0.1, device_s=0.15)
+    requests = [world.arrive() for _ in range(6)]
+    world.settle_processes()
+    waiting = len(world.state.functions["f@1"].queue)
+    assert waiting > 1
+    for _ in range(2):
+        world.now += 0.15
+        world.finish_on_device()
+    assert len(world.state.functions["f@1"].queue) < waiting
+    assert world.devices.running
+    world.settle()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_request_whose_worker_dies_goes_to_a_device():
+    world = known(cpu_s=0.01, device_s=0.5)
+    request = world.arrive()
+    world.settle_processes()
+    world.die(next(iter(world.running.values())).worker)
+    assert [run.requests for run in world.devices.running.values()] == [(request,)]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_request_whose_executor_dies_goes_to_a_worker():
+    world = known(cpu_s=0.5, device_s=0.1)
+    request = world.arrive()
+    world.die(min(world.devices.executors))
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(request,)]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_waiting_requests_leave_devices_that_back_off():
+    world = known(cpu_s=0.5, device_s=0.01)
+    requests = [world.arrive() for _ in range(4)]
+    world.die(min(world.devices.executors))
+    assert not world.state.functions["f:program@1"].queue
+    world.settle()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_function_too_large_for_the_devices_runs_in_workers():
+    world = World(devices=(device(0, SIZE + (700_000)),))
+    world.deploy(spec("f", 1, [("f-weights", 2 << 20)], device="any"))
+    assert [serve(world, 0.1) for _ in range(2)] == ["workers"] * 2
+
+
+def test_a_request_too_large_for_the_devices_runs_in_a_worker():
+    world = known(cpu_s=0.5, device_s=0.1)
+    request = world.arrive()
+    run = next(iter(world.devices.running.values()))
+    failure = RunFailure(request, "NoSpaceError", "too large")
+    del world.devices.running[run.run]
+    world.send(RunEnded(run.executor, run.run, (failure,)))
+    world.settle_processes()
+    assert [each.requests for each in world.running.values()] == [(request,)]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_without_devices_it_runs_in_workers():
+    world = World()
+    world.deploy(either())
+    assert [serve(world, 0.1) for _ in range(2)] == ["workers"] * 2
+    assert world.state.functions["f@1"].choice == ""
+
+
+def test_an_unloaded_function_is_refused_both_ways():
+    world = known()
+    running, waiting = world.arrive(), world.arrive()
+    world.manage(UnloadAsked("f@1"))
+    late = world.arrive()
+    world.settle()
+    answers = [world.answers[each] for each in (running, waiting, late)]
+    assert isinstance(answers[0], Reply)
+    assert [each.message for each in answers[1:]] == ["function f@1 is unloaded; load it first"] * 2
+    assert {each.function for each in answers} == {"f@1"}
+
+
+def test_both_queues_count_against_its_limit():
+    world = World(devices=(device(),))
+    world.deploy(either(queue_limit=3))
+    requests = [world.arrive() for _ in range(6)]
+    refused = [each for each in requests if each in world.answers]
+    assert len(refused) == 3
+    assert {(each.error, each.message) for each in of(world, Refuse)} == {
+        ("OverloadedError", "function f@1 already has 3 requests waiting")
+    }
+
+
+def test_if_a_policy_fails_on_the_workers_devices_serve_it(monkeypatch):
+    world = known(cpu_s=0.5, device_s=0.1)
+    monkeypatch.setattr("overwinter.scheduler.policies.either.cheaper", lambda prices: 1 / 0)
+    requests = [world.arrive(), world.arrive()]
+    assert world.state.functions["f@1"].fault
+    world.settle()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+    known_of = Published(world.scheduler.cycle).function("f@1", world.now)
+    assert (known_of.state, known_of.fault) == ("awake", "")
+
+
+def test_readers_see_one_function_and_both_prices():
+    world = known(cpu_s=0.5, device_s=0.1)
+    published = Published(world.scheduler.cycle)
+    seen = published.function("f@1", world.now)
+    assert (seen.devices, seen.state, seen.fault) == (("virtual:0",), "awake", "")
+    detail = published.detail("f@1", world.now)
+    assert "virtual:0" in detail.choice
+    assert "workers" in detail.choice
+    assert detail.pool.last.startswith("virtual:0")
+    assert published.default("f:program") is None
+    assert published.families() == {("t", "f"): "f@1"}
+    world.agree()
+    tally = world.statistics.tallies["f"]
+    assert (tally.requests, tally.answered, tally.runs) == (2, 2, 2)
+    assert world.statistics.calls.requests == 0
+    assert sum(world.statistics.versions["f@1"].durations.counts) == 2
+
+
+@pytest.mark.parametrize("binding", ["native", "infless"])
+def test_policies_that_bind_before_a_request_serve_it_too(binding):
+    world = World(devices=(device(),), policy=Policy(device_binding=binding, keep_alive_s=5.0))
+    for name in "fgh":
+        world.deploy(either(name))
+    requests = [world.arrive(name) for name in "fghfgh"]
+    world.settle()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+    assert of(world, StartWorker)
