@@ -79,6 +79,44 @@ def test_siblings_that_share_runs_need_devices_for_less_time(faults):
     assert shared.total.device_seconds == pytest.approx(busy_s)
 
 
+def either(rate, faults=None, devices=SMALL, **changes):
+    """Return a scenario of functions that run in workers or on devices, which are faster."""
+    settings = {"device": "any", "timeout_s": 20}
+    model = function("f", variants=3, settings=settings, latency_ms={"1": 40}, device_ms={"1": 10}, rate=rate)
+    return scene(model, devices=devices, faults=faults or {}, node={"cores": 2}, duration_s=20.0, **changes)
+
+
+def runs_of(scenario):
+    """Run a scenario, and return its report and the number of its runs in workers and on devices."""
+    file = io.BytesIO()
+    report = World(scenario, journal=file, checked=True).run()
+    return report, file.getvalue().count(b'"Run"'), file.getvalue().count(b'"RunOnDevice"')
+
+
+def test_functions_for_both_run_where_a_request_is_answered_sooner():
+    report, in_workers, on_devices = runs_of(either(1.0))
+    assert report.total.lost == 0
+    assert report.total.answered == report.total.requests > 40
+    assert in_workers < 0.1 * on_devices
+    assert set(report.functions) == {f"f-{number:04}" for number in range(3)}
+    busy, in_workers, on_devices = runs_of(either(75.0))
+    assert busy.total.answered == busy.total.requests > 3000
+    assert in_workers > 0.1 * on_devices
+
+
+def test_functions_for_both_run_in_workers_without_devices():
+    report, in_workers, on_devices = runs_of(either(1.0, devices=()))
+    assert report.total.answered == report.total.requests == in_workers
+    assert not on_devices
+
+
+def test_no_request_for_both_is_lost_to_faults():
+    report, _, _ = runs_of(either(30.0, FAULTS))
+    assert report.total.lost == 0
+    assert report.total.answered > 0.9 * report.total.requests
+    assert journal_of(either(30.0, FAULTS)) == journal_of(either(30.0, FAULTS))
+
+
 def test_devices_are_named_once_and_in_their_place():
     with pytest.raises(ValueError, match="no devices"):
         scene(function(settings={"device": "pool"}))

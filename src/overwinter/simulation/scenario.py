@@ -18,7 +18,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id
+from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id, program_id, program_name
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.core.profile import Point, Profile, between
 from overwinter.simulation.laws import LatencyLaw, Row
@@ -84,6 +84,8 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
     settings: on a device that has all blocks.
     """
+    device_ms: dict[int, float] = {}
+    """With `device = "any"` in the settings: the latency on a device that has all blocks; without it as in a worker."""
     profile: tuple[Row, ...] = ()
     """Replaces latency_ms: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
     configuration.
@@ -133,6 +135,11 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
             wake_s=self.start_s,
         )
 
+    def on_device(self) -> "FunctionModel":
+        """Return the model of the function that runs on devices for one with `device = "any"`."""
+        measured = {"latency_ms": self.device_ms, "profile": (), "law": None, "serial": None} if self.device_ms else {}
+        return msgspec.structs.replace(self, workload=None, device_ms={}, **measured)
+
     def _rows(self) -> tuple[Row, ...]:
         if self.profile or self.law is not None:
             return self.profile if self.law is None else self.law.rows()
@@ -154,6 +161,8 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
             raise ValueError("give one of latency_ms, profile and law")
         if self.latency_ms and (min(self.latency_ms) < 1 or min(self.latency_ms.values()) <= 0):
             raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
+        if self.device_ms and (self.settings.device != "any" or min(self.device_ms.values()) <= 0):
+            raise ValueError('device_ms needs device = "any", and times above 0')
         if any(min(row) <= 0 for row in self.profile):
             raise ValueError("every number of a row of profile must be above 0")
         fault = self.measured().fault()
@@ -263,8 +272,8 @@ class Scenario(_Part, frozen=True, kw_only=True):
             raise ValueError("give the devices as devices of the scenario, not of its scheduler")
         if not self.devices and any(function.settings.device == "pool" for function in self.functions):
             raise ValueError('a function has device = "pool", and the scenario has no devices')
-        if any(function.settings.device == "pool" and function.sandboxed for function in self.functions):
-            raise ValueError('a function has device = "pool" and a handler, which is not simulated')
+        if any(function.settings.device != "cpu" and function.sandboxed for function in self.functions):
+            raise ValueError('a function has device = "pool" or "any" and a handler, which is not simulated')
         self._check_applications()
 
     def _check_applications(self) -> None:
@@ -303,8 +312,10 @@ class Scenario(_Part, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, functions=more)
 
     def simulated(self) -> tuple[Simulated, ...]:
-        """Return every copy of every function."""
-        return tuple(_copy(model, name, index) for model in self.functions for index, name in enumerate(model.names()))
+        """Return every copy of every function, and of those that run in workers or on devices also their programs."""
+        copies = [_copy(model, name, index) for model in self.functions for index, name in enumerate(model.names())]
+        programs = [_program(each) for each in copies if self.devices and each.spec.settings.device == "any"]
+        return (*programs, *copies)
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -341,6 +352,13 @@ def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
         family=FamilyId("" if model.settings.isolation == "function" else f"{model.tenant}/{model.name}"),
     )
     return Simulated(spec, model, index)
+
+
+def _program(function: Simulated) -> Simulated:
+    """Return the function that runs on devices for this one, as a node makes it."""
+    spec, model = function.spec, function.model.on_device()
+    own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.measured()}
+    return Simulated(msgspec.structs.replace(spec, **own), model, function.copy)
 
 
 def _owner(part: Blocks, name: FunctionName, place: int) -> tuple[str, object, float]:
