@@ -51,7 +51,7 @@ def test_both_ways_are_tried_once_the_workers_first():
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     assert [serve(world, 0.5) for _ in range(2)] == ["workers", "virtual:0"]
-    assert "was never measured" in world.state.functions["f@1"].choice
+    assert "was never measured" in world.state.functions["f@1"].prices.text()
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_a_request_goes_where_it_is_answered_sooner():
     world = known(cpu_s=0.01, device_s=0.1)
     assert serve(world, 0.01) == "workers"
     assert "workers 40.0 ms (30.0 until it runs); virtual:0 100.0 ms (0.0 until it runs)" in (
-        world.state.functions["f@1"].choice
+        world.state.functions["f@1"].prices.text()
     )
 
 
@@ -180,7 +180,7 @@ def test_without_devices_it_runs_in_workers():
     world = World()
     world.deploy(either())
     assert [serve(world, 0.1) for _ in range(2)] == ["workers"] * 2
-    assert world.state.functions["f@1"].choice == ""
+    assert world.state.functions["f@1"].prices is None
 
 
 def test_an_unloaded_function_is_refused_both_ways():

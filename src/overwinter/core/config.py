@@ -126,7 +126,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     backoff_max_s: float = 30.0
     retry_after_min_s: float = 1.0
     devices: tuple[DeviceConfig, ...] = ()
-    """The devices of the pool, on which functions with `device = "pool"` run."""
+    """The devices of the pool, on which functions with `device = "pool"` run, and at times those with `any`."""
     device_isolation: DeviceIsolation = "tenant"
     """Who shares the executor of a device. With `none` all tenants do, as in Torpor; otherwise a device serves one
     tenant or function at a time, and its executor is replaced when another one gets the device. Memory that changes its

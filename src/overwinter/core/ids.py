@@ -39,13 +39,14 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
 
 PART = ":"
 """Is in the name of a part of a function that the scheduler has as another function: a program that runs on the pool
-for a handler in workers, or a later slice of a program. Nobody can deploy or call a function of such a name.
+for a function in workers (with a handler, or with `any`), or a later slice of a program. Nobody can deploy or call a
+function of such a name.
 """
 _PARTS = re.compile(rf"{PART}(program|\d+)@")
 
 
 def program_name(name: FunctionName) -> FunctionName:
-    """The name of the program of a function with a handler."""
+    """The name of the program of a function that runs in workers."""
     return FunctionName(f"{name}{PART}program")
 
 

@@ -53,7 +53,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     workers: tuple[WorkerId, ...]
     """The workers that have bound it; functions of a family share them."""
     devices: tuple[DeviceId, ...]
-    """The devices with its blocks, if it is a function of the pool."""
+    """The devices with its blocks, if it may run on the pool."""
     members: int
     """The number of functions in its family."""
     waiting: int

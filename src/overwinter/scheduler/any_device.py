@@ -75,10 +75,8 @@ def _has_free_worker(cycle: Cycle, function: Function) -> bool:
 
 def _is_on_device(cycle: Cycle, function: Function, other: Function, is_first: bool) -> bool:
     """Whether a device answers a request sooner than a worker. `is_first`: no other waits before it."""
-    prices = Prices(_in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first))
-    chosen = call_policy(cycle.state, function, prices.workers, either.cheaper, prices)
-    function.choice = prices.text(chosen)
-    return chosen is prices.devices
+    prices = function.prices = Prices(_in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first))
+    return call_policy(cycle.state, function, prices.workers, either.cheaper, prices) is prices.devices
 
 
 def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Price:
@@ -131,15 +129,11 @@ def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Price:
     if not is_first:
         own = sum(each.owner == owner for each in devices)
         wait_s += backlog_s(cycle, owner) / max(1, own)
-    is_free = any(_serves(each, function, cycle) and each.is_free(cycle.now) for each in devices)
+    # Not on a device that serves others: its executor would have to be replaced.
+    is_free = any(each.owner in (None, owner) and each.is_free(cycle.now) for each in devices)
     is_tried = function.queue or pooled.running
     run_s = swaps.run_s(cycle, function, 1) if pooled.times.is_known else None
     return Price(device, wait_s, run_s, may_try=is_free and not is_tried)
-
-
-def _serves(device: Device, function: Function, cycle: Cycle) -> bool:
-    """Whether the device can run the function without taking it from another owner."""
-    return device.owner in (None, owner_of(cycle, function)) or device.config.name == facts(function).home
 
 
 def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
@@ -154,7 +148,7 @@ def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
     if executor.ready_at is None:
         busy_s = max(0.0, executor.since + start_s - now)
     [option] = swaps.options(cycle, function, [device])
-    return busy_s + min(option.start_s, *(peer.start_s for peer in option.peers), option.start_s)
+    return busy_s + min([option.start_s, *(peer.start_s for peer in option.peers)])
 
 
 def _left_s(cycle: Cycle, operation: Operation) -> float:

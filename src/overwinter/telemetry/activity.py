@@ -29,7 +29,7 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerId]
     """The workers that have bound it; functions of a family share them."""
     device: str
-    """Where its program runs: `cpu`, in workers, or `pool`, on any device."""
+    """Where its program runs: `cpu`, in workers; `pool`, on any device; or `any`, in either."""
     devices: Sequence[DeviceId]
     """The devices with its blocks."""
     running: int

@@ -37,6 +37,9 @@ def test_the_cheaper_way_is_chosen(workers, devices, place):
 
 
 def test_both_prices_are_said():
-    prices = Prices(Price("workers", 0.03, 0.01, False), Price("virtual:0", 0.002, None, False))
-    assert prices.text(prices.workers) == "workers 40.0 ms (30.0 until it runs); virtual:0 was never measured"
-    assert prices.text(prices.devices).startswith("virtual:0 was never measured; workers 40.0 ms")
+    workers = Price("workers", 0.03, 0.01, may_try=False)
+    assert Prices(workers, Price("virtual:0", 0.5, 0.002, may_try=False)).text() == (
+        "workers 40.0 ms (30.0 until it runs); virtual:0 502.0 ms (500.0 until it runs)"
+    )
+    tried = Prices(workers, Price("virtual:0", 0.5, None, may_try=True))
+    assert tried.text() == "virtual:0 was never measured; workers 40.0 ms (30.0 until it runs)"

@@ -33,8 +33,9 @@ class Prices(msgspec.Struct, frozen=True):
     workers: Price
     devices: Price
 
-    def text(self, chosen: Price) -> str:
+    def text(self) -> str:
         """The decision in words."""
+        chosen = cheaper(self)
         other = self.devices if chosen is self.workers else self.workers
         return f"{chosen.text()}; {other.text()}"
 

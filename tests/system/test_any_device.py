@@ -1,0 +1,151 @@
+"""Functions with `device = "any"` on a real node: right answers from workers and from devices, whatever happens."""
+
+import concurrent.futures
+import os
+import signal
+
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.core.errors import CallerError, NotFoundError, OverloadedError, OverwinterError
+from tests.replay.replayed import replayed
+
+from .nodes import NodeProcess, ask, deploy, wait_until
+from .test_pool import MODELS, executors, right
+
+PLUS = "def preprocess(inputs, state):\n    return {'x': inputs['x'] + 1}\n"
+COUNT = len(MODELS)
+
+
+class Busy(torch.nn.Module):
+    """A model whose run takes some milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(4, 384) / 4, requires_grad=False)
+        self.weight = torch.nn.Parameter(torch.eye(384) + 0.01, requires_grad=False)
+
+    def forward(self, x):
+        x = x @ self.first
+        for _ in range(40):
+            x = torch.tanh(x @ self.weight)
+        return {"y": x[:, :4]}
+
+
+def put(node: NodeProcess, **settings) -> None:
+    for name, model in MODELS.items():
+        deploy(node, name, model, device="any", **settings)
+
+
+def workers(node: NodeProcess) -> list[int]:
+    return [pid for pid in node.worker_pids() if pid not in executors(node)]
+
+
+def runs(node: NodeProcess) -> tuple[int, int]:
+    """Return how many runs began in workers, and how many on devices."""
+    seen = node.seen()
+    return seen.count("Run"), seen.count("RunOnDevice")
+
+
+def test_each_way_is_tried_and_one_function_is_seen(make_node):
+    node = make_node("--devices", "2", "--device-memory", "8MiB")
+    put(node)
+    assert all(right(node, name, float(at)) for at in range(3) for name in MODELS)
+    in_workers, on_devices = runs(node)
+    # The times of runs in workers are those of a family, of which there are two.
+    assert in_workers >= 2
+    assert on_devices >= COUNT
+    assert [each["name"] for each in node.client.functions()] == list(MODELS)
+    shown, explained = node.client.function("f1"), node.client.explain("f1")
+    assert (shown["settings"]["device"], shown["state"], len(shown["devices"])) == ("any", "READY", 1)
+    assert "workers" in explained["choice"]
+    assert "virtual:" in explained["choice"]
+    assert explained["answered"] == 3
+    assert sum(explained["pool"]["runs"].values()) >= 1
+    assert {each["tier"] for each in explained["tiers"]} == {"disk", "host", "private", *shown["devices"]}
+    used = {each["function"]: each for each in node.client.usage()}
+    assert set(used) == set(MODELS)
+    assert (used["f1"]["requests"], used["f1"]["device"]["device_ms"] > 0, used["f1"]["core_ms"] > 0) == (3, True, True)
+    seen = {each["name"]: each for each in node.client.activity()["functions"]}
+    assert (seen["f1"]["requests"], seen["f1"]["device"]) == (3, "any")
+    with pytest.raises(NotFoundError):
+        ask(node, "f1:program")
+    node.client.unload("f1")
+    with pytest.raises(OverloadedError, match="f1@1 is unloaded"):
+        right(node, "f1", 1.0)
+    node.client.load("f1")
+    assert right(node, "f1", 1.0)
+    node.client.remove("f1")
+    with pytest.raises(NotFoundError):
+        right(node, "f1", 1.0)
+    node.stop()
+    assert replayed(node.journal)
+
+
+def test_both_ways_are_used_under_load(make_node):
+    node = make_node("--devices", "1", "--device-memory", "8MiB")
+    model = Busy()
+    deploy(node, "f", model, device="any", max_workers=1)
+
+    def asked(at: int) -> bool:
+        x = torch.full((1, 4), float(at % 7))
+        with Client(node.url) as client, torch.inference_mode():
+            answer = torch.from_numpy(client.infer("f", {"x": x})["y"].copy())
+            return torch.allclose(answer, model(x)["y"], atol=1e-6)
+
+    assert all(asked(at) for at in range(3))
+    before = runs(node)
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(asked, range(400)))
+    more = [after - then for after, then in zip(runs(node), before, strict=True)]
+    # The device is busy at times, and so is the worker.
+    assert min(more) >= 20
+    assert sum(more) == 400
+
+
+def test_deaths_of_workers_and_executors_cost_no_answer(make_node):
+    node = make_node("--devices", "2", "--device-memory", "4MiB")
+    put(node)
+
+    def asked(at: int) -> bool:
+        try:
+            return right(node, f"f{at % COUNT}", float(at))
+        except OverwinterError as error:
+            # A clear refusal: both attempts met a dying process.
+            return "signal 9" in str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(asked, at) for at in range(300)]
+        for killed in range(6):
+            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
+            for pid in (executors(node) if killed % 2 else workers(node))[:1]:
+                os.kill(pid, signal.SIGKILL)
+        assert all(each.result(60) for each in answers)
+    assert all(right(node, name, 3.0) for name in MODELS)
+    node.stop()
+    assert replayed(node.journal)
+
+
+def test_it_is_served_after_restarts_with_and_without_devices(make_node):
+    node = make_node("--devices", "1", "--device-memory", "4MiB")
+    put(node)
+    with_devices = node.options
+    node.stop()
+    node.options = with_devices[:2]
+    node.start()
+    assert all(right(node, name, float(at)) for at in range(2) for name in MODELS)
+    assert not executors(node)
+    assert node.client.function("f1")["devices"] == []
+    warning = deploy(node, "g", MODELS["f1"], device="any").warning
+    assert "it runs on CPU cores only: this node has no devices" in warning
+    node.stop()
+    node.options = with_devices
+    node.start()
+    assert all(right(node, name, float(at)) for at in range(2) for name in MODELS)
+    assert len(executors(node)) == 1
+
+
+def test_a_handler_is_refused(node):
+    with pytest.raises(CallerError, match="'h' has a handler.*\"pool\""):
+        deploy(node, "h", handler=PLUS, device="any")
