@@ -119,3 +119,11 @@ def test_a_function_of_the_pool_shows_its_devices(capsys: pytest.CaptureFixture[
         function = {**pooled, "devices": devices}
         assert f"b 1 READY awake a@1 (2) {listed} 4" in "".join(printed(functions_table([function], 0.0), capsys))
         assert shown in printed(function_table(function, 0.0), capsys)
+
+
+def test_a_function_for_workers_and_devices_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"slo_ms": None, "device": "any", "max_workers": 8}
+    function = {**FUNCTION, "workers": [3], "settings": settings, "devices": ["virtual:0"]}
+    assert "any: virtual:0; 3" in "".join(printed(functions_table([function], 0.0), capsys))
+    lines = printed(function_table(function, 0.0), capsys)
+    assert {"resident on virtual:0", "workers 3", "max_workers 8"} <= set(lines)

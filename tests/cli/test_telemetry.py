@@ -136,6 +136,20 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     assert "slice 2 1 B, on no device; last device: none" in shown
 
 
+def test_an_explanation_of_a_function_for_workers_and_devices_tells_both_prices() -> None:
+    pool = {
+        "devices": ["virtual:0"], "never": "", "last": "", "answers": 0, "in_time": 0, "required": 0.0, "runs": {},
+        "hit_ratio": None, "moved_bytes": None, "nbytes": 4096, "run_s": 0.1,
+    }  # fmt: skip
+    settings, choice = {"slo_ms": None, "device": "any"}, "virtual:0 9.0 ms (4.0 until it runs); workers 10.0 ms"
+    explained = {**EXPLAINED, "settings": settings, "pool": pool, "choice": choice, "run_s": 0.01}
+    shown = " ".join(text(*explained_tables(explained)).split())
+    assert f"last choice {choice}" in shown
+    assert "bound in 0 workers, on virtual:0" in shown
+    assert "shares workers" in shown
+    assert "runs take 10 ms" in shown
+
+
 def test_usage_of_devices_is_shown_when_there_is_some() -> None:
     used = {"device_ms": 30.0, "idle_ms": 100.0, "billed_ms": 40.0, "moved_bytes": 1024, "device_byte_s": 3600.0}
     lines = text(usage_table([{**USED, "device": used}, {**USED, "function": "g", "device": None}])).splitlines()

@@ -128,6 +128,21 @@ def test_a_request_that_waits_for_a_worker_moves_to_a_free_device():
     assert {type(world.answers[each]) for each in requests} == {Reply}
 
 
+def test_a_request_without_a_place_for_a_worker_goes_to_a_device():
+    world = known(cpu_s=0.01, device_s=0.5, workers_max=1)
+    assert serve(world, 0.01) == "workers"
+    world.deploy(spec("g", 1, [("g-own", 10)]))
+    world.arrive("g")
+    world.settle_processes()
+    for _ in range(3):
+        world.arrive()
+    world.settle_processes()
+    assert not world.state.functions["f@1"].queue
+    assert world.devices.running
+    world.settle()
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
 def test_a_request_whose_worker_dies_goes_to_a_device():
     world = known(cpu_s=0.01, device_s=0.5)
     request = world.arrive()

@@ -38,6 +38,9 @@ def pull(cycle: Cycle, function: Function) -> bool:
         return False
     if not _has_free_worker(cycle, function) or could_begin(cycle, other):
         return False
+    if not facts(other).times.is_known:
+        # It is being tried, and may wait for an executor that starts.
+        return False
     if _is_on_device(cycle, function, other, is_first=True):
         return False
     counterpart.move(cycle, other, function, [other.queue[0]])
@@ -45,20 +48,26 @@ def pull(cycle: Cycle, function: Function) -> bool:
 
 
 def offer(cycle: Cycle) -> None:
-    """Let each device that nobody waits for take a request that waits for a worker."""
+    """Let each device that nobody waits for take a request that waits for a worker. Functions whose requests wait for a
+    device are asked whether a free worker takes one.
+    """
     pool, now = cycle.state.pool, cycle.now
+    for id_ in pool.waiting:
+        other = counterpart.of(cycle.state, cycle.state.functions[id_])
+        if other is not None and _has_free_worker(cycle, other):
+            cycle.mark(other)
     free = sum(each.executor is not None and each.is_free(now) for each in pool.devices.values())
     for function in list(pool.elsewhere.values()):
         if not free:
             return
         other = counterpart.of(cycle.state, function)
-        id_ = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
-        if other is None or id_ is None or _has_free_worker(cycle, function):
+        request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
+        if other is None or request is None or _has_free_worker(cycle, function):
             continue
         if not (counterpart.is_usable(cycle, other) and could_begin(cycle, other)):
             continue
         if _is_on_device(cycle, function, other, is_first=True):
-            counterpart.move(cycle, function, other, [id_])
+            counterpart.move(cycle, function, other, [request])
             free -= 1
 
 

@@ -7,7 +7,7 @@ requests move. They are refused only if neither can serve them.
 from collections.abc import Iterable
 
 from overwinter.core.ids import RequestId, program_id, whole_id
-from overwinter.scheduler import families, order, shared_runs, swaps
+from overwinter.scheduler import families, homes, order, shared_runs, swaps
 from overwinter.scheduler.answers import refuse_queue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.limits import never_runs
@@ -38,7 +38,7 @@ def is_usable(cycle: Cycle, function: Function) -> bool:
         id_ = function.spec.id
         serves = any(worker.is_serving and worker.serves(id_) for worker in function.workers.values())
         return serves or not (backs_off or never_runs(function))
-    if backs_off or function.pool.never:
+    if backs_off or function.pool.never or not homes.has_room(cycle, function):
         return False
     return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
 

@@ -59,6 +59,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
                 why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
                 refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
+            else:
+                counterpart.rescue(cycle, function)
             continue
         if not (any_out or pooled.unplaced):
             continue

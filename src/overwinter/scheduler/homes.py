@@ -32,6 +32,14 @@ def find(cycle: Cycle, function: Function) -> DeviceId | None:
     return pooled.home
 
 
+def has_room(cycle: Cycle, function: Function) -> bool:
+    """Whether a function is bound to a device, or could be, if that is necessary."""
+    pooled, left = facts(function), cycle.state.pool.left
+    if not are_used(cycle) or pooled.home is not None:
+        return True
+    return pooled.crowded != left and home(dict(_rooms(cycle, function))) is not None
+
+
 def _rooms(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
     """Yield the bytes that would remain on each device beside the functions that are bound to it."""
     pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), facts(function).sizes

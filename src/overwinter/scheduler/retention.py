@@ -35,11 +35,12 @@ def settle(cycle: Cycle, function: Function) -> None:
 
 
 def _note_elsewhere(cycle: Cycle, function: Function) -> None:
-    """A device that becomes free may take its waiting requests."""
-    if function.queue:
-        cycle.state.pool.elsewhere[function.spec.id] = function
-    else:
-        cycle.state.pool.elsewhere.pop(function.spec.id, None)
+    """A free device may take its waiting requests, now or later."""
+    id_, elsewhere = function.spec.id, cycle.state.pool.elsewhere
+    if not function.queue:
+        elsewhere.pop(id_, None)
+    elif id_ not in elsewhere:
+        elsewhere[id_], cycle.devices_changed = function, True
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:
