@@ -104,6 +104,20 @@ def test_functions_for_both_run_where_a_request_is_answered_sooner():
     assert in_workers > 0.1 * on_devices
 
 
+@pytest.mark.parametrize(("in_workers_ms", "on_device_ms", "rate"), [(40, 10, 25.0), (20, 20, 25.0), (10, 40, 10.0)])
+def test_functions_for_both_meet_their_slo_as_often_as_for_the_better_of_both(in_workers_ms, on_device_ms, rate):
+    def attainment(device):
+        settings = {"device": device, "slo_ms": 200, "timeout_s": 20, "max_workers": 4}
+        latency_ms = {"1": on_device_ms if device == "pool" else in_workers_ms}
+        own = {"device_ms": {"1": on_device_ms}} if device == "any" else {}
+        blocks = [{"mib": 20}]
+        model = function("f", variants=6, settings=settings, rate=rate, blocks=blocks, latency_ms=latency_ms, **own)
+        return World(scene(model, devices=SMALL, node={"cores": 2}, duration_s=30.0)).run().total.attainment
+
+    # At first a device gets its executor, which costs some requests their SLO.
+    assert attainment("any") >= max(attainment("cpu"), attainment("pool")) - 0.01
+
+
 def test_functions_for_both_run_in_workers_without_devices():
     report, in_workers, on_devices = runs_of(either(1.0, devices=()))
     assert report.total.answered == report.total.requests == in_workers
