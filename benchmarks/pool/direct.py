@@ -14,11 +14,11 @@ import torch
 
 from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import Package
-from overwinter.core.actions import Action, Run, RunOnDevice, StartExecutor, StartWorker, StopWorker
+from overwinter.core.actions import Action, PrepareOnDevice, Run, RunOnDevice, StartExecutor, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
-from overwinter.core.ids import Address, FunctionId, RequestId, RunId, WorkerId
+from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
+from overwinter.core.ids import Address, FunctionId, OperationId, RequestId, RunId, WorkerId
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.effects import NodeEffects
 from overwinter.node.functions import DeployedFunction
@@ -78,7 +78,7 @@ class Direct:
         match event:
             case RunEnded(run=run):
                 self._runs.pop(run).set_result(event)
-            case WorkerReady(worker) | WorkerExited(worker) if worker in self._changes:
+            case WorkerReady(worker) | WorkerExited(worker) | PreparedOnDevice(worker) if worker in self._changes:
                 self._changes.pop(worker).set_result(event)
 
     async def executor(self) -> WorkerId:
@@ -96,6 +96,11 @@ class Direct:
     async def stop(self, number: WorkerId) -> None:
         """Stop an executor or a worker, and wait for its end."""
         await self._changed(number, StopWorker(number))
+
+    async def prepare(self, executor: WorkerId, function: FunctionId) -> None:
+        """Prepare a function in an executor."""
+        number = OperationId(next(self._numbers))
+        await self._changed(executor, PrepareOnDevice(executor, self._device.name, function, number))
 
     async def on_device(
         self,

@@ -2,8 +2,9 @@
 device (Torpor, runtime isolation).
 
 Executors are forked from the zygote, which has imported the libraries; beside it stands a fresh process that imports
-them and reserves the same device. The first run in an executor is compared with one whose blocks are brought again (the
-first compiles the program, and the libraries prepare its operators), and with one whose blocks are there.
+them and reserves the same device. The first run in an executor is compared with the first in one that has prepared the
+function (otherwise the first run compiles the program, and its operators prepare what they need), with one whose blocks
+are brought again, and with one whose blocks are there.
 """
 
 import subprocess
@@ -35,7 +36,6 @@ reserved(msgspec.json.decode(sys.argv[1], type=DeviceConfig))
 print("ready", flush=True)
 sys.stdin.read()
 """
-STEPS = ("started", "first", "again", "resident")
 
 
 def fresh_s(device: DeviceConfig) -> float:
@@ -58,7 +58,9 @@ def _paths() -> dict[str, str]:
 async def rounds_of(
     models: Sequence[str], rounds: int, device: DeviceConfig, small: bool
 ) -> dict[str, list[list[float]]]:
-    """Return the seconds of each step, of each model: the start, the first run, one after an eviction, one resident."""
+    """Return the seconds of each step, of each model: the start, the first run, one after an eviction, one resident,
+    the preparation in another executor, and the first run there.
+    """
     families = [Family(name, tokens=16, small=small) for name in models]
     packages = [each.packaged(each.name, device="pool") for each in families]
     found: dict[str, list[list[float]]] = {name: [] for name in models}
@@ -80,9 +82,15 @@ async def _steps(bench: Direct, family: Family, function: FunctionId) -> list[fl
     again = await bench.on_device(executor, function, inputs, evict=(function,))
     resident = await bench.on_device(executor, function, inputs)
     await bench.stop(executor)
-    if not first.outputs == again.outputs == resident.outputs:
-        raise RuntimeError(f"{family.name} answers otherwise after an eviction")
-    return [started, first.seconds, again.seconds, resident.seconds]
+    executor = await bench.executor()
+    began = time.perf_counter()
+    await bench.prepare(executor, function)
+    preparing = time.perf_counter() - began
+    prepared = await bench.on_device(executor, function, inputs)
+    await bench.stop(executor)
+    if not first.outputs == again.outputs == resident.outputs == prepared.outputs:
+        raise RuntimeError(f"{family.name} answers otherwise after an eviction or a preparation")
+    return [started, first.seconds, again.seconds, resident.seconds, preparing, prepared.seconds]
 
 
 def measure(rounds: int = ROUNDS, models: Sequence[str] = MODELS, small: bool = False) -> dict[str, float]:
@@ -92,14 +100,17 @@ def measure(rounds: int = ROUNDS, models: Sequence[str] = MODELS, small: bool = 
     starts = median(row[0] for rows in found.values() for row in rows)
     print(f"an executor of {DEVICE.memory_bytes >> 20} MiB is ready after {1e3 * starts:.1f} ms, and")
     print(f"a fresh process after {1e3 * fresh:.1f} ms, so a fork saves {1e3 * (fresh - starts):.1f} ms")
-    print(f"{'ms':16} {'first answer':>13} {'first run':>10} {'after eviction':>15} {'resident':>9}")
+    header = f"{'ms':16} {'first answer':>13} {'first run':>10} {'after eviction':>15} {'resident':>9}"
+    print(f"{header} {'preparation':>12} {'first then':>11}")
     for name, rows in found.items():
-        started, first, again, resident = (1e3 * median(step) for step in zip(*rows, strict=True))
-        print(f"{name:16} {started + first:13.1f} {first:10.1f} {again:15.1f} {resident:9.1f}")
+        started, first, again, resident, preparing, prepared = (1e3 * median(step) for step in zip(*rows, strict=True))
+        print(f"{name:16} {started + first:13.1f} {first:10.1f} {again:15.1f} {resident:9.1f}", end="")
+        print(f" {preparing:12.1f} {prepared:11.1f}")
     answers = [sum(row[:2]) for rows in found.values() for row in rows]
     return {
         "first_answer_ms": 1e3 * median(answers),
         "start_ms": 1e3 * starts,
         "fork_saves_ms": 1e3 * (fresh - starts),
         "first_run_ms": 1e3 * median(row[1] - row[2] for rows in found.values() for row in rows),
+        "prepared_run_ms": 1e3 * median(row[5] - row[2] for rows in found.values() for row in rows),
     }

@@ -13,11 +13,11 @@ import torch
 
 from benchmarks import zoo
 from overwinter.api.deployer import package
-from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
+from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.events import RunEnded, WorkerExited, WorkerReady
+from overwinter.core.events import PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
-from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
+from overwinter.core.ids import DeviceId, OperationId, RequestId, RunId, WorkerId
 from overwinter.core.profile import Point, Profile
 from overwinter.model.closeness import BOUNDS, is_near
 from overwinter.model.export import export
@@ -155,6 +155,22 @@ class Pool:
         [ended] = [event for event in self.rig.events if isinstance(event, RunEnded) and event.run == run]
         self.last = ids
         return ended
+
+    def order(self, executor: WorkerId, function: Function) -> OperationId:
+        """Order a preparation."""
+        operation = OperationId(self.rig.number())
+        device = self.effects.executors._executors[executor].device
+        self.effects.carry_out(PrepareOnDevice(executor, device, function.deployed.id, operation))
+        return operation
+
+    def prepared(self, operation: OperationId) -> list[PreparedOnDevice]:
+        return [each for each in self.rig.events if isinstance(each, PreparedOnDevice) and each.operation == operation]
+
+    async def prepare(self, executor: WorkerId, function: Function) -> PreparedOnDevice:
+        """Prepare a function, and wait for the end."""
+        operation = self.order(executor, function)
+        await until(lambda: self.prepared(operation))
+        return self.prepared(operation)[0]
 
     def answers(self) -> list[list[tuple[str, tuple[int, ...], bytes]]]:
         """Return the outputs of the last run, request by request."""
@@ -320,6 +336,62 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(rig, poo
     rig.run(scene())
 
 
+@pytest.mark.parametrize("name", ["resnet50", "minilm"])
+def test_a_prepared_function_answers_as_others_do(rig, pool, name):
+    function = variant(name, 0)
+    pool.deploy(function)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.run(executor, function)
+        wanted = pool.answers()
+        await pool.stop(executor)
+        executor = await pool.start()
+        assert not (await pool.prepare(executor, function)).interrupted
+        # Preparing brings nothing to the device.
+        assert (await pool.run(executor, function)).moved_bytes == sum(function.weights.values())
+        assert pool.answers() == wanted
+
+    rig.run(scene())
+
+
+def test_a_run_that_is_ordered_during_a_preparation_follows_it(rig, pool):
+    first, second = variant("minilm", 0), variant("resnet50", 0)
+    pool.deploy(first, second)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.run(executor, first)
+        wanted = pool.answers()
+        operation = pool.order(executor, second)
+        await pool.run(executor, first)
+        assert pool.answers() == wanted
+        assert len(pool.prepared(operation)) == 1
+        operation = pool.order(executor, second)
+        assert (await pool.run(executor, second)).failures == ()
+        assert len(pool.prepared(operation)) == 1
+
+    rig.run(scene())
+
+
+@sees_maps
+def test_a_prepared_function_that_is_unbound_is_not_mapped(rig, pool):
+    function = variant("minilm", 0)
+    pool.deploy(function)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.prepare(executor, function)
+        assert pool.mapped(executor) == len(function.weights)
+        operation = pool.order(executor, function)
+        pool.unbind(executor, function)
+        await until(lambda: pool.prepared(operation))
+        await until(lambda: pool.mapped(executor) == 0)
+        assert (await pool.run(executor, function)).failures == ()
+
+    rig.run(scene())
+
+
 @sees_maps
 def test_few_blocks_stay_mapped_and_more_on_the_device(rig, pool, monkeypatch):
     first, second = variant("minilm", 0), variant("resnet50", 0)
@@ -429,6 +501,7 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
         executor = await pool.start()
         path.unlink()
         path.write_bytes(bytes(len(content)))
+        assert not (await pool.prepare(executor, function)).interrupted
         ended = await pool.run(executor, function)
         assert [failure.error for failure in ended.failures] == ["ProgramError"]
         assert (await pool.run(executor, other)).failures == ()

@@ -23,6 +23,7 @@ FORGED = {
     "not loaded": ["LoadFailed", "WorkerError", "forged"],
     "a call": ["Compute", 1, "{function}", 0, [["x", "FP32", [1, 4], 16]], 65536],
     "bound": ["Bound", "{function}"],
+    "warmed up": ["WarmedUp", False],
     "measured": ["Measured", 1 << 62, []],
     "an answer to no run": ["Answer", 1 << 40, [], 0],
     "an answer to the last run": ["Answer", "{run}", [["Failure", "CallerError", "forged"]], 0],

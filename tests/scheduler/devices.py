@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from overwinter.core.actions import RunOnDevice, StartExecutor, Unbind
+from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor, Unbind
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.events import RunEnded, RunFailure
+from overwinter.core.events import PreparedOnDevice, RunEnded, RunFailure
 from overwinter.core.function import FunctionSpec
 
 
@@ -17,6 +17,10 @@ class Devices:
         self.resident: dict[str, dict[str, dict[str, int]]] = {name: {} for name in self.configs}
         """The weights of each function on each device."""
         self.running: dict[int, RunOnDevice] = {}
+        self.preparing: dict[int, PrepareOnDevice] = {}
+        """What each executor prepares."""
+        self.given: dict[int, set[str]] = {}
+        """The functions that each executor has from the host store."""
 
     def blocks(self, device: str) -> dict[str, int]:
         return {address: size for sizes in self.resident[device].values() for address, size in sizes.items()}
@@ -25,6 +29,7 @@ class Devices:
         assert action.device not in {each.device for each in self.executors.values()}, "a device has two executors"
         assert not self.resident[action.device]
         self.executors[action.executor] = action
+        self.given[action.executor] = set()
 
     def run(self, action: RunOnDevice, functions: Sequence[FunctionSpec]) -> None:
         """The functions are those of the run, without repetition."""
@@ -45,6 +50,20 @@ class Devices:
         assert sum(self.blocks(action.device).values()) <= self.configs[action.device].memory_bytes, "too many bytes"
         assert action.peer is None or action.peer in self.configs[action.device].peers
         self.running[action.run] = action
+        self.given[action.executor] |= {function.id for function in functions}
+
+    def prepare(self, action: PrepareOnDevice, function: FunctionSpec) -> None:
+        executor = self.executors[action.executor]
+        assert executor.device == action.device
+        assert executor.tenant in (None, function.tenant), "of another tenant"
+        assert not self.preparing, "two preparations at once"
+        assert all(each.device != action.device for each in self.running.values()), "a device is not idle"
+        self.preparing[action.executor] = action
+        self.given[action.executor].add(function.id)
+
+    def end_preparation(self, interrupted: bool) -> PreparedOnDevice:
+        executor, action = self.preparing.popitem()
+        return PreparedOnDevice(executor, action.operation, interrupted)
 
     def unbind(self, action: Unbind) -> None:
         device = self.executors[action.worker].device
@@ -52,7 +71,8 @@ class Devices:
             id_ for each in self.running.values() if each.device == device for id_ in (each.function, *each.functions)
         }
         assert action.function not in running, "a running function is unbound"
-        del self.resident[device][action.function]
+        self.given[action.worker].remove(action.function)
+        self.resident[device].pop(action.function, None)
 
     def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool) -> RunEnded:
         del self.running[run.run]
@@ -66,4 +86,6 @@ class Devices:
         action = self.executors.pop(executor, None)
         if action is not None:
             self.resident[action.device] = {}
+            del self.given[executor]
+            self.preparing.pop(executor, None)
             self.running = {run: each for run, each in self.running.items() if each.executor != executor}

@@ -124,6 +124,8 @@ def step(world: World, chance: Random, number: int) -> None:  # noqa: C901
 def on_devices(world: World, chance: Random, kind: float) -> None:
     if kind < 0.66:
         world.die(chance.choice(sorted(world.devices.executors)), lost_blocks=kind < 0.657)
+    elif world.devices.preparing and kind < 0.68:
+        world.end_preparation(interrupted=kind < 0.665)
     elif world.devices.running:
         world.finish_on_device(unplaced=kind < 0.67)
     else:

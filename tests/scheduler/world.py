@@ -11,6 +11,7 @@ from overwinter.core.actions import (
     LoadBlocks,
     LoadFinished,
     Prepare,
+    PrepareOnDevice,
     Refuse,
     Reply,
     Run,
@@ -134,7 +135,7 @@ class World:
             case Cancelled(request):
                 self.open.pop(request, None)
 
-    def carry_out(self, action) -> None:  # noqa: C901, PLR0912
+    def carry_out(self, action) -> None:  # noqa: C901, PLR0912, PLR0915
         match action:
             case LoadBlocks():
                 self.loads.append(action)
@@ -162,6 +163,9 @@ class World:
                 assert action.executor not in self.starting.keys() | self.stopping, "its executor cannot run"
                 whose = dict.fromkeys(action.functions or (action.function,))
                 self.devices.run(action, [self.deployed[id_] for id_ in whose])
+            case PrepareOnDevice(executor, _, function):
+                assert executor not in self.starting.keys() | self.stopping, "its executor cannot prepare"
+                self.devices.prepare(action, self.deployed[function])
             case Unbind(worker, function):
                 assert all(function not in self.whose(run) for run in self.running.values() if run.worker == worker)
                 self.bound[worker].remove(function)
@@ -279,6 +283,9 @@ class World:
         failed = tuple(RunFailure(request, "ProgramError", "bad") for request in failures)
         return self.send(self.devices.end(run, failed, unplaced))
 
+    def end_preparation(self, interrupted=False) -> list:
+        return self.send(self.devices.end_preparation(interrupted))
+
     def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:
         worker = min(self.alive) if worker is None else worker
         self.alive.discard(worker)
@@ -330,6 +337,7 @@ class World:
         assert not self.loading, "loads without an answer"
         assert all(worker.is_idle for worker in self.state.workers.values()), "workers that are not idle"
         assert all(device.operation is None for device in self.state.pool.devices.values()), "devices that are not idle"
+        assert not self.devices.preparing, "a preparation that does not end"
         # Idle workers may stay forever, until their memory is needed.
         self.send(MemoryPressure(1 << 40))
         self.calm()
@@ -343,8 +351,10 @@ class World:
 
     def settle_processes(self) -> None:
         """As `settle`, but runs continue."""
-        while self.loads or self.starting or self.stopping or self.binding:
-            if self.stopping:
+        while self.loads or self.starting or self.stopping or self.binding or self.devices.preparing:
+            if self.devices.preparing:
+                self.end_preparation()
+            elif self.stopping:
                 self.die(min(self.stopping))
             elif self.binding:
                 self.bind()

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 
 import pytest
 import torch
@@ -10,17 +11,20 @@ from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
+from overwinter.device import function as device_function
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.swap import Swapping
 from overwinter.device.virtual import VirtualDevice
+from overwinter.model.compile import compile_program, compile_waiting
 from overwinter.model.export import export
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.manifest import Deployment
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, close_all, pair
 from overwinter.worker.executor import Executor
-from overwinter.worker.messages import Evict, FromWorker, HandOver, RunBatch, Stop, ToExecutor
+from overwinter.worker.inbox import Inbox
+from overwinter.worker.messages import Evict, FromWorker, HandOver, RunBatch, Stop, ToExecutor, WarmedUp, WarmUp
 from overwinter.worker.own_device import OwnDevice
 from overwinter.worker.peers import Peers
 from overwinter.worker.values import EncodedTensor, read
@@ -67,10 +71,64 @@ def memory_file(content):
     return fd
 
 
-def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
+def ends(stack):
+    """Return the node's channel to an executor, the executor's end, and a slot."""
     ours, theirs = map(stack.enter_context, pair())
-    channel = Channel(ours, FromWorker)
     slot = Slot(*(stack.enter_context(closing(SharedBuffer.make(name))) for name in ("inputs", "outputs")))
+    return Channel(ours, FromWorker), theirs, slot
+
+
+def write(slot, *tensors):
+    """Write the inputs of requests into a slot."""
+    metas = [tensor.meta for tensor in tensors]
+    for tensor, at in zip(tensors, offsets(metas), strict=False):
+        tensor.write(slot.inputs.map, at)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Each compilation for a device, by its form."""
+    found = []
+
+    def noted(compile_, *args, **more):
+        found.append(compile_.__name__)
+        return compile_(*args, **more)
+
+    for compile_ in (compile_program, compile_waiting):
+        monkeypatch.setattr(device_function, compile_.__name__, partial(noted, compile_))
+    return found
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, compiled, monkeypatch, interrupted):
+    channel, theirs, slot = ends(stack)
+    allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(VirtualDevice("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    model = Headed(torch.nn.Linear(32, 64, bias=False)).eval()
+    x = torch.randn(1, 32)
+    sent = EncodedTensor("x", x)
+    write(slot, sent)
+    if not interrupted:
+        # All messages wait from the beginning.
+        monkeypatch.setattr(Inbox, "has_message", lambda inbox: False)
+    hand_over(channel, "first", model, set())
+    channel.send(WarmUp("first@1"))
+    channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
+    channel.send(Stop())
+    own = OwnDevice(device, "virtual", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
+    _, warmed_up, answer = [channel.receive()[0] for _ in range(3)]
+    assert warmed_up == WarmedUp(interrupted)
+    # The first run has blocks to wait for.
+    assert compiled == (["compile_waiting"] if interrupted else ["compile_waiting", "compile_program"])
+    [meta] = answer.outcomes[0].metas
+    with torch.inference_mode():
+        torch.testing.assert_close(read(slot.outputs, meta, 0), model(x)["y"])
+
+
+def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
+    channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(VirtualDevice("a", allocator)))
     link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
@@ -83,8 +141,7 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     x = torch.randn(1, 32)
     sent = EncodedTensor("x", x)
     requests = ((sent.meta,),) * 2
-    for at in list(offsets([sent.meta] * 2))[:2]:
-        sent.write(slot.inputs.map, at)
+    write(slot, sent, sent)
     channel.send(RunBatch(1, ("first@1",), 0, requests[:1], slot.inputs.nbytes))
     channel.send(Evict(("filler",)))
     channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))

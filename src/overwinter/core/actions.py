@@ -165,6 +165,18 @@ class RunOnDevice(_Action, frozen=True):
     """The function of each request, if there are several functions; that of the first request leads."""
 
 
+class PrepareOnDevice(_Action, frozen=True):
+    """Give an executor a function before its first request: its program, and mappings of its blocks; answered by
+    PreparedOnDevice or WorkerExited. A run that is ordered meanwhile ends the preparation early.
+    """
+
+    executor: WorkerId
+    device: DeviceId
+    function: FunctionId
+    operation: OperationId
+    """Repeated by the answer."""
+
+
 class Reply(_Action, frozen=True):
     """Send a request its outputs."""
 
@@ -216,6 +228,7 @@ Action = (
     | Run
     | StartExecutor
     | RunOnDevice
+    | PrepareOnDevice
     | Bind
     | Unbind
     | StopWorker

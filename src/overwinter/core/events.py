@@ -156,6 +156,16 @@ class RunEnded(_Event, frozen=True):
     """The part of the moved bytes that came from another device."""
 
 
+class PreparedOnDevice(_Event, frozen=True):
+    """An executor has ended a preparation."""
+
+    worker: WorkerId
+    operation: OperationId
+    """The operation of the PrepareOnDevice that this answers."""
+    interrupted: bool = False
+    """Whether it ended early, because a run was ordered."""
+
+
 class WorkerExited(_Event, frozen=True):
     """A worker process ended, whether it was asked to or not."""
 
@@ -231,6 +241,7 @@ Event = (
     | Bound
     | BindFailed
     | RunEnded
+    | PreparedOnDevice
     | WorkerExited
     | Demoted
     | ZygoteLost

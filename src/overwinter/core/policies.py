@@ -17,6 +17,7 @@ Order = Literal["deadline", "any"]
 DeviceOrder = Literal["rrc", "fifo", "deadline", "overwinter"]
 DeviceBinding = Literal["missing-bytes", "torpor", "random", "native", "infless"]
 DeviceEviction = Literal["cost-aware", "torpor", "lru"]
+DeviceAhead = Literal["nothing", "programs"]
 
 
 BOUNDS = {
@@ -86,6 +87,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""
+    device_ahead: DeviceAhead = "programs"
+    """What idle devices do before a request comes: `programs` prepares the programs of the functions that they may run,
+    one at a time.
+    """
     core_mib: float = 64.0
     """The memory that costs as much as one core."""
     cores_max: int = 16

@@ -1,6 +1,7 @@
 """A function as a device runs it: its program, compiled once, and the place of each weight in a block."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.blocks import Place, block_bytes
 from overwinter.device.interface import Copy, Device
-from overwinter.model.compile import Compiled, compile_program, compile_waiting
+from overwinter.model.compile import Compiled, Waiting, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
 from overwinter.model.program import Program
 from overwinter.model.stored import shaped
@@ -17,14 +18,22 @@ from overwinter.model.structure import Weight
 
 
 class DeviceProgram:
-    """What the functions of a family have in common: a compiled program without weights."""
+    """What the functions of a family have in common: a program without weights, compiled when it is first needed."""
 
-    def __init__(self, program: Program, device: torch.device, run: Compiled | None = None) -> None:
-        """`run`: the program as compiled for this device before."""
+    def __init__(self, program: Program, device: torch.device) -> None:
         self.program = program
+        self.device = device
         self.first_uses = first_uses(program)
-        self.run = run or compile_program(program, device=device)
-        self.run_waiting = compile_waiting(program, frozenset(self.first_uses), device)
+
+    @cached_property
+    def run(self) -> Compiled:
+        """The program for weights that are there."""
+        return compile_program(self.program, device=self.device)
+
+    @cached_property
+    def run_waiting(self) -> Waiting:
+        """The program for weights that arrive meanwhile."""
+        return compile_waiting(self.program, frozenset(self.first_uses), self.device)
 
 
 class Arriving(DeviceProgram):
@@ -32,6 +41,7 @@ class Arriving(DeviceProgram):
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program = program.program
+        self.device = program.device
         self.first_uses = program.first_uses
         self.run = lambda weights, inputs: ()
         self.run_waiting = self._wait

@@ -61,8 +61,8 @@ class NullProgram(DeviceProgram):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`run_s`: the seconds of a run by its number of requests of minimal size; at least one."""
-        super().__init__(program, torch.device("cpu"), self._run)
-        self.run_waiting = self._run
+        super().__init__(program, torch.device("cpu"))
+        self.run = self.run_waiting = self._run
         self._computed = compile_program(program, checks_values=False)
         self._known = sorted(run_s.items())
         self._clock = clock

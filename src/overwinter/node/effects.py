@@ -16,6 +16,7 @@ from overwinter.core.actions import (
     LoadBlocks,
     LoadFinished,
     Prepare,
+    PrepareOnDevice,
     Refuse,
     Reply,
     Run,
@@ -109,6 +110,8 @@ class NodeEffects:
                 self.worker_actions.bind(action)
             case StartExecutor():
                 self.executors.start(action)
+            case PrepareOnDevice():
+                self.executors.prepare(action)
             case RunOnDevice():
                 self.executors.run(action)
             case Unbind(worker, function) if self.executors.has(worker):

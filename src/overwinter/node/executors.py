@@ -9,10 +9,10 @@ from functools import partial
 
 import msgspec
 
-from overwinter.core.actions import RunOnDevice, StartExecutor
+from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
-from overwinter.core.events import Event, WorkerExited, WorkerReady
+from overwinter.core.events import Event, PreparedOnDevice, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, WorkerId
 from overwinter.core.profile import Profile
 from overwinter.node.answers import AnswerCheck, reportable
@@ -42,6 +42,8 @@ from overwinter.worker.messages import (
     Ready,
     Unbind,
     Unmap,
+    WarmedUp,
+    WarmUp,
 )
 from overwinter.worker.sandbox import uid_of
 
@@ -70,7 +72,12 @@ class ExecutorProcess(ContainedProcess):
         self.known: set[FunctionId] = set()
         """Those, and others that may still be on the device."""
         self.untried: list[str] = []
-        """Those that were handed over after the last answer; it may report of each once that it cannot run."""
+        """Those of which it may still report once that it cannot run: it has answered no run that was sent later."""
+        self._tried: list[str] = []
+        """Those of them that were handed over before the run in progress."""
+        self.preparing: PrepareOnDevice | None = None
+        self.warms_up = False
+        """Whether the function that it prepares was handed over, and its answer is awaited."""
         self.memory: SharedFile | None = None
         """The memory of its device, if other devices may copy from it."""
         self.mapped: dict[DeviceId, WorkerId] = {}
@@ -81,11 +88,16 @@ class ExecutorProcess(ContainedProcess):
         """The next run is of these functions of a family; the first leads."""
         self.function = functions[0].id
         for function in functions:
-            self.used.pop(function.id, None)
-            self.used[function.id] = None
-            self.known.add(function.id)
+            self.uses(function)
+        self._tried = list(self.untried)
         self.answer_check = AnswerCheck(functions[0].returned)
         self._weight_bytes = sum(function.nbytes for function in functions)
+
+    def uses(self, function: DeployedFunction) -> None:
+        """It runs or prepares a function."""
+        self.used.pop(function.id, None)
+        self.used[function.id] = None
+        self.known.add(function.id)
 
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered; raise ValueError for an impossible answer."""
@@ -94,7 +106,9 @@ class ExecutorProcess(ContainedProcess):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
         if not 0 <= answer.peer_bytes <= answer.moved_bytes:
             raise ValueError(f"{answer.peer_bytes} of {answer.moved_bytes} bytes cannot have come from a peer")
-        self.untried.clear()
+        for function in self._tried:
+            if function in self.untried:
+                self.untried.remove(function)
         return flight
 
 
@@ -170,21 +184,49 @@ class Executors:
         functions = [self._registry.functions[id_] for id_ in dict.fromkeys(action.functions or (action.function,))]
         if action.peer is not None:
             self._bring_from(process, action.peer, action.function)
-        self._begin(process, functions, action)
+        self._with(process, functions, partial(self._begin, process, functions, action))
 
     def _begin(self, process: ExecutorProcess, functions: Sequence[DeployedFunction], action: RunOnDevice) -> None:
-        """Hand over the functions that the executor does not have, and then send the run."""
-        if process.over:
+        process.runs_next(functions)
+        whose = action.functions or (action.function,) * len(action.requests)
+        self._runs.run(process, whose, action.run, action.requests)
+
+    def prepare(self, action: PrepareOnDevice) -> None:
+        """Hand a function over, and have it warmed up."""
+        process, function = self._executors.get(action.executor), self._registry.functions[action.function]
+        if process is not None:
+            process.preparing = action
+            begin = partial(self._warm_up, process, function)
+            self._with(process, (function,), begin, lambda: process.preparing is not action)
+
+    def _warm_up(self, process: ExecutorProcess, function: DeployedFunction) -> None:
+        process.warms_up = True
+        process.uses(function)
+        self._processes.forks.send(process, WarmUp(function.id))
+
+    def _prepared(self, process: ExecutorProcess, interrupted: bool) -> None:
+        action = process.preparing
+        assert action is not None
+        process.preparing, process.warms_up = None, False
+        self._post(PreparedOnDevice(process.worker, action.operation, interrupted))
+
+    def _with(
+        self,
+        process: ExecutorProcess,
+        functions: Sequence[DeployedFunction],
+        then: Callable[[], None],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Hand over the functions that the executor does not have, and then go on, unless the order `is_over`."""
+        if process.over or is_over():
             return
         function = next((each for each in functions if not process.bindings.has(each.id)), None)
         if function is None:
-            process.runs_next(functions)
-            whose = action.functions or (action.function,) * len(action.requests)
-            self._runs.run(process, whose, action.run, action.requests)
+            then()
             return
         host = self._hosts.store(function.store)
-        again = partial(self._begin, process, functions, action)
-        self._when_verified(function, host, partial(self._hand_over, process, function, host, again))
+        again = partial(self._with, process, functions, then, is_over)
+        self._when_verified(function, host, partial(self._hand_over, process, function, host, again, is_over))
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
         """Let the next run copy blocks from another device, if it serves the same owner and the system has a descriptor
@@ -207,10 +249,16 @@ class Executors:
             close_all(fds)
 
     def _hand_over(
-        self, process: ExecutorProcess, function: DeployedFunction, host: HostStore, then: Callable[[], None]
+        self,
+        process: ExecutorProcess,
+        function: DeployedFunction,
+        host: HostStore,
+        then: Callable[[], None],
+        is_over: Callable[[], bool],
     ) -> None:
-        """Send the executor the program and the blocks that it lacks."""
-        if process.over:
+        """Send the executor the program and the blocks that it lacks, unless it got them meanwhile."""
+        if process.over or is_over() or process.bindings.has(function.id):
+            then()
             return
         bind = function.bind(bare=True)
         self._unmap(process, len(bind.blocks))
@@ -255,6 +303,8 @@ class Executors:
         if function in process.known:
             process.known.remove(function)
             self._processes.forks.send(process, Unbind(function))
+        if process.preparing is not None and process.preparing.function == function and not process.warms_up:
+            self._prepared(process, interrupted=True)
 
     def kill_users(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
@@ -271,6 +321,8 @@ class Executors:
         match message:
             case Answer():
                 self._runs.worker_answered(process, message)
+            case WarmedUp(interrupted) if process.warms_up:
+                self._prepared(process, interrupted)
             case Ready() if not process.ready:
                 process.ready = True
                 self._post(WorkerReady(process.worker))

@@ -35,6 +35,7 @@ from overwinter.worker.messages import (
     Trying,
     Unbind,
     Waiting,
+    WarmedUp,
 )
 
 
@@ -193,7 +194,7 @@ class Processes:
         if process is not None:
             self.forks.stop(process, kill)
 
-    def _handle(self, process: WorkerProcess, message: FromWorker) -> None:
+    def _handle(self, process: WorkerProcess, message: FromWorker) -> None:  # noqa: C901
         """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
         match message:
             case Answer():
@@ -218,6 +219,8 @@ class Processes:
                 report = process.bindings.answered(function)
                 self.unbind(process, FunctionId(function))
                 report(reportable(message))
+            case WarmedUp():
+                raise ValueError("it is no executor")
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():

@@ -164,8 +164,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
             part.function.failures = 0
             _answer(cycle, part, failures)
     for function in leaving:
-        if function.spec.id in device.residents:
-            residency.unbind(cycle, device, function.spec.id)
+        residency.unbind(cycle, device, function.spec.id)
     for function in operation.functions:
         if not function.removed:
             cycle.mark(function)

@@ -9,10 +9,10 @@ bad function takes neither the devices nor the other functions out of service.
 from overwinter.core.actions import StartExecutor, StopWorker
 from overwinter.core.events import WorkerExited
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.scheduler import functions, residency
+from overwinter.scheduler import device_ahead, functions, residency
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.backoff import backoff_s, may_retry
-from overwinter.scheduler.blocks import release
+from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
 from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
@@ -37,6 +37,7 @@ def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
     assert executor is not None
     executor.stopping, executor.since = True, cycle.now
     residency.clear(cycle, device)
+    executor.given.clear()
     cycle.timers.disarm(executor.id)
     cycle.timers.arm(executor.id, cycle.now + cycle.config.stop_timeout_s)
     cycle.actions.append(StopWorker(executor.id, kill))
@@ -65,11 +66,25 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     device.executor, cycle.devices_changed = None, True
     if executor.stopping:
         return
-    device.next_owner = None
+    device.next_owner, preparing = None, executor.preparing
+    if preparing is not None:
+        if event.lost_blocks:
+            _lose_blocks(cycle, preparing.function, operation)
+        device_ahead.spoiled(cycle, preparing, operation)
+        return
     _failed(cycle, device, None if operation is None else operation.function, event.reason)
     if operation is not None:
         cycle.current = operation.function.spec.id
         _retry(cycle, operation, event)
+
+
+def _lose_blocks(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
+    """Load the blocks again of a function that was prepared, and of those whose run was ordered behind that."""
+    for function in () if operation is None else operation.functions:
+        if function.loaded:
+            release(cycle, function)
+    if prepared.loaded:
+        evict_blocks_of(cycle, prepared, "a block of it was missing in the host store when a device prepared it")
 
 
 def check(cycle: Cycle, id_: WorkerId) -> None:
@@ -83,10 +98,11 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
         at = executor.since + config.stop_timeout_s
     elif executor.ready_at is None:
         at = executor.since + config.start_timeout_s
-    elif executor.operation is not None:
-        at = executor.operation.hangs_at
     else:
-        return
+        ends = [each.hangs_at for each in (executor.operation, executor.preparing) if each is not None]
+        if not ends:
+            return
+        at = min(ends)
     if cycle.now < at:
         cycle.timers.arm(id_, at)
     elif executor.stopping:
@@ -98,7 +114,11 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
 def _hung(cycle: Cycle, device: Device) -> None:
     """Kill an executor whose start or run hangs, and refuse the requests of the run."""
     operation = end_operation(cycle, device)
+    preparing = None if device.executor is None else device.executor.preparing
     stop(cycle, device, kill=True)
+    if preparing is not None:
+        device_ahead.spoiled(cycle, preparing, operation)
+        return
     if operation is None:
         _failed(cycle, device, None, "its executor did not start in time")
         return

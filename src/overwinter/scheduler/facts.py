@@ -26,6 +26,7 @@ from overwinter.core.events import (
     LoadFailed,
     MemoryMeasured,
     MemoryPressure,
+    PreparedOnDevice,
     Profiled,
     RateForecast,
     Removed,
@@ -42,6 +43,7 @@ from overwinter.scheduler import (
     ahead,
     any_device,
     counterpart,
+    device_ahead,
     device_runs,
     executors,
     families,
@@ -72,6 +74,8 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
             _arrived(cycle, event)
         case RunEnded():
             _run_ended(cycle, event)
+        case PreparedOnDevice():
+            device_ahead.prepared(cycle, event)
         case Alarm():
             # due.py handles everything that is due.
             pass
@@ -353,6 +357,7 @@ def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
         drop_unused(cycle, event.addresses, event.store)
         return
     end_load(function, cycle.now)
+    device_ahead.blocks_loaded(cycle, function)
     if function.pool is not None and function.wants_wake:
         functions.prove(cycle, function)
     cycle.bytes_changed = True

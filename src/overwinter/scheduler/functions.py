@@ -6,7 +6,7 @@ from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import containment, counterpart, families, homes, order
+from overwinter.scheduler import containment, counterpart, device_ahead, families, homes, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -28,6 +28,7 @@ def deploy(cycle: Cycle, event: Deployed) -> None:
     if event.resident:
         hold(cycle, function)
         function.loaded = True
+        device_ahead.blocks_loaded(cycle, function)
     if event.quarantined:
         state.faults[spec.id] = event.quarantined
     if not function.on_trial:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.ids import Address, DeviceId, FunctionId, RunId, Seconds, TenantId, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, OperationId, RunId, Seconds, TenantId, WorkerId
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
 from overwinter.scheduler.residents import Residents
@@ -32,6 +32,14 @@ DeviceState = Literal["empty", "starting", "idle", "busy", "stopping", "backoff"
 """`empty`: it has no executor. `out`: its executors keep failing, and it is tried again later."""
 
 
+class Preparation(msgspec.Struct, frozen=True, eq=False):
+    """The preparation of a function on a device before a request, until it is answered."""
+
+    function: "Function"
+    operation: OperationId
+    hangs_at: float
+
+
 class Executor(msgspec.Struct, eq=False):
     """The process that runs programs on a device, from the order to fork it until its exit."""
 
@@ -46,6 +54,12 @@ class Executor(msgspec.Struct, eq=False):
     run: RunId | None = None
     operation: Operation | None = None
     """The run in progress."""
+    preparing: Preparation | None = None
+    """What it prepares. A run may be ordered meanwhile."""
+    may_prepare: bool = True
+    """Whether there may be a function to prepare."""
+    given: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
+    """The functions that it has from the host store, and the program of each that has run or is prepared."""
 
     @property
     def is_idle(self) -> bool:
@@ -219,6 +233,8 @@ class PoolFunction(msgspec.Struct, eq=False):
     """The device to which it is bound, under the policies that bind before the first request."""
     crowded: int | None = None
     """`left` of the pool when it fitted on no device beside the functions that are bound there."""
+    spoils: bool = False
+    """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
     """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left
     there that could be evicted.

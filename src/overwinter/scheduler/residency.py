@@ -22,6 +22,8 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
         device.blocks.hold(resident.sizes)
     resident.used = cycle.now
     device.residents[id_] = resident
+    if device.executor is not None:
+        device.executor.given[id_] = function.spec.program
     _count(cycle, device)
 
 
@@ -41,20 +43,26 @@ def clear(cycle: Cycle, device: Device) -> None:
 
 
 def forget(cycle: Cycle, function: Function) -> None:
-    """The function's blocks leave the host store, so they leave the devices."""
+    """The function's blocks leave the host store, so they leave the devices, and executors no longer map them."""
+    id_ = function.spec.id
     for device in list(cycle.state.pool.holders(function)):
-        resident, operation = device.residents[function.spec.id], device.operation
+        resident, operation = device.residents[id_], device.operation
         if operation is not None and function in operation.functions:
             resident.leaving = True
             _watch_deadlines(cycle, device)
         else:
-            unbind(cycle, device, function.spec.id)
+            unbind(cycle, device, id_)
+    for device in cycle.state.pool.executors.values():
+        if device.executor is not None and id_ in device.executor.given and id_ not in device.residents:
+            unbind(cycle, device, id_)
 
 
 def unbind(cycle: Cycle, device: Device, id_: FunctionId) -> None:
     """Have the executor of a device forget a function."""
     assert device.executor is not None
-    drop(cycle, device, id_)
+    if id_ in device.residents:
+        drop(cycle, device, id_)
+    device.executor.given.pop(id_, None)
     cycle.actions.append(Unbind(device.executor.id, id_))
     cycle.devices_changed = True
 

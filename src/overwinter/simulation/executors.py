@@ -9,9 +9,9 @@ from functools import partial
 
 import msgspec
 
-from overwinter.core.actions import RunOnDevice, StartExecutor
+from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
+from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
 from overwinter.simulation.devices import ModelledDevice, modelled, weights_of
 from overwinter.simulation.links import Switch, Transfer
@@ -42,6 +42,7 @@ class Executor:
         self.tenant = tenant
         self.ready = False
         self.run: DeviceRun | None = None
+        self.preparing = False
 
 
 class Executors:
@@ -94,6 +95,20 @@ class Executors:
         executor.run = None
         executor.device.memory.clear()
         self._timeline.after(seconds, partial(self._handle, WorkerExited(id_, "WorkerError", reason)))
+
+    def prepare(self, action: PrepareOnDevice, seconds: float) -> None:
+        """Prepare a function. Runs do not wait for it, and their times do not depend on it."""
+        executor = self._executors.get(action.executor)
+        if executor is not None:
+            if not executor.ready or executor.preparing:
+                raise RuntimeError(f"{action.function} is prepared on {action.device}, which has no time for it")
+            executor.preparing = True
+            self._timeline.after(seconds, partial(self._prepared, executor, action))
+
+    def _prepared(self, executor: Executor, action: PrepareOnDevice) -> None:
+        if executor.id in self._executors:
+            executor.preparing = False
+            self._handle(PreparedOnDevice(executor.id, action.operation))
 
     def unbind(self, id_: WorkerId, function: FunctionId) -> None:
         """Forget a function. Nothing is to be done if its executor has ended."""

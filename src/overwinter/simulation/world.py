@@ -25,6 +25,7 @@ from overwinter.core.actions import (
     LoadBlocks,
     LoadFinished,
     Prepare,
+    PrepareOnDevice,
     Refuse,
     Reply,
     Run,
@@ -142,8 +143,7 @@ class World:
         return Random(repr((self._scenario.seed, *names)))
 
     def _streams(self, base: Path) -> Iterator[Iterator[Arrival]]:
-        for each in self._functions:
-            yield self._own_arrivals(each, base)
+        yield from (self._own_arrivals(each, base) for each in self._functions)
         for application in self._scenario.applications:
             yield self._arrivals(FunctionName(application.name), application.workload, 0, base)
 
@@ -218,6 +218,8 @@ class World:
                 self._start_executor(action)
             case RunOnDevice():
                 self._run_on_device(action)
+            case PrepareOnDevice():
+                self.executors.prepare(action, self._by_id[action.function].model.prepare_s)
             case StopWorker(worker) if worker in self.executors:
                 self.executors.exit(worker, "stopped", self._machine.stop_s)
             case StopWorker(worker):
@@ -238,8 +240,7 @@ class World:
 
     def _prepare(self, action: Prepare) -> None:
         spec = self._by_id[action.function].spec
-        if action.forget is not None:
-            self._prepared.discard((spec.tenant, action.forget))
+        self._prepared -= {(spec.tenant, action.forget)}
         self._prepared.add((spec.tenant, spec.program))
 
     def _continue(self, action: Reply | Refuse) -> None:
@@ -260,8 +261,7 @@ class World:
     # Blocks
 
     def _load_blocks(self, function: Simulated, operation: OperationId) -> None:
-        now, spec = self._timeline.now, function.spec
-        missing = self._host.missing(spec)
+        now, spec, missing = self._timeline.now, function.spec, self._host.missing(function.spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
         if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):

@@ -40,6 +40,9 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     yield counter("executor_starts", "Executors that were started.", DEVICE, starts)
     crashes = (((each.name,), each.crashes) for each in seen)
     yield counter("executor_crashes", "Executors that died without being stopped, or hung.", DEVICE, crashes)
+    prepared = (((each.name,), each.prepared) for each in seen)
+    help_text = "Functions that an idle device prepared before their first request there."
+    yield counter("device_preparations", help_text, DEVICE, prepared)
     unplaced = (((each.name,), each.unplaced) for each in seen)
     help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
     yield counter("device_unplaced", help_text, DEVICE, unplaced)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from overwinter.core.actions import RunOnDevice, StartExecutor, StopWorker, Unbind
+from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.events import RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
@@ -71,6 +71,8 @@ class TrackedDevice(Generic[T]):
         self.counts = DeviceCounts()
         self.starts = self.crashes = 0
         """The started executors, and those that died or hung."""
+        self.prepared = 0
+        """The begun preparations of functions before a request."""
         self.unplaced = 0
         """The attempts of a run whose blocks found no adjacent place."""
         self.blocks: Shares[FunctionId] = Shares()
@@ -105,13 +107,17 @@ class TrackedPool(Generic[T]):
 
     # Executors
 
-    def start(self, action: StartExecutor) -> None:
+    def start(self, action: StartExecutor, now: Seconds) -> None:
         """The executor of a device is forked."""
         device = self.devices.get(action.device)
         if device is None:
             device = self.devices[action.device] = TrackedDevice(action.device)
         device.starts += 1
         self.executors[action.executor] = LiveExecutor(device)
+
+    def prepare(self, action: PrepareOnDevice, now: Seconds) -> None:
+        """An executor prepares a function. That is nobody's time: a run that is ordered ends it."""
+        self.executors[action.executor].device.prepared += 1
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
         """An executor is stopped; its device is empty from now on. Only one that hangs is killed at once."""

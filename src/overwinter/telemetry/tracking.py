@@ -16,6 +16,7 @@ from overwinter.core.actions import (
     Explanation,
     LoadBlocks,
     LoadFinished,
+    PrepareOnDevice,
     Refuse,
     Reply,
     Run,
@@ -103,7 +104,8 @@ class Tracker(Hooks[T]):
             Unbind: self._unbind,
             LoadBlocks: self._load_blocks,
             Evict: self._evict,
-            StartExecutor: self._start_executor,
+            StartExecutor: self.pool.start,
+            PrepareOnDevice: self.pool.prepare,
             RunOnDevice: self._run_on_device,
             Explanation: self._explain,
             LoadFinished: self._load_finished,
@@ -271,9 +273,6 @@ class Tracker(Hooks[T]):
             self.pool.unbind(action, now)
 
     # Devices
-
-    def _start_executor(self, action: StartExecutor, now: Seconds) -> None:
-        self.pool.start(action)
 
     def _run_on_device(self, action: RunOnDevice, now: Seconds) -> None:
         self.pool.run(action, self.specs, self.tally_of, now)

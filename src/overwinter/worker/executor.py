@@ -6,7 +6,8 @@ it, and a block is mapped once. There is no code of a function here but its prog
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -45,6 +46,8 @@ from overwinter.worker.messages import (
     ToExecutor,
     Unbind,
     Unmap,
+    WarmedUp,
+    WarmUp,
 )
 from overwinter.worker.own_device import OwnDevice, own_device
 from overwinter.worker.runner import Prepared, Runner
@@ -55,15 +58,25 @@ class _Program:
     """A program as both sides of a run need it: the requests' and the device's."""
 
     def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
-        """`run_s`: the seconds of a run by its requests. Raises ProgramError if a null device is not told any."""
-        self.prepared = Prepared(content)
+        """Compile it as a first run needs it. `run_s`: the seconds of a run by its requests. Raises ProgramError if a
+        null device is not told any.
+        """
+        self.prepared = Prepared(content, self._run)
         if own.kind == "null":
             if not run_s:
                 raise ProgramError("a null device takes the times of runs from a profile: measure one with profile")
             self.on_device: DeviceProgram = NullProgram(self.prepared.program, run_s)
         else:
-            self.on_device = DeviceProgram(self.prepared.program, own.device.torch_device, self.prepared.run)
+            self.on_device = DeviceProgram(self.prepared.program, own.device.torch_device)
         self.activations = Activations(self.prepared.program)
+        assert self.on_device.run_waiting is not None
+
+    def _run(self, weights: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return self.on_device.run(weights, inputs)
+
+
+class _InterruptedError(Exception):
+    """A message came during a warm-up."""
 
 
 class _Swapped:
@@ -113,6 +126,24 @@ class _Swapped:
     def may_share(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
         return self._own.kind == "virtual" and self.admits(shapes)
+
+    def warm_up(self, zeros: Sequence[torch.Tensor], interrupted: Callable[[], bool]) -> None:
+        """Compile the program in both forms, and run it once on zeros over the weights in the host store, so that its
+        operators prepare what they need. Raises _InterruptedError, and the errors of operators.
+        """
+        program, own = self._program.on_device, self._own
+        if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
+            return
+
+        def check(_: int) -> None:
+            if interrupted():
+                raise _InterruptedError
+
+        places = zip(self._program.prepared.program.weights, self._function.places, strict=True)
+        weights = [self._mapped[address].tensor(weight, offset) for weight, (address, offset) in places]
+        program.run_waiting(weights, zeros, check)
+        check(0)
+        assert program.run is not None
 
     def bring(self) -> None:
         """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
@@ -174,7 +205,7 @@ class Executor:
         while self._handle():
             pass
 
-    def _handle(self) -> bool:
+    def _handle(self) -> bool:  # noqa: C901
         """Handle the next message; return whether more will come."""
         try:
             message, fds = self._inbox.receive()
@@ -185,6 +216,8 @@ class Executor:
                 self._channel.send(self._run(message))
             case HandOver():
                 self._take(message, fds)
+            case WarmUp(function):
+                self._channel.send(WarmedUp(self._warm_up(function)))
             case Evict(functions):
                 for function in functions:
                     self._own.device.evict(function)
@@ -221,6 +254,21 @@ class Executor:
             peer_bytes=sum(each.peer_bytes for each in swapped),
             unplaced=unplaced,
         )
+
+    def _warm_up(self, function: str) -> bool:
+        """Warm a function up that was handed over; return whether a message interrupted it. An error is no reason to
+        refuse requests: zeros are unusual values.
+        """
+        member = self._functions.get(function)
+        if isinstance(member, _Member):
+            try:
+                with torch.inference_mode():
+                    member.swapped.warm_up(member.runner.zeros(), self._inbox.has_message)
+            except _InterruptedError:
+                return True
+            except Exception as error:  # noqa: BLE001 - the boundary to an untested program
+                sys.stderr.write(f"overwinter executor: {function} was not warmed up: {type(error).__name__}: {error}")
+        return False
 
     def _take(self, message: HandOver, fds: Sequence[int]) -> None:
         """Map a function's blocks, and compile its program unless another function has it. Only a failure is reported,

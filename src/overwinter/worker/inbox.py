@@ -25,6 +25,10 @@ class Inbox(Generic[In]):
         self._waiting.register(channel.fileno(), select.POLLIN)
         self._tidy = False
 
+    def has_message(self) -> bool:
+        """Whether a message waits, or the other end is closed."""
+        return bool(self._waiting.poll(0))
+
     def receive(self) -> tuple[In, list[int]]:
         """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
         while not self._tidy and not self._waiting.poll(IDLE_MS):

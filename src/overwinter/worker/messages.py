@@ -69,9 +69,7 @@ class KillZygote(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """The common parts of a family; a bind follows. Descriptors: the program, then the handler's source if there is
-    one.
-    """
+    """The common parts of a family; a bind follows. Descriptors: the program, then the source of any handler."""
 
     program: Address
     program_bytes: int
@@ -233,9 +231,7 @@ class TakeOver(_Message, frozen=True):
 
 
 class Computed(_Message, frozen=True):
-    """The answer to `Compute`: the program's outputs, which are in the slot's second buffer in this order, or why there
-    are none.
-    """
+    """The answer to `Compute`: the outputs, in the slot's second buffer in this order, or why there are none."""
 
     number: int
     outcome: "Outputs | Failure"
@@ -248,9 +244,7 @@ ToWorker = Load | Bind | Unbind | RunBatch | Computed | Measure | Stop
 
 
 class Reserve(_Message, frozen=True):
-    """Reserve the device; the first message. Descriptors: the memory, if other devices may copy from it, then the time
-    of the switch if there is one.
-    """
+    """Reserve the device; the first message. Descriptors: the memory if it is shared, then the time of any switch."""
 
     shared: bool = False
     """Whether other devices may copy from it."""
@@ -259,9 +253,7 @@ class Reserve(_Message, frozen=True):
 
 
 class BringFrom(_Message, frozen=True):
-    """The next run brings the blocks that this device has from there. Descriptor: the device's memory, unless this
-    executor has it.
-    """
+    """The next run brings what this device has from there. Descriptor: its memory, unless this executor has it."""
 
     peer: DeviceId
 
@@ -301,7 +293,13 @@ class Unmap(_Message, frozen=True):
     function: str
 
 
-ToExecutor = Reserve | HandOver | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
+class WarmUp(_Message, frozen=True):
+    """Run a function that was handed over once, on zeros, and end when a message comes. Answered by `WarmedUp`."""
+
+    function: str
+
+
+ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
 
 # worker -> node
 
@@ -371,6 +369,12 @@ class Answer(_Message, frozen=True):
     """Whether nothing ran because the blocks did not fit on the device."""
 
 
+class WarmedUp(_Message, frozen=True):
+    """A warm-up has ended, early if it was interrupted."""
+
+    interrupted: bool
+
+
 class Compute(_Message, frozen=True):
     """Let a function's program run on the pool. Its inputs are in the slot's second buffer in this order; the buffer is
     the node's until `Computed`.
@@ -392,5 +396,5 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Compute | Answer | Measured
-"""An executor sends Ready, LoadFailed, BindFailed and Answer only."""
+FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Compute | Answer | WarmedUp | Measured
+"""An executor sends Ready, LoadFailed, BindFailed, Answer and WarmedUp only."""

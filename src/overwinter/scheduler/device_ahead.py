@@ -1,0 +1,102 @@
+"""Prepares functions on idle devices, so that their first run there does not wait for it.
+
+An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
+prepares one function: the most recently used one whose program it does not have, while no function waits for a device
+or a core. The device stays free, because a run that is ordered ends the preparation early. A function whose preparation
+kills its executor is not prepared again, and costs neither the device nor the requests behind it.
+"""
+
+from overwinter.core.actions import PrepareOnDevice
+from overwinter.core.events import PreparedOnDevice
+from overwinter.core.ids import OperationId
+from overwinter.scheduler.ahead import KEEP_S
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.device_runs import put_back
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.pool import Device, Executor, Preparation
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts, owner_of
+
+
+def check(cycle: Cycle) -> None:
+    """Begin a preparation, if a device has time for one."""
+    pool = cycle.state.pool
+    executors = [each.executor for each in pool.executors.values() if each.executor is not None]
+    may = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)
+    if not may or cycle.policy.device_ahead == "nothing" or pool.waiting or not is_calm(cycle):
+        return
+    for device in pool.executors.values():
+        executor = device.executor
+        if executor is None or not executor.is_idle or not executor.may_prepare:
+            continue
+        function = _next_function(cycle, device, executor)
+        if function is not None:
+            _begin(cycle, device, executor, function)
+            return
+        executor.may_prepare = False
+
+
+def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function | None:
+    """Return the function to prepare on a device: of those with a program that it lacks, the most recently used one."""
+    programs = set(executor.given.values())
+    if len(executor.given) >= cycle.config.prepared_max:
+        return None
+    may = [
+        each
+        for each in cycle.state.functions.values()
+        if each.pool is not None and each.loaded and each.spec.program not in programs and _suits(cycle, device, each)
+    ]
+    return max(may, key=lambda each: (each.used, each.spec.id), default=None)
+
+
+def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
+    """Whether a function is likely to run on a device."""
+    pooled, name, now = facts(function), device.config.name, cycle.now
+    if pooled.spoils or now < function.backoff_until or function.used + KEEP_S <= now:
+        return False
+    if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
+        return False
+    return owner_of(cycle, function) == device.owner
+
+
+def _begin(cycle: Cycle, device: Device, executor: Executor, function: Function) -> None:
+    id_, name, hangs_at = function.spec.id, device.config.name, cycle.now + cycle.config.start_timeout_s
+    operation = OperationId(next(cycle.run_ids))
+    executor.preparing = Preparation(function, operation, hangs_at)
+    executor.given[id_] = None
+    cycle.timers.arm(executor.id, hangs_at)
+    cycle.actions.append(PrepareOnDevice(executor.id, name, id_, operation))
+    cycle.explain(function, "ahead", f"{name} is idle, and prepares the program before the first request there")
+
+
+def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
+    """An executor has ended a preparation."""
+    device = cycle.state.pool.executors.get(event.worker)
+    executor = None if device is None else device.executor
+    if executor is None or executor.preparing is None or executor.preparing.operation != event.operation:
+        return
+    spec = executor.preparing.function.spec
+    executor.preparing = None
+    # It may have been unbound meanwhile.
+    if spec.id in executor.given and not event.interrupted:
+        executor.given[spec.id] = spec.program
+
+
+def blocks_loaded(cycle: Cycle, function: Function) -> None:
+    """The host store has the blocks of a function of the pool."""
+    if function.pool is not None:
+        for device in cycle.state.pool.executors.values():
+            if device.executor is not None:
+                device.executor.may_prepare = True
+
+
+def spoiled(cycle: Cycle, preparing: Preparation, operation: Operation | None) -> None:
+    """An executor died or hung in a preparation. A run that was ordered meanwhile has not begun."""
+    facts(preparing.function).spoils = True
+    parts = () if operation is None else operation.parts
+    for part in parts:
+        put_back(cycle, part)
+    for function in (preparing.function, *(part.function for part in parts)):
+        if not function.removed:
+            cycle.mark(function)

@@ -1,0 +1,122 @@
+"""Idle devices prepare functions before their first request, and no request waits for that."""
+
+import pytest
+
+from overwinter.core.actions import PrepareOnDevice, Reply, RunOnDevice, Unbind
+from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.policies import Policy
+from tests.scheduler.test_devices import device, of, pooled, served
+from tests.scheduler.world import World
+
+
+def loaded(*functions, **config) -> World:
+    """Return a world with these functions in the host store, in which nothing is prepared yet."""
+    world = World(**{"devices": (device(),), **config})
+    for number, function in enumerate(functions):
+        world.now = float(number)
+        world.deploy(function, on_trial=True)
+        world.settle()
+    return world
+
+
+def prepared(world) -> list[str]:
+    return [each.function for each in of(world, PrepareOnDevice)]
+
+
+def test_an_idle_device_prepares_one_program_at_a_time_the_last_used_first():
+    world = loaded(pooled("f"), pooled("g"), pooled("h"))
+    world.arrive("f")
+    world.ready()
+    assert prepared(world) == []
+    world.finish_on_device()
+    assert prepared(world) == ["h@1"]
+    world.end_preparation()
+    assert prepared(world) == ["h@1", "g@1"]
+    world.end_preparation()
+    assert prepared(world) == ["h@1", "g@1"]
+
+
+def test_functions_with_one_program_need_one_preparation():
+    world = loaded(*(pooled(name, 1000, family="one") for name in "fgh"))
+    served(world, "f")
+    assert prepared(world) == []
+
+
+def test_a_run_does_not_wait_for_a_preparation_which_is_repeated_if_it_was_interrupted():
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    assert world.devices.preparing
+    world.arrive("g")
+    assert world.devices.running
+    world.end_preparation(interrupted=True)
+    assert prepared(world) == ["g@1"]
+    world.arrive("f")
+    world.finish_on_device()
+    world.finish_on_device()
+    assert [type(each) for each in world.answers.values()] == [Reply] * 3
+    # The run of g has prepared it.
+    assert prepared(world) == ["g@1"]
+
+
+def test_nothing_is_prepared_while_a_function_waits_or_for_another_tenant():
+    world = loaded(pooled("f"), pooled("g"), pooled("h", tenant="u"))
+    world.arrive("f")
+    world.ready()
+    world.arrive("g")
+    world.finish_on_device()
+    world.settle()
+    assert prepared(world) == []
+    # Without isolation executors serve all tenants.
+    world = loaded(pooled("f"), pooled("h", tenant="u"), device_isolation="none")
+    served(world, "f")
+    assert prepared(world) == ["h@1"]
+
+
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_an_executor_forgets_a_prepared_function_that_leaves_the_host_store(event):
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    served(world, "f")
+    assert prepared(world) == ["g@1"]
+    world.send(event("g@1"))
+    assert [each.function for each in of(world, Unbind)] == ["g@1"]
+    world.send(event("f@1"))
+    assert [each.function for each in of(world, Unbind)] == ["g@1", "f@1"]
+
+
+def test_an_evicted_function_is_unbound_when_it_leaves_the_host_store():
+    world = loaded(pooled("f"), pooled("g"))
+    served(world, "f", "g")
+    assert of(world, RunOnDevice)[-1].evict == ("f@1",)
+    world.send(Removed("f@1"))
+    assert [each.function for each in of(world, Unbind)] == ["f@1"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_preparation_that_kills_its_executor_costs_nobody_else(hangs):
+    world = loaded(pooled("f", 1000), pooled("g", 1000), start_timeout_s=5.0)
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    [executor] = world.devices.preparing
+    if hangs:
+        world.now += 10.0
+        world.ring()
+        world.settle()
+    else:
+        world.arrive("f")
+        world.die(executor)
+        [request] = world.state.requests.values()
+        assert request.failures == 0
+    [known] = world.state.pool.devices.values()
+    assert (known.failures, known.fault) == (0, "")
+    served(world, "f", "g")
+    assert all(isinstance(each, Reply) for each in world.answers.values())
+    assert prepared(world) == ["g@1"]
+
+
+def test_a_policy_that_prepares_nothing():
+    world = loaded(pooled("f", 1000), pooled("g", 1000), policy=Policy(device_ahead="nothing"))
+    served(world, "f", "g")
+    assert prepared(world) == []
