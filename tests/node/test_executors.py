@@ -156,6 +156,14 @@ class Pool:
         self.last = ids
         return ended
 
+    async def bring(self, executor: WorkerId, function: Function) -> RunEnded:
+        """Bring the blocks of a function without a request."""
+        run = RunId(self.rig.number())
+        device = self.effects.executors._executors[executor].device
+        self.effects.carry_out(RunOnDevice(executor, device, run, function.deployed.id, ()))
+        await until(lambda: run in self.rig.ends())
+        return next(each for each in self.rig.events if isinstance(each, RunEnded) and each.run == run)
+
     def order(self, executor: WorkerId, function: Function) -> OperationId:
         """Order a preparation."""
         operation = OperationId(self.rig.number())
@@ -332,6 +340,28 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(rig, poo
         pool.unbind(executor, second)
         assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
         assert pool.mapped(executor) == len(second.weights)
+
+    rig.run(scene())
+
+
+def test_the_first_request_moves_nothing_where_the_blocks_were_brought_before(rig, pool):
+    function, large = (
+        variant("minilm", 0),
+        Function(Lookup(300_000), {"x": torch.zeros(2, dtype=torch.int64)}, name="l"),
+    )
+    pool.deploy(function, large)
+
+    async def scene():
+        first = await pool.start()
+        assert (await pool.run(first, function)).moved_bytes == sum(function.weights.values())
+        wanted = pool.answers()
+        second = await pool.start(SMALL)
+        brought = await pool.bring(second, function)
+        assert brought == RunEnded(second, brought.run, (), sum(function.weights.values()))
+        ended = await pool.run(second, function)
+        assert ended == RunEnded(second, ended.run)
+        assert pool.answers() == wanted
+        assert (await pool.bring(second, large)).unplaced
 
     rig.run(scene())
 

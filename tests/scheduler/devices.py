@@ -37,7 +37,7 @@ class Devices:
         assert executor.device == action.device
         assert all(executor.tenant in (None, function.tenant) for function in functions), "of another tenant"
         assert all(each.device != action.device for each in self.running.values()), "two runs at once on a device"
-        assert action.requests, "a run without requests"
+        assert action.requests or action.missing_bytes, "a run for nothing"
         for evicted in action.evict:
             assert evicted not in {function.id for function in functions}
             del there[evicted]

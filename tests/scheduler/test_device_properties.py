@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from overwinter.core import devices
+from overwinter.core.actions import RunOnDevice
 from overwinter.core.bounds import Bound
 from overwinter.core.devices import DeviceConfig, DeviceIsolation
 from overwinter.core.policies import DeviceBinding, DeviceEviction, DeviceOrder, Policy
+from overwinter.scheduler import replicas
 from tests.scheduler import replayed
 from tests.scheduler.test_properties import AnyOrder, journal_of
 from tests.scheduler.world import World
@@ -85,6 +87,26 @@ def test_no_request_is_forgotten_under_load(policy, isolation, few):
     # Executors of one function are replaced before it leaves the host store.
     wanted = {"RunOnDevice", "StartExecutor", "Run"} | (set() if isolation == "function" else {"Unbind"})
     assert wanted <= seen
+
+
+WITHOUT_HOMES = [case for case in CASES if case[0].device_binding not in ("native", "infless")]
+
+
+@pytest.mark.parametrize(("policy", "isolation"), WITHOUT_HOMES, ids=name_of)
+def test_no_request_is_forgotten_while_functions_are_brought_to_every_idle_device(policy, isolation, few, monkeypatch):
+    monkeypatch.setattr(replicas, "wants_replica", lambda demand: True)
+    bounds = {"devices": few, "device_isolation": isolation}
+    machine = type("OnDevices", (OnDevices,), {"policy": policy, "bounds": bounds})
+    examples = settings(max_examples=10, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(machine, settings=examples)
+    roomy = tuple(msgspec.structs.replace(each, memory_bytes=100 + each.memory_bytes, switch="") for each in few)
+    worlds = [World(policy=policy, devices=roomy, device_isolation=isolation) for _ in range(6)]
+    for seed, world in enumerate(worlds):
+        replayed.play(world, Random(f"{seed} {name_of(policy)} {isolation}"), 600)
+        world.end_well(replayed.NAMES, OnDevices.soon_s)
+    brought = [a for world in worlds for a in world.log if isinstance(a, RunOnDevice) and not a.requests]
+    # A function for itself gets a second executor only if it waits for long.
+    assert brought or isolation == "function"
 
 
 def test_the_same_events_give_the_same_actions_on_devices_whatever_the_hash_seed():

@@ -147,7 +147,7 @@ class StartExecutor(_Action, frozen=True):
 
 class RunOnDevice(_Action, frozen=True):
     """Send these requests to an executor as one batch, and bring the blocks that its device misses meanwhile; answered
-    by RunEnded or WorkerExited.
+    by RunEnded or WorkerExited. Without requests the blocks are only brought.
     """
 
     executor: WorkerId

@@ -17,7 +17,7 @@ Order = Literal["deadline", "any"]
 DeviceOrder = Literal["rrc", "fifo", "deadline", "overwinter"]
 DeviceBinding = Literal["missing-bytes", "torpor", "random", "native", "infless"]
 DeviceEviction = Literal["cost-aware", "torpor", "lru"]
-DeviceAhead = Literal["nothing", "programs"]
+DeviceAhead = Literal["nothing", "programs", "replicas"]
 
 
 BOUNDS = {
@@ -87,9 +87,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""
-    device_ahead: DeviceAhead = "programs"
+    device_ahead: DeviceAhead = "replicas"
     """What idle devices do before a request comes: `programs` prepares the programs of the functions that they may run,
-    one at a time.
+    one at a time. `replicas` also brings functions to a further device if their rate is too high for those that have
+    them.
     """
     core_mib: float = 64.0
     """The memory that costs as much as one core."""

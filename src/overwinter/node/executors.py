@@ -102,7 +102,7 @@ class ExecutorProcess(ContainedProcess):
     def end(self, answer: Answer) -> Flight:
         """Return the run that was answered; raise ValueError for an impossible answer."""
         flight = super().end(answer)
-        if not 0 <= answer.moved_bytes <= self._weight_bytes * len(flight.requests):
+        if not 0 <= answer.moved_bytes <= self._weight_bytes * max(1, len(flight.requests)):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
         if not 0 <= answer.peer_bytes <= answer.moved_bytes:
             raise ValueError(f"{answer.peer_bytes} of {answer.moved_bytes} bytes cannot have come from a peer")
@@ -188,7 +188,7 @@ class Executors:
 
     def _begin(self, process: ExecutorProcess, functions: Sequence[DeployedFunction], action: RunOnDevice) -> None:
         process.runs_next(functions)
-        whose = action.functions or (action.function,) * len(action.requests)
+        whose = action.functions or (action.function,) * max(1, len(action.requests))
         self._runs.run(process, whose, action.run, action.requests)
 
     def prepare(self, action: PrepareOnDevice) -> None:

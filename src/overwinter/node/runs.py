@@ -89,7 +89,8 @@ class Runs:
         self, process: ContainedProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
         """Send a worker or an executor a run of requests, each of a function that it has."""
-        inputs = [self._taken(*each) for each in zip(functions, requests, strict=True)]
+        # A run that only brings blocks names a function, and has no requests.
+        inputs = [self._taken(*each) for each in zip(functions, requests, strict=False)]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests)

@@ -91,12 +91,12 @@ def blocks_loaded(cycle: Cycle, function: Function) -> None:
                 device.executor.may_prepare = True
 
 
-def spoiled(cycle: Cycle, preparing: Preparation, operation: Operation | None) -> None:
-    """An executor died or hung in a preparation. A run that was ordered meanwhile has not begun."""
-    facts(preparing.function).spoils = True
+def spoiled(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
+    """An executor died or hung while it prepared or brought a function. A run that was ordered has not begun."""
+    facts(prepared).spoils = True
     parts = () if operation is None else operation.parts
     for part in parts:
         put_back(cycle, part)
-    for function in (preparing.function, *(part.function for part in parts)):
+    for function in (prepared, *(part.function for part in parts)):
         if not function.removed:
             cycle.mark(function)

@@ -5,7 +5,7 @@ other, which costs nothing: the host store has their blocks. If the free memory 
 executor reports that nothing ran; the next attempt there evicts at least one function more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.errors import NoSpaceError
@@ -63,6 +63,29 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     cycle.actions.append(order)
 
 
+def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, others: Sequence[Function]) -> None:
+    """Bring a function's blocks to a device with an idle executor, without a request. `others`: what may be evicted."""
+    executor, now, name = device.executor, cycle.now, device.config.name
+    assert executor is not None
+    assert executor.is_idle
+    evicted = _make_room(cycle, function, device, iter(others))
+    sizes, pooled = facts(function).sizes, facts(function)
+    missing, is_prepared = device.blocks.missing(sizes), function.spec.program in executor.given.values()
+    device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
+    device.swaps_until, device.swaps_heavy = now + host_s, True
+    ends, hangs_at = now + device.swap_s, now + cycle.config.start_timeout_s
+    run = executor.run = RunId(next(cycle.run_ids))
+    executor.operation, executor.since = Operation(function, now, ends, hangs_at, hangs_at), now
+    residency.hold(cycle, device, function)
+    if not is_prepared:
+        executor.given[function.spec.id] = None
+    pooled.running += 1
+    cycle.state.evictable.pop(function.spec.id, None)
+    cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
+    cycle.timers.arm(executor.id, hangs_at)
+    cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, (), missing, evicted, choice.peer))
+
+
 def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBinding) -> None:
     """A run begins with requests of this function."""
     pooled = facts(function)
@@ -112,12 +135,13 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
         judge(cycle, function, in_time=False)
 
 
-def _make_room(cycle: Cycle, function: Function, device: Device) -> tuple[FunctionId, ...]:
-    """Evict functions from the device until the function fits."""
+def _make_room(
+    cycle: Cycle, function: Function, device: Device, victims: Iterator[Function] | None = None
+) -> tuple[FunctionId, ...]:
+    """Evict functions from the device until the function fits, by default any others."""
     pooled, evicted = facts(function), list[FunctionId]()
     capacity = device.capacity(device.blocks.missing(pooled.sizes))
     least = 1 if device.config.name in pooled.unplaced else 0
-    victims: Iterator[Function] | None = None
     while len(evicted) < least or device.blocks.nbytes + device.blocks.missing(pooled.sizes) > capacity:
         victims = iter(swaps.victims(cycle, function, device)) if victims is None else victims
         victim = next(victims, None)
@@ -154,6 +178,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     leaving = [each for each in operation.functions if device.residents[each.spec.id].leaving]
     if event.unplaced:
         _unplaced(cycle, device, operation)
+    elif not operation.parts:
+        _placed(device, event.moved_bytes)
     else:
         device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
         _placed(device, event.moved_bytes)
@@ -173,8 +199,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
     """Nothing ran, and the device has forgotten all functions of the run. The next attempt is of the first alone."""
     total = device.blocks.nbytes
-    for part in operation.parts:
-        residency.drop(cycle, device, part.function.spec.id)
+    for each in operation.functions:
+        residency.drop(cycle, device, each.spec.id)
     device.unplaced = Unplaced(total - device.blocks.nbytes, total)
     function = operation.function
     facts(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)

@@ -70,7 +70,12 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     if preparing is not None:
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)
-        device_ahead.spoiled(cycle, preparing, operation)
+        device_ahead.spoiled(cycle, preparing.function, operation)
+        return
+    if operation is not None and not operation.parts:
+        if event.lost_blocks:
+            _lose_blocks(cycle, operation.function, None)
+        device_ahead.spoiled(cycle, operation.function, None)
         return
     _failed(cycle, device, None if operation is None else operation.function, event.reason)
     if operation is not None:
@@ -117,7 +122,10 @@ def _hung(cycle: Cycle, device: Device) -> None:
     preparing = None if device.executor is None else device.executor.preparing
     stop(cycle, device, kill=True)
     if preparing is not None:
-        device_ahead.spoiled(cycle, preparing, operation)
+        device_ahead.spoiled(cycle, preparing.function, operation)
+        return
+    if operation is not None and not operation.parts:
+        device_ahead.spoiled(cycle, operation.function, None)
         return
     if operation is None:
         _failed(cycle, device, None, "its executor did not start in time")

@@ -49,6 +49,7 @@ from overwinter.scheduler import (
     families,
     functions,
     memory,
+    replicas,
     shared_runs,
     worker_exits,
 )
@@ -117,8 +118,7 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
         case Profiled():
             _profiled(cycle, event)
         case RateForecast(id_, rate):
-            if id_ in cycle.state.functions:
-                cycle.state.functions[id_].forecast = rate
+            replicas.forecast(cycle, id_, rate)
         case MemoryPressure(nbytes):
             memory.release(cycle, nbytes)
         case MemoryMeasured():
@@ -142,6 +142,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, asked)
         return
     count_arrival(cycle, function)
+    replicas.watch(cycle, function)
     # A program runs for requests that were accepted before, and a run of them has one call at a time.
     queued = counterpart.queued(cycle.state, function)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)

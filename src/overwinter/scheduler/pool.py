@@ -260,6 +260,8 @@ class Pool(msgspec.Struct):
     """From this number of bindings on, the next run is for a request that has waited for long, if there is one."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window."""
+    growing: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """The functions whose expected rate has changed since it was compared with what their devices can do."""
     left: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)

@@ -117,7 +117,7 @@ def _wanted_configurations(cycle: Cycle, function: Function) -> Sequence[Configu
     usual = (latency.usual.configuration,)
     if not latency.points or function.on_trial or not function.queue:
         return usual
-    rate = max(expected_rate(cycle, function.family), _burst(cycle, function.family))
+    rate = max(expected_rate(cycle, function.family), burst(cycle, function.family))
     if not function.has_worker:
         usual = (_first(cycle, function),)
         if rate <= latency.first_rate and _fits(cycle, latency.point(usual[0])):
@@ -169,7 +169,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
     return scaled
 
 
-def _burst(cycle: Cycle, family: Family) -> float:
+def burst(cycle: Cycle, family: Family) -> float:
     """Return the requests per second in the current period so far."""
     if family.check_at is None:
         return 0.0

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from overwinter.core.ids import Address, DeviceId
 from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
@@ -125,6 +127,29 @@ def swap_times(
     if peer is None or not provided:
         return host_s, host_s
     return host_s + config.latency_s + provided / config.peers[peer], host_s
+
+
+def worth_less(cycle: Cycle, function: Function, device: Device) -> dict[Function, int]:
+    """Return the functions that were not used for a period, and are worth less on a device than this one would be
+    there, the first to evict first; with the bytes that the eviction of each frees.
+    """
+    rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.blocks.missing(facts(function).sizes)
+    alone = _candidate(cycle, function, device, Resident(function, {}, cycle.now))
+    rate = max((_fastest_link(cycle, each) for each in cycle.state.pool.holders(function)), default=0.0)
+    own = msgspec.structs.replace(
+        alone,
+        nbytes=missing,
+        swap_s=transfer_s(device.config, missing, 0),
+        peer_s=device.config.latency_s + missing / rate if rate else None,
+    )
+    most = call_policy(cycle.state, function, WORTHLESS, rule, own)
+    found: list[tuple[Value, Candidate, Function]] = []
+    for each in device.residents.values():
+        candidate = _candidate(cycle, function, device, each)
+        value = call_policy(cycle.state, each.function, most, rule, candidate)
+        if candidate.unused_s >= cycle.policy.period_s and value < most:
+            found.append((value, candidate, each.function))
+    return {each: candidate.nbytes for _, candidate, each in sorted(found, key=lambda one: one[0])}
 
 
 def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:

@@ -375,11 +375,11 @@ class World:
         self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
-        whose = action.functions or (action.function,) * len(action.requests)
+        whose = action.functions or (action.function,) * max(1, len(action.requests))
         functions = [self._by_id[id_] for id_ in dict.fromkeys(whose)]
         if not all(self._host.holds(each.spec, self._timeline.now) for each in functions):
             raise RuntimeError(f"run {action.run} is sent to a device, and its blocks are not in the host store")
-        seconds = self._durations.on_device_s(whose) * self._varied(functions[0])
+        seconds = self._durations.on_device_s(whose) * self._varied(functions[0]) if action.requests else 0.0
         self.executors.run(action, functions, seconds, self._chance.run_crash(), self._chance.unplaced())
 
     # Zygotes

@@ -43,6 +43,9 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     prepared = (((each.name,), each.prepared) for each in seen)
     help_text = "Functions that an idle device prepared before their first request there."
     yield counter("device_preparations", help_text, DEVICE, prepared)
+    brought = (((each.name,), each.brought) for each in seen)
+    help_text = "Functions whose blocks were brought to a device before a request needed them there."
+    yield counter("device_replicas", help_text, DEVICE, brought)
     unplaced = (((each.name,), each.unplaced) for each in seen)
     help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
     yield counter("device_unplaced", help_text, DEVICE, unplaced)

@@ -73,6 +73,8 @@ class TrackedDevice(Generic[T]):
         """The started executors, and those that died or hung."""
         self.prepared = 0
         """The begun preparations of functions before a request."""
+        self.brought = 0
+        """The functions that were brought before a request."""
         self.unplaced = 0
         """The attempts of a run whose blocks found no adjacent place."""
         self.blocks: Shares[FunctionId] = Shares()
@@ -149,6 +151,8 @@ class TrackedPool(Generic[T]):
     ) -> None:
         """A run begins."""
         requests: dict[FunctionId, list[RequestId]] = {}
+        if not action.requests:
+            requests[action.function] = []
         for function_id, request in zip(action.functions or repeat(action.function), action.requests, strict=False):
             requests.setdefault(function_id, []).append(request)
         parts = tuple(DevicePart(specs[id_], tally_of(specs[id_]), tuple(ids)) for id_, ids in requests.items())
@@ -184,6 +188,11 @@ class TrackedPool(Generic[T]):
                 device.forget(function, now)
             return None
         moved = (0, 0) if event is None else (event.moved_bytes, event.peer_bytes)
+        if not run.requests:
+            device.brought += 1
+            device.counts.moved_bytes += moved[0]
+            device.counts.peer_bytes += moved[1]
+            return None
         self._count(device, run, *moved, now)
         return run
 

@@ -233,15 +233,18 @@ class Executor:
         return True
 
     def _run(self, message: RunBatch) -> Answer:
-        """Run requests, as one batch if their functions have most weights in common."""
+        """Run requests, as one batch if their functions have most weights in common; without requests, bring the
+        blocks of the function.
+        """
         found = {name: self._functions.get(name) or unbound(name) for name in message.functions}
         members = [each for each in found.values() if isinstance(each, _Member)]
         for member in members:
             member.swapped.begin()
-        fault = _bring_together(members) if len(members) > 1 else None
+        fault = _bring_together(members) if len(members) > 1 or not message.requests else None
         runners = [fault or (each if isinstance(each, Failure) else each.runner) for each in found.values()]
         by_name = dict(zip(found, runners, strict=True))
-        answer = run_batch(message, self._slot, [by_name[name] for name in message.functions])
+        whose = message.functions if message.requests else ()
+        answer = run_batch(message, self._slot, [by_name[name] for name in whose])
         self._own.peers.run_ended()
         swapped = [member.swapped for member in members]
         unplaced = any(each.unplaced for each in swapped)

@@ -1,0 +1,100 @@
+"""Brings functions to a further device before requests wait for it.
+
+Where requests come faster than the devices of a function can answer them within its SLO, and bringing its blocks on
+demand takes too long (policies/device_ahead.py), they are brought to an idle device, as a run without requests. There
+they replace only functions that are not in use and are worth less, by the eviction policy.
+"""
+
+from collections.abc import Sequence
+
+from overwinter.core.ids import FunctionId
+from overwinter.scheduler import device_runs, sizing, swaps
+from overwinter.scheduler.containment import call_policy
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.homes import are_used
+from overwinter.scheduler.policies.device_ahead import Demand, wants_replica
+from overwinter.scheduler.policies.device_binding import least_start
+from overwinter.scheduler.pool import Device
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import facts, owner_of
+
+
+def watch(cycle: Cycle, function: Function) -> None:
+    """The expected rate of a function has changed."""
+    if cycle.policy.device_ahead == "replicas" and function.pool is not None and not are_used(cycle):
+        cycle.state.pool.growing.setdefault(function.spec.id)
+
+
+def forecast(cycle: Cycle, id_: FunctionId, rate: float) -> None:
+    """The future rate of a function is known."""
+    function = cycle.state.functions.get(id_)
+    if function is not None:
+        function.forecast = rate
+        watch(cycle, function)
+
+
+def check(cycle: Cycle) -> None:
+    """Bring functions to idle devices, while no function waits for one."""
+    pool = cycle.state.pool
+    if pool.waiting:
+        return
+    for id_ in list(pool.growing):
+        idle = [each for each in pool.executors.values() if each.executor is not None and each.executor.is_idle]
+        if not idle:
+            return
+        del pool.growing[id_]
+        function = cycle.state.functions.get(id_)
+        if function is not None and function.pool is not None and function.loaded:
+            _grow(cycle, function, idle)
+
+
+def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
+    """Bring a function to one more of these devices, if that is worth it."""
+    slo_ms, holders = function.spec.settings.slo_ms, list(cycle.state.pool.holders(function))
+    may = [each for each in idle if each not in holders and _suits(cycle, each, function)]
+    if slo_ms is None or not holders or not may:
+        return
+    rate, run_s = _rate(cycle, function), swaps.run_s(cycle, function, 1)
+    start_s = min(_start_s(function, each, holders, run_s) for each in may)
+    demand = Demand(rate, run_s, start_s, slo_ms / 1000, len(holders))
+    if not call_policy(cycle.state, function, False, wants_replica, demand):
+        return
+    options = swaps.options(cycle, function, may)
+    choice = least_start(options, 0)
+    chosen = next(each for each in options if each.device == choice.device)
+    # A transfer behind the same switch would slow down those for which requests wait.
+    if chosen.neighbour != "nothing" or not chosen.missing_bytes:
+        return
+    device = cycle.state.pool.devices[choice.device]
+    short = max(0, device.blocks.nbytes + chosen.missing_bytes - device.capacity(chosen.missing_bytes))
+    worth_less = swaps.worth_less(cycle, function, device) if short else {}
+    if sum(worth_less.values()) < short:
+        return
+    device_runs.bring(cycle, function, device, choice, list(worth_less))
+    others = ", ".join(each.config.name for each in holders)
+    text = f"{rate:.1f} requests/s of {1e3 * run_s:.1f} ms would too often find {others} busy"
+    cycle.explain(function, "ahead", f"{choice.device} gets its blocks before a request needs them: {text}")
+    watch(cycle, function)
+
+
+def _start_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
+    """The time for which a run on a device would wait for blocks from the nearest place, if nothing else is brought."""
+    config, missing = device.config, device.blocks.missing(facts(function).sizes)
+    rate = max(config.bytes_per_s, *(config.peers.get(each.config.name, 0.0) for each in holders))
+    return max(0.0, config.latency_s + missing / rate - run_s)
+
+
+def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
+    pooled = facts(function)
+    fits = pooled.nbytes <= device.config.memory_bytes and device.config.name not in pooled.unplaced
+    return (
+        fits and not pooled.spoils and device.owner == owner_of(cycle, function) and cycle.now >= function.backoff_until
+    )
+
+
+def _rate(cycle: Cycle, function: Function) -> float:
+    """The expected requests per second of a function: of its family's, as much as its part of the recent runs."""
+    family = function.family
+    often = {id_: 1 / each.every_s for id_, each in family.members.items() if each.every_s}
+    share = 1.0 if len(family.members) == 1 else often.get(function.spec.id, 0.0) / (sum(often.values()) or 1.0)
+    return share * max(sizing.expected_rate(cycle, family), sizing.burst(cycle, family))

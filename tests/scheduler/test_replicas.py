@@ -1,0 +1,145 @@
+"""A function whose rate is too high for its devices gets a further one before a request waits for its blocks."""
+
+import pytest
+
+from overwinter.core.actions import Explanation, Reply, RunOnDevice
+from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.policies import Policy
+from tests.scheduler.test_devices import device, of, pooled, served
+from tests.scheduler.world import World
+
+RUN_S = 0.1
+
+
+def answered(world, name="f", seconds=RUN_S) -> None:
+    world.arrive(name)
+    world.settle_processes()
+    world.now += seconds
+    world.finish_on_device()
+
+
+def quick(world, times, name="f") -> None:
+    """Send requests one after the other, hardly a pause between them."""
+    for _ in range(times):
+        answered(world, name)
+        world.now += RUN_S / 4
+
+
+def brought(world) -> list[tuple[str, str, int]]:
+    return [(each.function, each.device, each.missing_bytes) for each in of(world, RunOnDevice) if not each.requests]
+
+
+def two_devices(*functions, **config) -> World:
+    """Return a world with these functions, of which both devices have an executor, and the first has f."""
+    world = World(**{"devices": (device(0), device(1)), **config})
+    for each in functions:
+        world.deploy(each)
+    world.arrive("f")
+    world.arrive("other")
+    world.settle()
+    return world
+
+
+OTHER = pooled("other", 1000)
+F = pooled("f", slo_ms=300.0)
+
+
+def until_brought(world) -> None:
+    for _ in range(20):
+        if brought(world):
+            return
+        quick(world, 1)
+    raise AssertionError("nothing is brought")
+
+
+def test_a_fast_function_gets_a_further_device_and_its_first_request_there_moves_nothing():
+    world = two_devices(F, OTHER)
+    until_brought(world)
+    [home] = [each.config.name for each in world.state.pool.holders(world.state.functions["f@1"])][:1]
+    [(function, other, nbytes)] = brought(world)
+    assert (function, nbytes) == ("f@1", 600_000)
+    assert other != home
+    why = [each.why for each in of(world, Explanation) if each.what == "ahead" and "gets its blocks" in each.why]
+    assert len(why) == 1
+    assert home in why[0]
+    world.settle()
+    world.arrive("f")
+    world.arrive("f")
+    last = of(world, RunOnDevice)[-2:]
+    assert {run.device for run in last} == {home, other}
+    assert [run.missing_bytes for run in last] == [0, 0]
+    world.settle()
+    quick(world, 10)
+    assert len(brought(world)) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [pooled("f"), pooled("f", slo_ms=900.0), pooled("f", slo_ms=50.0)],
+    ids=["no SLO", "fast enough on demand", "never fast enough"],
+)
+def test_a_function_gets_no_further_device_if_that_answers_no_request_in_time(function):
+    world = two_devices(function, OTHER)
+    quick(world, 20)
+    assert brought(world) == []
+
+
+@pytest.mark.parametrize("ahead", ["nothing", "programs"])
+def test_other_policies_bring_nothing(ahead):
+    world = two_devices(F, OTHER, policy=Policy(device_ahead=ahead))
+    quick(world, 20)
+    assert brought(world) == []
+
+
+def test_nothing_is_brought_to_a_device_of_another_tenant():
+    world = two_devices(F, pooled("other", 1000, tenant="u"))
+    quick(world, 20)
+    assert brought(world) == []
+
+
+def test_a_replica_takes_the_place_of_what_is_worth_less_only():
+    # Both are on the second device, and only one of them leaves room.
+    world = two_devices(F, pooled("other", 700_000, slo_ms=300.0))
+    world.now += 1000.0
+    world.calm()
+    until_brought(world)
+    assert of(world, RunOnDevice)[-1].evict == ("other@1",)
+    world = two_devices(F, pooled("other", 1_000_000, slo_ms=300.0))
+    for _ in range(20):
+        answered(world, "other", 0.01)
+        quick(world, 1)
+    assert brought(world) == []
+
+
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_a_function_that_leaves_while_it_is_brought_leaves_the_device(event):
+    world = two_devices(F, OTHER)
+    until_brought(world)
+    [(_, name, _)] = brought(world)
+    world.send(event("f@1"))
+    world.settle()
+    assert "f@1" not in world.state.pool.devices[name].residents
+    served(world, "other")
+    assert isinstance(world.answers[max(world.answers)], Reply)
+
+
+def test_an_executor_that_dies_while_it_brings_a_function_costs_no_device_and_no_request():
+    world = two_devices(F, OTHER)
+    until_brought(world)
+    [(_, name, _)] = brought(world)
+    [executor] = [run.executor for run in world.devices.running.values() if not run.requests]
+    world.die(executor)
+    assert world.state.pool.devices[name].failures == 0
+    quick(world, 10)
+    assert len(brought(world)) == 1
+    assert all(isinstance(each, Reply) for each in world.answers.values())
+
+
+def test_blocks_that_find_no_place_are_forgotten():
+    world = two_devices(F, OTHER)
+    until_brought(world)
+    [(_, name, _)] = brought(world)
+    world.finish_on_device(unplaced=True)
+    assert "f@1" not in world.state.pool.devices[name].residents
+    quick(world, 10)
+    assert all(isinstance(each, Reply) for each in world.answers.values())
