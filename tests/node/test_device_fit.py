@@ -12,6 +12,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId
 from overwinter.device.partitioned import PARTITION_BYTES
 from overwinter.model.export import export
+from overwinter.node import device_fit
 from overwinter.node.device_fit import slices_for
 
 MIB = 1 << 20
@@ -49,6 +50,17 @@ def test_the_blocks_need_places_and_not_only_bytes(packed):
     # 70 MiB are fewer than 80, but only two partitions fit there.
     first, second = slices_for(packed.manifest, packed.program, devices(32, 80))
     assert [sum(each.sizes.values()) for each in (first, second)] == [40 * MIB, 30 * MIB]
+
+
+@pytest.mark.parametrize("bound", ["CALLS_MAX", "VALUES_MAX"])
+def test_a_program_of_many_calls_or_values_is_not_cut(packed, monkeypatch, bound):
+    monkeypatch.setattr(device_fit, bound, 0)
+    if bound == "CALLS_MAX":
+        with pytest.raises(NoSpaceError, match=r"'table' .* calls"):
+            slices_for(packed.manifest, packed.program, devices(32, 80))
+        return
+    with pytest.raises(NoSpaceError, match="'table'"):
+        slices_for(packed.manifest, packed.program, devices(32, 80))
 
 
 def test_the_weights_of_one_call_are_not_cut(packed):

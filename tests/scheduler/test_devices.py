@@ -142,6 +142,34 @@ def test_a_device_whose_executor_never_starts_is_out_of_service_and_tried_again(
     assert world.state.pool.devices["virtual:0"].state(world.now) == "idle"
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_one_tenant_takes_no_device_out_of_service_for_another(others):
+    world = World(devices=(device(),))
+    for name in "abcd":
+        world.deploy(pooled(name, 1000, timeout_s=1000.0))
+    if others:
+        world.deploy(pooled("g", 1000, tenant="u"))
+    for name in "abcd":
+        world.arrive(name)
+    pooled_device, failures = world.state.pool.devices["virtual:0"], []
+    for _ in range(4):
+        while not world.devices.running:
+            world.settle_processes()
+            if not world.devices.running:
+                world.ring()
+        world.die(next(iter(world.devices.running.values())).executor)
+        failures.append(pooled_device.failures)
+    assert max(failures) == (1 if others else 2)
+    if others:
+        request = world.arrive("g")
+        while request not in world.answers:
+            world.settle()
+            if request not in world.answers:
+                world.ring()
+        assert isinstance(world.answers[request], Reply)
+        assert pooled_device.blamed == {}
+
+
 def test_a_run_that_hangs_is_killed_and_refused():
     world = World(devices=(device(),))
     world.deploy(pooled(timeout_s=2.0))

@@ -82,9 +82,14 @@ def whole_id(id_: FunctionId) -> FunctionId:
     return FunctionId(whole_names(id_))
 
 
-def whole_names(text: str) -> str:
-    """A text with the ids of functions in place of those of their parts."""
-    return _PARTS.sub("@", text)
+def whole_names(text: str, of: FunctionId | None = None) -> str:
+    """A text with the ids of functions in place of those of their parts. `of`: only of this function or part, because
+    its code may have written the text.
+    """
+    if of is None:
+        return _PARTS.sub("@", text)
+    name = whole_name(split_id(of)[0])
+    return re.sub(rf"\b{re.escape(name)}{PART}(program|\d+)@", f"{name}@", text)
 
 
 def split_id(id_: FunctionId) -> tuple[FunctionName, int]:

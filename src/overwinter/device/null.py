@@ -22,8 +22,8 @@ from overwinter.model.compile import compile_program
 from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
 
-SHAPES_MAX = 64
-"""The most shapes of inputs whose outputs are kept."""
+KEPT_BYTES = 16 << 20
+"""The most bytes of outputs that are kept, by the shapes of their inputs."""
 
 
 class NullDevice(VirtualDevice):
@@ -110,7 +110,9 @@ class NullProgram(DeviceProgram):
         """Return outputs of the right shapes, computed once for each shape of the inputs."""
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._outputs:
-            if len(self._outputs) == SHAPES_MAX:
+            found = tuple(self._computed(weights, [torch.zeros_like(each) for each in inputs]))
+            nbytes = sum(each.nbytes for outputs in (found, *self._outputs.values()) for each in outputs)
+            if nbytes > KEPT_BYTES:
                 self._outputs.clear()
-            self._outputs[shapes] = tuple(self._computed(weights, [torch.zeros_like(each) for each in inputs]))
+            self._outputs[shapes] = found
         return self._outputs[shapes]

@@ -61,6 +61,8 @@ class Slicer:
         last |= dict.fromkeys(program.output_slots, end)
         alive: dict[int, int] = {}
         dying: dict[int, list[int]] = {}
+        written: dict[int, list[int]] = {}
+        changing = set[int]()
         nbytes = 0
         for index, call in enumerate(program.calls[:-1]):
             for slot in call.outputs:
@@ -68,8 +70,14 @@ class Slicer:
                     alive[slot] = evaluate(self._value(slot).nbytes, program.example)
                     dying.setdefault(last[slot], []).append(slot)
                     nbytes += alive[slot]
-            nbytes -= sum(alive.pop(slot) for slot in dying.pop(index, ()))
-            if not self._last_write or all(self._last_write.get(self._groups[slot], 0) <= index for slot in alive):
+                    if (write := self._last_write.get(self._groups[slot], 0)) > index:
+                        written.setdefault(write, []).append(slot)
+                        changing.add(slot)
+            for slot in dying.pop(index, ()):
+                nbytes -= alive.pop(slot)
+                changing.discard(slot)
+            changing.difference_update(written.pop(index, ()))
+            if not changing:
                 yield index + 1, nbytes
 
     def taken(self, start: int, stop: int | None = None) -> list[int]:

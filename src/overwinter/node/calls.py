@@ -103,7 +103,8 @@ class Calls:
         payload = self.payloads.pop(action.request, None)
         if payload is not None and not payload.result.done():
             # Callers do not know the parts of a function.
-            payload.result.set_exception(error_named(action.error)(whole_names(action.message), action.retry_after_s))
+            message = whole_names(action.message, action.function)
+            payload.result.set_exception(error_named(action.error)(message, action.retry_after_s))
 
     def load_finished(self, action: LoadFinished) -> None:
         """Report the result of a load to the callers that wait for it."""

@@ -24,6 +24,8 @@ class Flight(NamedTuple):
 
     slot: int
     requests: tuple[RequestId, ...]
+    functions: tuple[FunctionId, ...]
+    """The function of each request."""
 
 
 class ContainedProcess:
@@ -99,11 +101,11 @@ class ContainedProcess:
         """Copy outputs of a program into a slot's other buffer likewise."""
         return _copy_into(self.slots[slot].outputs, tensors)
 
-    def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
+    def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
         self.last_run = run
         slot = self._free.pop()
-        self._flights[run] = Flight(slot, requests)
+        self._flights[run] = Flight(slot, requests, functions)
         return slot
 
     def end(self, answer: Answer) -> Flight:

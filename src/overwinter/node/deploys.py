@@ -84,7 +84,7 @@ class Deploys:
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
-            _divide(function, program, slices, self._config.scheduler.devices)
+            await in_thread(_divide, function, program, slices, self._config.scheduler.devices)
             for part in function.parts():
                 part.profile = await asyncio.to_thread(self._profiler.stored, part)
             self._registry.add(function)

@@ -22,7 +22,13 @@ from overwinter.store.manifest import Block, Manifest, weight_places
 
 SLICES_MAX = 16
 """The most slices. A request waits for a device for each."""
-POINTS_MAX = 512
+CALLS_MAX = 4096
+"""The most calls of a program that is cut: the time to find the cuts grows with calls times places. No model of the
+zoo has half as many.
+"""
+VALUES_MAX = 256
+"""The most values that a slice takes or returns: a message between processes describes all of them."""
+POINTS_MAX = 256
 """About so many places are considered for a cut."""
 TRIES = 4
 """The places that are tried between two calls with weights."""
@@ -107,6 +113,12 @@ class _Cutting:
                 f"{self._most} bytes, and null devices run only whole programs, whose times are in their profiles: "
                 "serve with a larger --device-memory"
             )
+        if len(self._program.calls) > CALLS_MAX:
+            raise NoSpaceError(
+                f"the {sum(self._sizes.values())} bytes of {self._manifest.name!r} find no place on an empty device of "
+                f"{self._most} bytes, and its {len(self._program.calls)} calls are more than the {CALLS_MAX} of a "
+                "program that can be cut: serve with a larger --device-memory"
+            )
         points = [0, *self._points()]
         ends = [*points[1:], len(self._program.calls)]
         parts = [self._held(start, stop).items() for start, stop in zip(points, ends, strict=True)]
@@ -173,10 +185,12 @@ class _Cutting:
         return {block: self._sizes[block] for block in sorted(blocks)}
 
     def _slice(self, start: int, stop: int) -> Slice | None:
-        """Return a slice; None if no device can run it, or if it returns more than an executor may send."""
+        """Return a slice; None if no device can run it, or if it takes or returns more than a message may contain."""
         try:
             program = self._slicer.slice(start, stop)
         except ProgramError:
+            return None
+        if max(len(program.inputs), len(program.outputs)) > max(VALUES_MAX, len(self._program.inputs)):
             return None
         numbers = {weight.name: number for number, weight in enumerate(program.weights)}
         kept = {old: numbers[each.name] for old, each in enumerate(self._program.weights) if each.name in numbers}

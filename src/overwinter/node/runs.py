@@ -93,7 +93,7 @@ class Runs:
         inputs = [self._taken(*each) for each in zip(functions, requests, strict=False)]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        slot = process.begin(run, requests)
+        slot = process.begin(run, requests, functions)
         if isinstance(process, WorkerProcess) and process.handler_only:
             self._computing.begin(process, slot, [self._functions[function] for function in functions], requests)
 
@@ -132,13 +132,13 @@ class Runs:
     ) -> None:
         process.free(flight)
         failures: list[RunFailure] = []
-        for request, outcome in zip(flight.requests, outcomes, strict=True):
+        for request, id_, outcome in zip(flight.requests, flight.functions, outcomes, strict=False):
             payload = self._payloads.get(request)
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
             elif payload is not None:
                 try:
-                    self._keep(self._functions.get(process.function), payload, outcome)
+                    self._keep(self._functions.get(id_), payload, outcome)
                 except OverwinterError as error:
                     failures.append(RunFailure(request, type(error).__name__, str(error)))
         if process.is_idle_since(answer.run) and process.is_large():

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from overwinter.core.ids import RequestId, RunId, WorkerId
+from overwinter.core.ids import FunctionId, RequestId, RunId, WorkerId
 from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
@@ -86,7 +86,7 @@ class WorkerProcess(ContainedProcess):
         if self.recent_output is not None:
             self.recent_output.add(Line(clock.wall(), self.worker, text))
 
-    def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
+    def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run, and note its CPU time."""
         if not self._flights:
             self.computed_outside_runs_s()
@@ -94,7 +94,7 @@ class WorkerProcess(ContainedProcess):
         # The CPU time of a worker is that of all its slots.
         slo_s = (self._slo_ms or 0.0) / 1000 * len(self.slots)
         self._slo_spent_at_s[run] = (self._computed_s() or 0.0) + slo_s
-        return super().begin(run, requests)
+        return super().begin(run, requests, functions)
 
     def can_meet_slo(self, computed_s: float) -> bool:
         """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.

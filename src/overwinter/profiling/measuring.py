@@ -155,7 +155,7 @@ class MeasuredWorker:
         self._runs += 1
         run = RunId(self._runs)
         batch = self._configuration.batch
-        slot = process.begin(run, (NO_REQUEST,) * batch)
+        slot = process.begin(run, (NO_REQUEST,) * batch, (process.function,) * batch)
         buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)
         try:

@@ -37,7 +37,7 @@ def refuse(
         function = request.function
     if function is not None and not is_part(function):
         # Callers of a function do not know its program as another one.
-        message = whole_names(message)
+        message = whole_names(message, function)
     cycle.actions.append(Refuse(id_, error, message, retry_after_s, function))
 
 

@@ -71,8 +71,10 @@ def _refuse_unservable(cycle: Cycle) -> None:
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
         elif any_out and all(each.is_out(cycle.now) for each in fitting):
             first = min(fitting, key=lambda each: each.backoff_until)
-            why = f"all devices for function {id_} are out of service: {first.config.name}: {first.fault}"
             wait_s = max(config.retry_after_min_s, first.backoff_until - cycle.now)
+            # A failure in a run may be that of another tenant's function.
+            fault = "runs there failed" if first.blamed else first.fault
+            why = f"all devices for function {id_} are out of service: {first.config.name}: {fault}"
             refuse_waiting(cycle, function, "WorkerError", why, wait_s)
             cycle.mark(function)
 

@@ -183,7 +183,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     else:
         device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
         _placed(device, event.moved_bytes)
-        device.failures, device.fault, device.blamed = 0, "", None
+        device.failures, device.fault = 0, ""
+        device.blamed.clear()
         failures = {failure.request: failure for failure in event.failures}
         for part in operation.parts:
             facts(part.function).unplaced.clear()

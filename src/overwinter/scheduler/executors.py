@@ -146,11 +146,18 @@ def _hung(cycle: Cycle, device: Device) -> None:
 
 
 def _failed(cycle: Cycle, device: Device, function: Function | None, reason: str) -> None:
-    """Count a failure of a device, unless the function in whose run it failed has failed there before."""
-    id_ = None if function is None else function.spec.id
-    if id_ is None or id_ != device.blamed:
+    """Count a failure of a device. Since its last success each function counts once, and if several tenants have
+    functions of the pool, so does each tenant: none of them takes a device out of service for the others.
+    """
+    device.fault = reason
+    if function is None:
         device.failures += 1
-    device.blamed, device.fault = id_, reason
+    else:
+        id_, tenant = function.spec.id, function.spec.tenant
+        tenants = {each.spec.tenant for each in cycle.state.functions.values() if each.pool is not None}
+        if not (tenant in device.blamed.values() if tenants - {tenant} else id_ in device.blamed):
+            device.failures += 1
+        device.blamed[id_] = tenant
     device.backoff_until = Seconds(cycle.now + backoff_s(device.failures, cycle.config))
 
 

@@ -111,8 +111,8 @@ class Device(msgspec.Struct, eq=False):
     backoff_until: Seconds = Seconds(0.0)
     fault: str = ""
     """The last failure; empty after a success."""
-    blamed: FunctionId | None = None
-    """The function in whose run the last executor failed. Its failures count once for the device."""
+    blamed: dict[FunctionId, TenantId] = msgspec.field(default_factory=dict)
+    """The functions in whose runs its executors failed since the last success there, with their tenants."""
 
     @property
     def owner(self) -> Owner | None:
