@@ -66,13 +66,14 @@ class Slicer:
         nbytes = 0
         for index, call in enumerate(program.calls[:-1]):
             for slot in call.outputs:
-                if last.get(slot, 0) > index:
-                    alive[slot] = evaluate(self._value(slot).nbytes, program.example)
-                    dying.setdefault(last[slot], []).append(slot)
-                    nbytes += alive[slot]
-                    if (write := self._last_write.get(self._groups[slot], 0)) > index:
-                        written.setdefault(write, []).append(slot)
-                        changing.add(slot)
+                if last.get(slot, 0) <= index:
+                    continue
+                alive[slot] = evaluate(self._value(slot).nbytes, program.example)
+                dying.setdefault(last[slot], []).append(slot)
+                nbytes += alive[slot]
+                if (write := self._last_write.get(self._groups[slot], 0)) > index:
+                    written.setdefault(write, []).append(slot)
+                    changing.add(slot)
             for slot in dying.pop(index, ()):
                 nbytes -= alive.pop(slot)
                 changing.discard(slot)
