@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import (
     AuthorError,
     CallerError,
@@ -22,7 +21,7 @@ from overwinter.core.pipeline import Pipeline
 from overwinter.core.versions import default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
-from overwinter.node.device_fit import Slice, may_hold, slices_for
+from overwinter.node.device_fit import Placement, may_hold, placement
 from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
@@ -79,12 +78,12 @@ class Deploys:
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
-        program, slices = await in_thread(self._check, manifest)
+        program, placed = await in_thread(self._check, manifest)
         self._traffic.check_new(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
-            await in_thread(_divide, function, program, slices, self._config.scheduler.devices)
+            _divide(function, program, placed)
             for part in function.parts():
                 part.profile = await asyncio.to_thread(self._profiler.stored, part)
             self._registry.add(function)
@@ -108,7 +107,7 @@ class Deploys:
                 # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
-        if self._config.profile_on_deploy and not slices:
+        if self._config.profile_on_deploy and not placed.slices:
             self._profiler.measure_soon(function.computing)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
@@ -126,9 +125,9 @@ class Deploys:
                 await asyncio.to_thread(self._forget, await registering)
             raise
 
-    def _check(self, manifest: Manifest) -> tuple[Program, list[Slice]]:
-        """Return the program, and the slices into which it is cut; raise CallerError or ProgramError unless all of the
-        manifest agrees. Runs in a thread.
+    def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
+        """Return the program, and how it runs on devices; raise CallerError or ProgramError unless all of the manifest
+        agrees. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
@@ -144,9 +143,6 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
-        slices: list[Slice] = []
-        if manifest.settings.device == "pool" and not absent:
-            slices = slices_for(manifest, program, self._config.scheduler.devices)
         if manifest.settings.device == "any" and manifest.handler is not None:
             raise CallerError(
                 f'{manifest.name!r} has a handler, which runs in workers, and device = "any": deploy it with device = '
@@ -154,11 +150,11 @@ class Deploys:
             )
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        if not absent:
-            _divide(unnumbered, program, slices, self._config.scheduler.devices)
+        placed = Placement() if absent else placement(manifest, program, self._config.scheduler.devices)
+        _divide(unnumbered, program, placed)
         for part in unnumbered.parts():
             part.check_messages()
-        return program, slices
+        return program, placed
 
     def _forget(self, deployment: Deployment) -> None:
         with suppress(NotFoundError):
@@ -212,9 +208,9 @@ class Deploys:
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
-    def _divide(self, function: DeployedFunction) -> str:
-        """Make other functions of the program if it runs on the pool and the function in workers, or if no device can
-        hold it. Return why that is impossible; empty: it is done.
+    def _restore_parts(self, function: DeployedFunction) -> str:
+        """Divide a stored function as at its deploy, by the devices that the node has now. Return why that is
+        impossible; empty: it is done.
         """
         devices, manifest = self._config.scheduler.devices, function.manifest
         is_cut = manifest.settings.device == "pool" and bool(devices) and not may_hold(manifest, devices)
@@ -224,11 +220,11 @@ class Deploys:
             program = decode_program(self._repository.read(manifest.program.address))
         except (OverwinterError, OSError) as error:
             return f"its program cannot be read ({error}): deploy it again"
-        slices: list[Slice] = []
+        placed = Placement()
         # If no slices fit, the scheduler refuses its requests.
         with suppress(NoSpaceError):
-            slices = slices_for(manifest, program, devices) if is_cut else []
-        _divide(function, program, slices, devices)
+            placed = placement(manifest, program, devices) if is_cut or function.on_either else placed
+        _divide(function, program, placed)
         return ""
 
     def restore(self) -> None:
@@ -238,7 +234,7 @@ class Deploys:
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
         deployed = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
-        faults = {function.id: fault for function in deployed if (fault := self._divide(function))}
+        faults = {function.id: fault for function in deployed if (fault := self._restore_parts(function))}
         functions = [part for function in deployed for part in function.parts()]
         self._hosts.sweep(blobs_by_store(functions))
         # A function that is partly present must be loaded as a whole, so keep only blocks that a complete function
@@ -261,22 +257,10 @@ class Deploys:
                 self._log(f"{what}: {message}")
 
 
-def _divide(
-    function: DeployedFunction, program: Program, slices: Sequence[Slice], devices: Sequence[DeviceConfig]
-) -> None:
+def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:
     """Make other functions of its program, as far as that runs on the pool apart from its workers, or in slices."""
-    if function.on_either:
-        function.device_warning = _why_not_on_device(function.manifest, program, devices)
-    if function.handler_only or (function.on_either and not function.device_warning):
+    function.device_warning = placed.why_not
+    if function.handler_only or (function.on_either and not placed.why_not):
         function.split(program)
-    if slices:
-        function.cut(slices)
-
-
-def _why_not_on_device(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> str:
-    """Return why a function that may run on devices runs in workers only; empty: a device can run it."""
-    try:
-        is_cut = bool(slices_for(manifest, program, devices))
-    except (ConflictError, NoSpaceError) as error:
-        return f"it runs on CPU cores only: {error}"
-    return "it runs on CPU cores only: no device of this node has places for all its weights" if is_cut else ""
+    if placed.slices:
+        function.cut(placed.slices)

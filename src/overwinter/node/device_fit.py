@@ -47,6 +47,29 @@ class Slice(NamedTuple):
     """The bytes of each block on a device, also of its weights in other slices."""
 
 
+class Placement(NamedTuple):
+    """How a program runs on the devices of a node."""
+
+    slices: Sequence[Slice] = ()
+    """Those into which it is cut; empty: it runs as a whole."""
+    why_not: str = ""
+    """Why no device can run it, if it runs in workers instead."""
+
+
+def placement(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> Placement:
+    """Decide how a program runs on devices, if it may. Raises the errors of `slices_for` if it can only run there."""
+    if manifest.settings.device == "cpu":
+        return Placement()
+    if manifest.settings.device == "pool":
+        return Placement(slices_for(manifest, program, devices))
+    try:
+        is_cut = bool(slices_for(manifest, program, devices))
+    except (ConflictError, NoSpaceError) as error:
+        return Placement(why_not=f"it runs on CPU cores only: {error}")
+    why_not = "it runs on CPU cores only: no device of this node has places for all its weights" if is_cut else ""
+    return Placement(why_not=why_not)
+
+
 def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> list[Slice]:
     """Return the slices into which a program is cut because no device, when empty, has places for all its blocks; none
     if one has.
