@@ -144,3 +144,5 @@ def test_whatever_happens_requests_end(seed, isolation):
         may += [world.ring] if world.alarm is not None else []
         chance.choice(may)()
     world.end_well(["f", "g"], 60.0)
+    assert not world.open
+    assert not world.state.requests

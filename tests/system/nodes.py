@@ -1,7 +1,9 @@
 """Real nodes for the tests: a daemon in a separate process, its processes, and what they leave behind."""
 
+import concurrent.futures
 import functools
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +21,7 @@ import torch
 from benchmarks.nodes import group_of, is_ahead, parents_of_all
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
+from overwinter.core.errors import OverwinterError
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 
@@ -237,3 +240,25 @@ def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
     finally:
         stop.set()
         thread.join()
+
+
+def asked_while_killing(
+    ask: Callable[[int], bool], count: int, kinds: Sequence[Callable[[NodeProcess], list[int]]], node: NodeProcess
+) -> list[bool]:
+    """Ask so many times, eight at once, while one process of each of these kinds is killed, one after the other. Return
+    each answer; a clear refusal, because both attempts met a dying process, counts as right.
+    """
+
+    def answered(at: int) -> bool:
+        try:
+            return ask(at)
+        except OverwinterError as error:
+            return "signal 9" in str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(answered, at) for at in range(count)]
+        for killed, pids in enumerate(kinds):
+            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
+            for pid in pids(node)[:1]:
+                os.kill(pid, signal.SIGKILL)
+        return [each.result(60) for each in answers]

@@ -3,15 +3,16 @@
 import concurrent.futures
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from overwinter.api.client import Client
-from overwinter.core.errors import CallerError, NotFoundError, OverloadedError, OverwinterError
+from overwinter.core.errors import CallerError, NotFoundError, OverloadedError
 from tests.replay.replayed import replayed
 
-from .nodes import NodeProcess, ask, deploy, wait_until
+from .nodes import NodeProcess, ask, asked_while_killing, deploy, wait_until
 from .test_pool import MODELS, executors, right
 
 PLUS = "def preprocess(inputs, state):\n    return {'x': inputs['x'] + 1}\n"
@@ -46,6 +47,27 @@ def runs(node: NodeProcess) -> tuple[int, int]:
     """Return how many runs began in workers, and how many on devices."""
     seen = node.seen()
     return seen.count("Run"), seen.count("RunOnDevice")
+
+
+def served_while_stopped(node: NodeProcess, pids: list[int], ask: Callable[[int], bool]) -> list[int]:
+    """Stop processes until three requests are answered without them, and then wait for all answers. Return the runs
+    that began in workers, and on devices, while they were stopped.
+    """
+    before, answers = runs(node), list[concurrent.futures.Future[bool]]()
+
+    def are_served() -> bool:
+        answers.append(threads.submit(ask, len(answers)))
+        return sum(each.done() for each in answers) >= 3
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(are_served)
+        during = [after - then for after, then in zip(runs(node), before, strict=True)]
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert all(each.result() for each in answers)
+    return during
 
 
 def test_each_way_is_tried_and_one_function_is_seen(make_node):
@@ -83,7 +105,7 @@ def test_each_way_is_tried_and_one_function_is_seen(make_node):
     assert replayed(node.journal)
 
 
-def test_both_ways_are_used_under_load(make_node):
+def test_requests_avoid_workers_or_devices_that_do_not_answer(make_node):
     node = make_node("--devices", "1", "--device-memory", "8MiB")
     model = Busy()
     deploy(node, "f", model, device="any", max_workers=1)
@@ -95,33 +117,16 @@ def test_both_ways_are_used_under_load(make_node):
             return torch.allclose(answer, model(x)["y"], atol=1e-6)
 
     assert all(asked(at) for at in range(3))
-    before = runs(node)
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(asked, range(400)))
-    more = [after - then for after, then in zip(runs(node), before, strict=True)]
-    # The device is busy at times, and so is the worker.
-    assert min(more) >= 20
-    assert sum(more) == 400
+    assert served_while_stopped(node, workers(node), asked)[1] >= 3
+    assert served_while_stopped(node, executors(node), asked)[0] >= 3
 
 
 def test_deaths_of_workers_and_executors_cost_no_answer(make_node):
     node = make_node("--devices", "2", "--device-memory", "4MiB")
     put(node)
 
-    def asked(at: int) -> bool:
-        try:
-            return right(node, f"f{at % COUNT}", float(at))
-        except OverwinterError as error:
-            # A clear refusal: both attempts met a dying process.
-            return "signal 9" in str(error)
-
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(asked, at) for at in range(300)]
-        for killed in range(6):
-            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
-            for pid in (executors(node) if killed % 2 else workers(node))[:1]:
-                os.kill(pid, signal.SIGKILL)
-        assert all(each.result(60) for each in answers)
+    kinds = [workers, executors] * 3
+    assert all(asked_while_killing(lambda at: right(node, f"f{at % COUNT}", float(at)), 300, kinds, node))
     assert all(right(node, name, 3.0) for name in MODELS)
     node.stop()
     assert replayed(node.journal)

@@ -97,7 +97,7 @@ def test_output_of_a_handler_is_in_the_nodes_log_with_its_source(node: NodeProce
         node, "talker", handler="def preprocess(inputs, state):\n    print('hello', flush=True)\n    return inputs\n"
     )
     ask(node, "talker")
-    wait_until(lambda: any("worker talker@1: hello" in line for line in node.said))
+    assert wait_until(lambda: any("worker talker@1: hello" in line for line in node.said))
 
 
 def test_settings_out_of_range_are_refused_and_leave_nothing(node: NodeProcess):
@@ -161,8 +161,9 @@ def test_a_restarted_node_releases_all_memory_of_removed_functions(shared_node):
     deploy(node, "f", Scale(2.0))
     node.kill()
     node.start()
+    assert node.stored_bytes() > 0
     node.client.remove("f")
-    wait_until(lambda: node.stored_bytes() == 0)
+    assert wait_until(lambda: node.stored_bytes() == 0)
 
 
 def test_a_block_too_large_for_a_program_is_not_read_as_one(node: NodeProcess):

@@ -12,7 +12,7 @@ from overwinter.api.client import Client
 from overwinter.core.errors import ConflictError, NoSpaceError, OverwinterError
 
 from . import test_families
-from .nodes import NodeProcess, deploy, wait_until
+from .nodes import NodeProcess, asked_while_killing, deploy
 from .test_shared_runs import near
 
 COUNT = 6
@@ -112,20 +112,7 @@ def test_an_executor_that_dies_costs_no_answer(shared_node):
     node = shared_node("--devices", "2", "--device-memory", "2MiB")
     put(node)
 
-    def asked(at: int) -> bool:
-        try:
-            return right(node, f"f{at % COUNT}", float(at))
-        except OverwinterError as error:
-            # A clear refusal: both attempts met a dying executor.
-            return "signal 9" in str(error)
-
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(asked, at) for at in range(200)]
-        for killed in range(4):
-            wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
-            for pid in executors(node)[:1]:
-                os.kill(pid, signal.SIGKILL)
-        assert all(each.result(60) for each in answers)
+    assert all(asked_while_killing(lambda at: right(node, f"f{at % COUNT}", float(at)), 200, [executors] * 4, node))
     assert all(right(node, name, 3.0) for name in MODELS)
 
 
