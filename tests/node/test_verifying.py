@@ -13,8 +13,8 @@ from overwinter.store.manifest import Blob
 from tests.node.rig import until
 from tests.store.source import Source
 
-SHARE = 0.001
-"""Hashing all blocks with this share takes many times the duration of a test."""
+SHARE = 1e-6
+"""With this share the pause after the first chunk of a block is many times as long as a test."""
 CONTENTS = {address_of(data): data for data in (bytes([number]) * (4 << 20) for number in range(4))}
 BLOBS = [Blob(address, len(data)) for address, data in CONTENTS.items()]
 NBYTES = sum(map(len, CONTENTS.values()))

@@ -28,6 +28,8 @@ EVERY_S = 1.0
 """The time between two passes."""
 PAUSE_S = 0.01
 """Shorter pauses are accumulated."""
+CALM_AGAIN_S = 0.05
+"""How long a pause goes on after the cores have become idle."""
 NICE = 19
 
 
@@ -106,17 +108,25 @@ class Verifier:
 
     def _yield(self) -> None:
         """Pause only while others need the cores."""
-        if not self._is_calm():
-            self._pause()
+        self._owe()
+        while not (calm := self._is_calm()) and self._owed_s >= PAUSE_S and not self._closing.is_set():
+            part = min(self._owed_s, CALM_AGAIN_S)
+            self._closing.wait(part)
+            self._owed_s -= part
+        if calm:
+            self._owed_s = 0.0
         self._begun = clock.now()
 
     def _pause(self) -> None:
         """Sleep until the work since the last pause was `share` of the elapsed time."""
-        self._owed_s += (clock.now() - self._begun) * (1 / self._share - 1)
+        self._owe()
         if self._owed_s >= PAUSE_S:
             self._closing.wait(self._owed_s)
             self._owed_s = 0.0
         self._begun = clock.now()
+
+    def _owe(self) -> None:
+        self._owed_s += (clock.now() - self._begun) * (1 / self._share - 1)
 
     def _report(self, name: StoreName, address: Address) -> None:
         workers = self._lost(name, address)
