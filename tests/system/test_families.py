@@ -54,7 +54,12 @@ def put_to_sleep(node: NodeProcess) -> None:
     wait_until(lambda: node.worker_pids())
     for pid in node.worker_pids():
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(events(node, "WorkerExited")) == len(actions(node, "StartWorker")))
+    # Processes that were forked ahead may end at any time, too.
+    wait_until(lambda: workers(actions(node, "StartWorker")) <= workers(events(node, "WorkerExited")))
+
+
+def workers(steps: list[dict]) -> set[int]:
+    return {each["worker"] for each in steps}
 
 
 def events(node: NodeProcess, kind: str) -> list[dict]:
