@@ -5,7 +5,7 @@ import random
 import pytest
 from msgspec import structs
 
-from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor
+from overwinter.core.actions import LoadBlocks, Refuse, Reply, RunOnDevice, StartExecutor
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.ids import FunctionId
 from tests.scheduler.test_devices import device, of
@@ -31,12 +31,17 @@ def world_of(number=2, **config) -> World:
     return world
 
 
+def runs(world) -> list[RunOnDevice]:
+    """Return the runs that had requests."""
+    return [run for run in of(world, RunOnDevice) if run.requests]
+
+
 def test_a_request_runs_through_all_slices_on_all_devices():
     world = world_of()
     for _ in range(3):
         world.arrive("f")
         world.settle()
-    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "f:2@1", "f:3@1"] * 3
+    assert [run.function for run in runs(world)] == ["f@1", "f:2@1", "f:3@1"] * 3
     assert [(type(each), each.function, each.start) for each in world.answers.values()] == [
         (Reply, "f@1", "disk"),
         (Reply, "f@1", "host"),
@@ -146,3 +151,59 @@ def test_whatever_happens_requests_end(seed, isolation):
     world.end_well(["f", "g"], 60.0)
     assert not world.open
     assert not world.state.requests
+
+
+def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
+    world = world_of(3)
+    world.deploy(*slices(("g", "g:2", "g:3"))[-1:])
+    for each in slices(("g", "g:2", "g:3"))[:-1]:
+        world.deploy(each)
+    for name in ("f", "g"):
+        world.arrive(name)
+        world.settle()
+    before = len(of(world, RunOnDevice))
+    request = world.arrive("f")
+    world.settle_processes()
+    begun = of(world, RunOnDevice)[before:]
+    assert [(run.function, len(run.requests), run.missing_bytes) for run in begun] == [
+        ("f@1", 1, 600_000),
+        ("f:2@1", 0, 600_000),
+        ("f:3@1", 0, 600_000),
+    ]
+    assert len({run.device for run in begun}) == 3
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert [run.missing_bytes for run in of(world, RunOnDevice)[before + 3 :]] == [0, 0]
+
+
+def test_a_slice_waits_for_its_transfer():
+    world = world_of(2)
+    world.arrive("f")
+    world.settle()
+    world.arrive("f")
+    world.settle_processes()
+    while not any(not run.requests for run in world.devices.running.values()):
+        world.finish_on_device()
+    [brought] = [run for run in world.devices.running.values() if not run.requests]
+    assert brought.function == "f:3@1"
+    # The run of the earlier slice ends first.
+    world.finish_on_device()
+    assert list(world.devices.running.values()) == [brought]
+    world.settle()
+    assert [each.missing_bytes for each in runs(world) if each.function == "f:3@1"] == [0, 0]
+
+
+def test_the_blocks_of_later_slices_are_loaded_while_the_first_runs():
+    world = world_of(1)
+    world.arrive("f")
+    world.settle_processes()
+    assert [each.function for each in of(world, LoadBlocks)] == ["f@1", "f:2@1", "f:3@1"]
+
+
+def test_where_the_host_store_has_no_space_later_slices_are_loaded_when_they_are_reached():
+    world = world_of(1, host_bytes=1_000_000)
+    request = world.arrive("f")
+    world.settle_processes()
+    assert [each.function for each in of(world, LoadBlocks)] == ["f@1"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)

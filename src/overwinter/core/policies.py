@@ -90,7 +90,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device_ahead: DeviceAhead = "replicas"
     """What idle devices do before a request comes: `programs` prepares the programs of the functions that they may run,
     one at a time. `replicas` also brings functions to a further device if their rate is too high for those that have
-    them.
+    them, and later slices of a program while an earlier one runs.
     """
     core_mib: float = 64.0
     """The memory that costs as much as one core."""

@@ -9,11 +9,20 @@ one that serves others. Starting an executor takes long and empties the device, 
 * or the owner's functions would wait longer for its own devices than for a start, and the device is not used.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from overwinter.core.ids import slice_number
-from overwinter.scheduler import counterpart, device_order, device_runs, executors, functions, homes, swaps
+from overwinter.scheduler import (
+    counterpart,
+    device_order,
+    device_runs,
+    executors,
+    functions,
+    homes,
+    slices,
+    swaps,
+)
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
@@ -86,7 +95,7 @@ def _serve_in_order(cycle: Cycle) -> None:
     """Begin runs in the order of the queueing policy."""
     pool = cycle.state.pool
     # An executor that starts will serve one of these functions.
-    coming = [each for each in pool.devices.values() if _coming_owner(each) is not None]
+    coming = [each for each in pool.devices.values() if each.coming_owner is not None]
     bound = homes.are_used(cycle)
     may = [each for each in _waiting(cycle) if each.queue and (not bound or facts(each).home is not None)]
     free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
@@ -121,8 +130,8 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     """Begin a run on one of the free devices; False: none of them serves the function."""
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
-    fitting = sorted((each for each in swaps.fitting(cycle, function) if each in serving), key=_since)
-    fitting = _spread(cycle, function, fitting)
+    fitting: Sequence[Device] = sorted((each for each in swaps.fitting(cycle, function) if each in serving), key=_since)
+    fitting = slices.suitable(cycle, function, fitting)
     if not fitting:
         return False
     options = swaps.options(cycle, function, fitting)
@@ -143,36 +152,10 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
     if homes.are_used(cycle) and facts(function).home is None:
         return False
     free = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
-    return bool(_spread(cycle, function, [each for each in free if each.owner == owner]))
-
-
-def _spread(cycle: Cycle, function: Function, serving: list[Device]) -> list[Device]:
-    """Return those of the devices that serve a function on which it may run. For a later slice of a program, because
-    each request needs all slices, these are devices where nothing is evicted for it. None if it waits for an executor
-    on such a device, which starts or can be started; if there is no such device, all.
-    """
-    if slice_number(function.spec.id) is None or homes.are_used(cycle):
-        return serving
-    sizes, owner = facts(function).sizes, owner_of(cycle, function)
-    has_room = [each for each in serving if each.blocks.nbytes + each.blocks.missing(sizes) <= each.config.memory_bytes]
-    if has_room:
-        return has_room
-    for each in swaps.fitting(cycle, function):
-        is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
-        if is_empty or _coming_owner(each) == owner:
-            return []
-    return serving
+    return bool(slices.suitable(cycle, function, [each for each in free if each.owner == owner]))
 
 
 # Executors
-
-
-def _coming_owner(device: Device) -> Owner | None:
-    """Return whose executor a device will have soon, if it is being started or replaced."""
-    executor = device.executor
-    if executor is None or executor.stopping:
-        return device.next_owner
-    return executor.owner if executor.ready_at is None else None
 
 
 def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: list[Device]) -> None:
@@ -184,7 +167,7 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
     fitting = [each for each in may if each in free]
     empty = [each for each in fitting if each.executor is None]
     reserved = next((each for each in empty if each.next_owner == owner), None)
-    own = next((each for each in coming if each in may and _coming_owner(each) == owner), None)
+    own = next((each for each in coming if each in may and each.coming_owner == owner), None)
     if reserved is not None:
         executors.start(cycle, reserved, owner)
         coming.remove(reserved)

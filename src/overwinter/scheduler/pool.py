@@ -122,6 +122,14 @@ class Device(msgspec.Struct, eq=False):
         return self.executor.owner
 
     @property
+    def coming_owner(self) -> Owner | None:
+        """Whose executor it will have soon, if one is being started or replaced."""
+        executor = self.executor
+        if executor is None or executor.stopping:
+            return self.next_owner
+        return executor.owner if executor.ready_at is None else None
+
+    @property
     def operation(self) -> Operation | None:
         """The run in progress."""
         return None if self.executor is None else self.executor.operation

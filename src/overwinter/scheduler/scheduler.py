@@ -10,7 +10,7 @@ from overwinter.core.actions import Action, SetAlarm
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm, Event
 from overwinter.core.ids import FunctionId, Seconds
-from overwinter.scheduler import ahead, device_ahead, due, facts, replicas
+from overwinter.scheduler import ahead, device_ahead, due, facts, replicas, slices
 from overwinter.scheduler.admission import admit
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import contain
@@ -55,6 +55,7 @@ class Scheduler:
         if cycle.ahead_due:
             ahead.check(cycle)
         if cycle.state.pool.executors:
+            slices.check(cycle)
             replicas.check(cycle)
             device_ahead.check(cycle)
         alarm = cycle.timers.next_alarm()
