@@ -196,7 +196,7 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
         while world.open:
             world.ring()
             world.settle()
-    assert [each.function for each in of(Explanation, world.log) if each.what == "quarantine"] == ["g@1"]
+    assert [each.function for each in of(Explanation, world.log) if each.what == "isolate"] == ["g@1"]
     world.arrive("f")
     world.settle()
     world.arrive("g")
@@ -219,17 +219,17 @@ def begin_in_one_worker(world, *, hangs: str) -> int:
 def test_who_hangs_twice_gets_workers_of_its_own(hangs):
     config = {"start_timeout_s": 5.0, "backoff_first_s": 0.1, "backoff_max_s": 0.2}
     world = family("f", "g", config=config, timeout_s=5.0)
-    quarantined = []
+    isolated = []
     for _ in range(2):
-        assert quarantined == []
+        assert isolated == []
         worker = begin_in_one_worker(world, hangs=hangs)
         assert {"f@1"} <= world.bound[worker]
         while worker not in world.stopping:
             world.ring()
         world.die(worker)
         world.calm()
-        quarantined = [each.function for each in of(Explanation, world.log) if each.what == "quarantine"]
-    assert quarantined == ["g@1"]
+        isolated = [each.function for each in of(Explanation, world.log) if each.what == "isolate"]
+    assert isolated == ["g@1"]
     for name in ("f", "g", "f"):
         request = world.arrive(name)
         world.settle()
@@ -248,7 +248,7 @@ def test_one_that_hangs_now_and_then_stays_with_its_siblings():
         for _ in range(SUSPECT_RUNS + 1):
             world.arrive("g")
             world.calm()
-    assert [each for each in of(Explanation, world.log) if each.what == "quarantine"] == []
+    assert [each for each in of(Explanation, world.log) if each.what == "isolate"] == []
 
 
 def test_a_workers_keep_alive_is_that_of_the_functions_that_it_has_left():

@@ -152,7 +152,7 @@ def test_a_death_costs_every_request_of_the_run_one_retry_and_its_functions_shar
         else:
             world.ring()
     assert all(isinstance(world.answers[request], Reply) for request in requests)
-    assert not [each for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"]
+    assert not [each for each in world.log if isinstance(each, Explanation) and each.what == "isolate"]
 
 
 def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
@@ -170,7 +170,7 @@ def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
         else:
             world.ring()
     assert [isinstance(world.answers[request], Reply) for request in requests] == [True, True, False]
-    assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"] == [
+    assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "isolate"] == [
         "bad@1"
     ]
 

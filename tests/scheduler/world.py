@@ -205,11 +205,11 @@ class World:
     def family_of(self, function) -> tuple[str, str]:
         return self.families[function]
 
-    def hear(self, announce: LoadFinished) -> None:
-        self.loading.discard(announce.function)
-        if announce.function in self.on_trial and announce.error is not None:
-            self.deployed.pop(announce.function, None)
-        self.on_trial.discard(announce.function)
+    def hear(self, finished: LoadFinished) -> None:
+        self.loading.discard(finished.function)
+        if finished.function in self.on_trial and finished.error is not None:
+            self.deployed.pop(finished.function, None)
+        self.on_trial.discard(finished.function)
 
     # Events that may happen next
 

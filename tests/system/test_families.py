@@ -117,7 +117,7 @@ def test_a_variant_whose_runs_hang_twice_gets_a_dedicated_worker(shared_node):
         assert len(node.worker_pids()) == 1
         with pytest.raises(OverwinterError, match="v22@1 hung"):
             right(node, 22, wait_s=60.0)
-    assert [each["function"] for each in actions(node, "Explanation") if each["what"] == "quarantine"] == ["v22@1"]
+    assert [each["function"] for each in actions(node, "Explanation") if each["what"] == "isolate"] == ["v22@1"]
     binds = actions(node, "Bind")
     assert [each["function"] for each in binds] == ["v22@1"] * 2
     for number in (22, 21, 22, 21):

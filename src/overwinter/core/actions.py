@@ -36,11 +36,14 @@ Decision = Literal[
     "wait",
     "shed",
     "quarantine",
+    "isolate",
     "stop",
     "reclaim",
     "ahead",
 ]
-"""The kinds of decisions that are explained."""
+"""The kinds of decisions that are explained. `quarantine`: a function is out of service, because the scheduler failed
+on it. `isolate`: it gets a family of its own, because workers died in its runs.
+"""
 
 
 class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

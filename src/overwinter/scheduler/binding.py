@@ -93,7 +93,7 @@ def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
 
 def _least_used(worker: Worker) -> Binding | None:
     """Return the least recently used of the idle functions in a worker, which is replaced."""
-    may = [each for each in worker.bound.values() if not each.leaving and not worker.works_for(each.function.spec.id)]
+    may = [each for each in worker.bound.values() if not each.draining and not worker.works_for(each.function.spec.id)]
     return min(may, key=_when_used, default=None)
 
 
@@ -106,7 +106,7 @@ def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
 def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Stop an idle worker if there is no memory for a bind, unless memory is already being freed."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
-    if memory.fits(growth) or memory.leaving:
+    if memory.fits(growth) or memory.draining:
         return
     victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
@@ -184,16 +184,16 @@ def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until
     if worker.stopping:
         return
     id_ = function.spec.id
-    if all(binding.leaving for other, binding in worker.bound.items() if other != id_):
+    if all(binding.draining for other, binding in worker.bound.items() if other != id_):
         if until is not None and not worker.runs:
             stop(cycle, worker)
         else:
             drain(cycle, worker, why, until)
         return
     binding = worker.bound[id_]
-    if not binding.leaving:
+    if not binding.draining:
         cycle.explain(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
-    binding.leaving, binding.until = True, until
+    binding.draining, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)
     unbind_if_done(cycle, worker, binding)
@@ -202,7 +202,7 @@ def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until
 def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
     """Unbind a function that leaves a worker if it has no operation in progress there."""
     function, id_ = binding.function, binding.function.spec.id
-    if not binding.leaving or worker.stopping or worker.works_for(id_):
+    if not binding.draining or worker.stopping or worker.works_for(id_):
         return
     forget(worker, function)
     slots_changed(cycle, worker)
@@ -226,10 +226,10 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
     """Unbind functions that have been idle for their keep-alive, if they have one, except the last function."""
     for binding in list(worker.bound.values()):
         function = binding.function
-        if binding.leaving or function.queue or worker.works_for(function.spec.id):
+        if binding.draining or function.queue or worker.works_for(function.spec.id):
             continue
         is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
-        if is_old and sum(not other.leaving for other in worker.bound.values()) > 1:
+        if is_old and sum(not other.draining for other in worker.bound.values()) > 1:
             stop_using(cycle, worker, function, "it was not used for long")
 
 
@@ -237,8 +237,8 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     """Unbind half of the idle functions, the least recently used first, but never the worker's last function."""
     if worker.stopping:
         return
-    idle = [each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.leaving]
-    staying = sum(not each.leaving for each in worker.bound.values())
+    idle = [each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.draining]
+    staying = sum(not each.draining for each in worker.bound.values())
     idle.sort(key=lambda each: (each.function.used, each.function.spec.id))
     for binding in idle[: min((len(idle) + 1) // 2, staying - 1)]:
         stop_using(cycle, worker, binding.function, "its worker takes more memory than expected")

@@ -20,7 +20,7 @@ class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
     """A function that is bound in a worker."""
 
     function: FunctionId
-    doing: Literal["binding", "running", "idle", "leaving"]
+    doing: Literal["binding", "running", "idle", "draining"]
     runs: int
     """Its runs in progress, including shared ones."""
     requests: int
@@ -195,5 +195,5 @@ def _worker(worker: Worker, now: Seconds) -> WorkerDetail:
     )
 
 
-def _doing(binding: Binding) -> Literal["running", "idle", "leaving"]:
-    return "leaving" if binding.leaving else "running" if binding.runs else "idle"
+def _doing(binding: Binding) -> Literal["running", "idle", "draining"]:
+    return "draining" if binding.draining else "running" if binding.runs else "idle"

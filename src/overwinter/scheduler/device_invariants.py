@@ -75,7 +75,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
         wanted.update(resident.sizes.keys())
         assert device.executor is not None
         assert device.executor.owner == owner_of(cycle, function), f"{id_} is on {name}, which serves another owner"
-        if resident.leaving:
+        if resident.draining:
             assert device.operation is not None
             assert function in device.operation.functions, f"{id_} should be forgotten on {name}"
         else:

@@ -175,7 +175,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     operation = end_operation(cycle, device)
     assert operation is not None
     cycle.current = operation.function.spec.id
-    leaving = [each for each in operation.functions if device.residents[each.spec.id].leaving]
+    draining = [each for each in operation.functions if device.residents[each.spec.id].draining]
     if event.unplaced:
         _unplaced(cycle, device, operation)
     elif not operation.parts:
@@ -190,7 +190,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
             facts(part.function).unplaced.clear()
             part.function.failures = 0
             _answer(cycle, part, failures)
-    for function in leaving:
+    for function in draining:
         residency.unbind(cycle, device, function.spec.id)
     for function in operation.functions:
         if not function.removed:

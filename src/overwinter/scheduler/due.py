@@ -109,7 +109,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
         _idle(cycle, worker)
         return
     for binding in worker.bound.values():
-        if binding.leaving and binding.until is not None and binding.until <= now:
+        if binding.draining and binding.until is not None and binding.until <= now:
             _refuse_runs(cycle, worker, binding.function)
             binding.until = None
     if shared_runs.is_stuck(cycle, worker):
@@ -154,7 +154,7 @@ def _must_end_at(cycle: Cycle, worker: Worker) -> float:
     if worker.start is not None:
         return worker.since + config.start_timeout_s
     times = [each.hangs_at for each in (*worker.runs.values(), *worker.binds.values())]
-    times += [each.until for each in worker.bound.values() if each.leaving and each.until is not None]
+    times += [each.until for each in worker.bound.values() if each.draining and each.until is not None]
     if worker.drain is not None and worker.drain.until is not None:
         times.append(worker.drain.until)
     return min(times)
@@ -170,7 +170,7 @@ def _overran(cycle: Cycle, worker: Worker) -> None:
 
 
 def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Refuse the runs of a function that is leaving a worker."""
+    """Refuse the runs of a function that is draining in a worker."""
     config, id_ = cycle.config, function.spec.id
     if function.removed:
         error, why = "NotFoundError", f"function {id_} was removed"
@@ -208,4 +208,4 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
     for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
         functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")
     for function in {each.spec.id: each for each in alone}.values():
-        worker_exits.quarantine(cycle, function)
+        worker_exits.record_death(cycle, function)

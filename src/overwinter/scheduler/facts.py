@@ -202,7 +202,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     for part in run.parts:
         function = part.function
         binding = worker.bound[function.spec.id]
-        if binding.leaving:
+        if binding.draining:
             unbind_if_done(cycle, worker, binding)
         _follow_up(cycle, worker, function)
         if not function.removed:
@@ -282,11 +282,11 @@ def _bound(cycle: Cycle, event: Bound) -> None:
     function = binding.function
     observe(function, cycle.now - began)
     function.lost = False
-    if binding.leaving or function.removed:
+    if binding.draining or function.removed:
         unbind_if_done(cycle, worker, binding)
     else:
         cycle.current = function.spec.id
-        if function.announce:
+        if function.awaited:
             functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
     _follow_up(cycle, worker, function)
@@ -389,6 +389,6 @@ def _profiled(cycle: Cycle, event: Profiled) -> None:
     function = cycle.state.functions.get(event.function)
     if function is not None:
         function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
-        families.remodel(cycle, function.family, function.spec)
+        families.use_profile(cycle, function.family, function.spec)
         function.starts, cycle.places_changed = None, True
         cycle.mark(function)

@@ -111,7 +111,7 @@ def record_waiting(function: Function) -> None:
         family.waking.pop(id_, None)
 
 
-def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
+def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
     """Use a new profile for the functions of the family; `forget`: discard the observations of their runs."""
     before = family.latency
     if spec.settings.slo_ms != family.slo_ms:
@@ -161,5 +161,5 @@ def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | Non
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
         pace = family.latency.pace
-        remodel(cycle, family, model_of)
+        use_profile(cycle, family, model_of)
         family.latency.pace = pace if had_points else 1.0

@@ -44,12 +44,12 @@ def prove(cycle: Cycle, function: Function) -> None:
     """
     if function.on_trial:
         _publish(cycle, function)
-    function.on_trial = function.announce = False
+    function.on_trial = function.awaited = False
     cycle.actions.append(LoadFinished(function.spec.id))
 
 
 def load(cycle: Cycle, id_: FunctionId) -> None:
-    """Wake the function for a caller, who gets an answer when it is awake."""
+    """Wake the function for a caller, whose answer is LoadFinished: when the function is awake, or cannot be."""
     function = cycle.state.functions.get(id_)
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
@@ -61,15 +61,15 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
             if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
                 keep(cycle, worker)
             if worker.bound[id_].until is not None:
-                worker.bound[id_].leaving, worker.bound[id_].until = False, None
+                worker.bound[id_].draining, worker.bound[id_].until = False, None
         if function.fault:
             function.fault = ""
-            families.remodel(cycle, function.family, function.spec, forget=True)
+            families.use_profile(cycle, function.family, function.spec, forget=True)
         families.mark(cycle, function.family)
     if function.is_ready:
         cycle.actions.append(LoadFinished(id_))
     else:
-        function.announce = True
+        function.awaited = True
     cycle.mark(function)
 
 
@@ -123,7 +123,7 @@ def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
     """Handle a failed start or a dead worker: the function backs off; a version on trial is removed."""
     if function.wants_wake:
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
-        function.announce = False
+        function.awaited = False
     if function.on_trial:
         function.on_trial = False
         forget(cycle, function, reason)
@@ -164,8 +164,8 @@ def contain(cycle: Cycle) -> None:
 def _set_unloaded(cycle: Cycle, function: Function, error: str, reason: str) -> None:
     """Unload the function; `reason` is for callers that wait for its load."""
     refuse_unloaded(cycle, function)
-    if function.announce:
-        function.announce = False
+    if function.awaited:
+        function.awaited = False
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
     function.unloaded = True
     _release_all(cycle, function, UNLOADED)

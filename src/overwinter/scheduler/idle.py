@@ -82,7 +82,7 @@ def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
     for binding in worker.bound.values():
         function = binding.function
         is_unused = function.used + UNUSED_S <= cycle.now and not (function.queue or function.wants_wake)
-        if not is_unused or binding.leaving or worker.works_for(function.spec.id):
+        if not is_unused or binding.draining or worker.works_for(function.spec.id):
             continue
         alone = len(function.workers) == 1 and not function.spec.settings.pinned
         nbytes = part + (cycle.state.residents(function).exclusive(function.sizes) if alone else 0)

@@ -78,8 +78,8 @@ def _check_workers(cycle: Cycle) -> None:
         assert worker.keeps_s in (None, keeps_s), f"worker {worker.id} has the keep-alive of other functions"
         for id_, binding in worker.bound.items():
             assert binding.function.spec.tenant == worker.tenant, f"{id_} is in a worker of another tenant"
-            assert not binding.leaving or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"
-            assert binding.leaving or worker.drain or worker.stopping or binding.function.family is worker.family, (
+            assert not binding.draining or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"
+            assert binding.draining or worker.drain or worker.stopping or binding.function.family is worker.family, (
                 f"{id_} is in a worker of another family"
             )
     _check_families(state)

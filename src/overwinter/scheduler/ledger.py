@@ -27,7 +27,7 @@ class LedgerError(Exception):
 class Resource:
     """A scarce resource in whole units: workers, bytes, cores."""
 
-    __slots__ = ("_draining", "_shares", "alone", "capacity", "leaving", "name", "taken")
+    __slots__ = ("_draining", "_shares", "alone", "capacity", "draining", "name", "taken")
 
     def __init__(self, name: str, capacity: int | None = None, alone: bool = False) -> None:
         """Create a resource. `capacity` None: unlimited. `alone`: a single owner may take more than the capacity."""
@@ -36,7 +36,7 @@ class Resource:
         self.alone = alone
         self.taken = 0
         """The sum of all claims on it. Only the ledger changes it."""
-        self.leaving = 0
+        self.draining = 0
         """The part of `taken` that is draining."""
         self._shares: dict[TenantId, int] = {}
         self._draining: dict[TenantId, int] = {}
@@ -71,7 +71,7 @@ class Resource:
             _count(self._shares, entry.tenant, amount)
 
     def _drain(self, entry: "Entry", amount: int) -> None:
-        self.leaving += amount
+        self.draining += amount
         if entry.tenant is not None:
             _count(self._draining, entry.tenant, amount)
 
@@ -87,7 +87,7 @@ class Entry(msgspec.Struct, eq=False):
     """The tenant whose share the claim counts for; None: no tenant."""
     claim: Claim
     draining: bool = False
-    """Whether the claim will be given back soon."""
+    """Whether the claim will be released soon, because its owner is being stopped."""
 
 
 class Ledger:
@@ -156,19 +156,19 @@ class Ledger:
         assert named <= set(self.resources), "a claim is on a resource of another ledger"
         for resource in self.resources:
             shares: dict[TenantId, int] = {}
-            draining: dict[TenantId, int] = {}
+            shares_draining: dict[TenantId, int] = {}
             for entry in entries:
                 amount = entry.claim.get(resource, 0)
                 if entry.tenant is not None:
                     _count(shares, entry.tenant, amount)
-                    _count(draining, entry.tenant, amount if entry.draining else 0)
+                    _count(shares_draining, entry.tenant, amount if entry.draining else 0)
             taken = sum(entry.claim.get(resource, 0) for entry in entries)
             assert resource.taken == taken >= 0, (
                 f"{resource.taken} of {resource.name} are recorded as taken, {taken} are claimed"
             )
             assert resource._shares == shares, f"the tenants' shares of {resource.name} are wrong"
-            leaving = sum(entry.claim.get(resource, 0) for entry in entries if entry.draining)
-            assert (resource._draining, resource.leaving) == (draining, leaving), (
+            draining = sum(entry.claim.get(resource, 0) for entry in entries if entry.draining)
+            assert (resource._draining, resource.draining) == (shares_draining, draining), (
                 f"the draining part of {resource.name} is wrong"
             )
 

@@ -74,8 +74,8 @@ class Resident(msgspec.Struct, eq=False):
     sizes: Mapping[Address, int]
     used: Seconds
     """When its last run there began."""
-    leaving: bool = False
-    """Whether it is forgotten there when its run has ended, because its blocks have left the host store."""
+    draining: bool = False
+    """Whether it is removed from the device when its run has ended, because its blocks have left the host store."""
 
 
 class Unplaced(msgspec.Struct):

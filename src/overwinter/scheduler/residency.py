@@ -48,7 +48,7 @@ def forget(cycle: Cycle, function: Function) -> None:
     for device in list(cycle.state.pool.holders(function)):
         resident, operation = device.residents[id_], device.operation
         if operation is not None and function in operation.functions:
-            resident.leaving = True
+            resident.draining = True
             _watch_deadlines(cycle, device)
         else:
             unbind(cycle, device, id_)

@@ -95,7 +95,7 @@ def release_idle(cycle: Cycle, nbytes: int) -> int:
 
 def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     """Unbind an idle function, and release its blocks if they are unused; False: it is the worker's last function."""
-    if all(other.leaving for other in worker.bound.values() if other is not binding):
+    if all(other.draining for other in worker.bound.values() if other is not binding):
         return False
     function = binding.function
     stop_using(cycle, worker, function, "the machine is short of memory")

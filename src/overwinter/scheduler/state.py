@@ -55,10 +55,10 @@ class Binding(msgspec.Struct, eq=False):
     function: "Function"
     runs: int = 0
     """The runs in progress."""
-    leaving: bool = False
+    draining: bool = False
     """Whether it gets no more work in this worker, and is unbound when its runs have ended."""
     until: Seconds | None = None
-    """When its runs there are refused if it leaves; None: no limit."""
+    """When its runs there are refused if it is draining; None: no limit."""
 
 
 class Worker(msgspec.Struct):
@@ -148,7 +148,7 @@ class Worker(msgspec.Struct):
     def serves(self, id_: FunctionId) -> bool:
         """Whether the function is bound here and may run."""
         binding = self.bound.get(id_)
-        return binding is not None and not binding.leaving and id_ not in self.binds
+        return binding is not None and not binding.draining and id_ not in self.binds
 
     def works_for(self, id_: FunctionId) -> bool:
         """Whether an operation of the function is in progress in it."""
@@ -182,7 +182,7 @@ class Function(msgspec.Struct, eq=False):
     """Whether its blocks are in the host store."""
     load_again: bool = False
     """Whether its blocks did not fit, others were evicted, and the load is tried once more."""
-    announce: bool = False
+    awaited: bool = False
     """Whether a caller waits for the result of the next wake."""
     unloaded: bool = False
     fault: str = ""
@@ -238,7 +238,7 @@ class Function(msgspec.Struct, eq=False):
     @property
     def wants_wake(self) -> bool:
         """Whether a caller waits for it to be awake, without a request."""
-        return self.on_trial or self.announce
+        return self.on_trial or self.awaited
 
     @property
     def is_ready(self) -> bool:

@@ -82,7 +82,7 @@ class FutureClaims:
         if wanted.get(resources.workers) and workers >= workers_max(cycle):
             return False
         for resource, amount in wanted.items():
-            taken = resource.taken - resource.leaving - sum(claim.get(resource, 0) for claim in given_back)
+            taken = resource.taken - resource.draining - sum(claim.get(resource, 0) for claim in given_back)
             if not resource.fits(amount, taken + self._added[resource]):
                 return False
         return True
@@ -234,13 +234,13 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
 
 def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
     """The bytes that evicting all unused functions would free."""
-    leaving: dict[StoreName, Counter[Address]] = {}
+    evicted: dict[StoreName, Counter[Address]] = {}
     for function in _unused(cycle, keep):
-        leaving.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
+        evicted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
     stores = cycle.state.stores
     return sum(
         stores[store].sizes.get(address, 0)
-        for store, counts in leaving.items()
+        for store, counts in evicted.items()
         for address, count in counts.items()
         if stores[store].sharers[address] == count
     )

@@ -114,7 +114,7 @@ def _wants_bind(function: Function) -> bool:
     """Whether a bind would suffice. A version on trial gets a new worker, because it may end the worker."""
     if len(function.family.members) == 1 or function.on_trial:
         return False
-    return (bool(function.queue) or function.announce) and not function.is_starting
+    return (bool(function.queue) or function.awaited) and not function.is_starting
 
 
 def _needs_worker_now(cycle: Cycle, function: Function) -> bool:

@@ -63,17 +63,17 @@ def _lose(
         functions.fail(cycle, function, event.error, event.reason)
         has_siblings = len(function.family.members) > 1
         if has_siblings and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
-            quarantine(cycle, function)
+            record_death(cycle, function)
 
 
-def quarantine(cycle: Cycle, function: Function) -> None:
+def record_death(cycle: Cycle, function: Function) -> None:
     """Record that a worker died or hung in a run or a bind of the function; the second time it gets a separate
     family.
     """
     again, function.killed_at = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return
-    cycle.explain(function, "quarantine", "it killed or hung workers twice: it no longer shares them")
+    cycle.explain(function, "isolate", "it killed or hung workers twice: it no longer shares them")
     for other in list(function.workers.values()):
         stop_using(cycle, other, function, "its function has separate workers")
     families.isolate(cycle, function)
