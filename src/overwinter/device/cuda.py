@@ -50,7 +50,7 @@ class CudaEvent(Event):
         torch.cuda.current_stream().wait_event(self._point)
 
     def moved(self) -> Sequence[int] | None:
-        """Return, when the transfer is over, the bytes that came; None: it failed."""
+        """Wait for the transfer, and return the bytes that came; None: it failed."""
         if isinstance(self._point, RuntimeError):
             return None
         try:

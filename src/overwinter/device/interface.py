@@ -26,7 +26,7 @@ class Event(Protocol):
         ...
 
     def moved(self) -> Sequence[int] | None:
-        """Return, when the transfer is over, the bytes that came over each path; None: it failed."""
+        """Wait for the transfer, and return the bytes that came over each path; None: it failed."""
         ...
 
 
@@ -40,7 +40,7 @@ class FoundBlocks(NamedTuple):
     blocks: Mapping[Address, torch.Tensor]
     """The bytes of each block, flat."""
     has_changed: Callable[[Address], bool] = _never
-    """Whether a block may have changed since: what was copied of it before this was asked is void then."""
+    """Whether a block may have changed since it was found. If so, what was copied of it is void."""
 
 
 class Source(Protocol):

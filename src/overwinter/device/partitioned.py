@@ -39,8 +39,8 @@ class PartitionedAllocator(Allocator):
     def place(self, sizes: Sequence[int]) -> list[int] | None:
         """Return the offsets of new blocks of one function, or None, and nothing is placed, if they do not all fit.
 
-        Blocks are placed in the given order. If that fails, the largest are first, because smaller ones fill the gaps
-        that they leave, and then without slots, which no other size can use.
+        Blocks are placed in the given order. If they do not fit so, the largest are placed first, because smaller ones
+        fill the gaps. If that fails too, no new slots are made, because blocks of other sizes cannot use them.
         """
         sizes = [rounded(size) for size in sizes]
         given = range(len(sizes))
@@ -75,7 +75,7 @@ class PartitionedAllocator(Allocator):
             part = min(stop - offset, self.partition_bytes - inside)
             partition = self._partitions[index]
             assert partition is not None, "a block lies in it"
-            partition.give(inside, part)
+            partition.free(inside, part)
             self._inside[index].remove(start)
             self._used_bytes[index] -= part
             if not self._used_bytes[index]:
@@ -89,15 +89,15 @@ class PartitionedAllocator(Allocator):
         The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
         """
         count = -(-rounded(largest) // self.partition_bytes)
-        if count > 1 and self._run_start(count) is None:
+        if count > 1 and self._range_start(count) is None:
             starts = range(len(self._partitions) - count + 1)
-            runs = sorted((range(start, start + count) for start in starts), key=self._used)
-            return next(filter(None, (self._vacate(run, into_free=True) for run in runs)), [])
+            ranges = sorted((range(start, start + count) for start in starts), key=self._used)
+            return next(filter(None, (self._vacate(each, into_free=True) for each in ranges)), [])
         partial = self._by_use(self._partial())
         return next(filter(None, (self._vacate((index,), into_free=False) for index in partial)), [])
 
     def _common(self, sizes: Iterable[int]) -> set[int]:
-        """Return the sizes that would fill half a partition or more."""
+        """Return the sizes of several blocks that together fill half a partition or more: these get slots."""
         counts = Counter(sizes)
         return {
             size
@@ -139,11 +139,11 @@ class PartitionedAllocator(Allocator):
         return None
 
     def _place_in_free(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
-        """Place a block in a free partition, one of the fewest adjacent ones, so that larger blocks still fit."""
-        runs = self._free_runs(without)
-        if not runs:
+        """Place a block in a free partition of the shortest range of free ones, so that larger blocks still fit."""
+        ranges = self._free_ranges(without)
+        if not ranges:
             return None
-        index = min(runs, key=len)[0]
+        index = min(ranges, key=len)[0]
         whole = self.partition_bytes
         self._partitions[index] = Slots(whole, size) if common else Buddies(whole)
         return self._place_in((index,), size)
@@ -151,7 +151,7 @@ class PartitionedAllocator(Allocator):
     def _place_large(self, size: int) -> int | None:
         """Place a block in adjacent partitions; others may lie behind its end in the last one."""
         count = -(-size // self.partition_bytes)
-        start = self._run_start(count)
+        start = self._range_start(count)
         if start is None:
             return None
         end = start + size // self.partition_bytes
@@ -167,12 +167,12 @@ class PartitionedAllocator(Allocator):
             self._used_bytes[index] = min(self.partition_bytes, size - (index - start) * self.partition_bytes)
         return offset
 
-    def _run_start(self, count: int) -> int | None:
-        """Return the first of `count` free partitions at the end of the fewest adjacent ones that are enough."""
-        enough = [run for run in self._free_runs() if len(run) >= count]
-        return min(enough, key=lambda run: (len(run), -run[0]))[-count] if enough else None
+    def _range_start(self, count: int) -> int | None:
+        """Return the first of `count` adjacent free partitions, at the end of the shortest range that has so many."""
+        enough = [each for each in self._free_ranges() if len(each) >= count]
+        return min(enough, key=lambda each: (len(each), -each[0]))[-count] if enough else None
 
-    def _free_runs(self, without: Collection[int] = ()) -> list[range]:
+    def _free_ranges(self, without: Collection[int] = ()) -> list[range]:
         """Return the free partitions, in ranges of adjacent ones."""
         taken = [-1, *sorted({*self._partial(), *without}), len(self._partitions)]
         return [range(before + 1, after) for before, after in pairwise(taken) if after - before > 1]
@@ -221,7 +221,9 @@ class PartitionedAllocator(Allocator):
 
 
 def allocator_of(nbytes: int) -> PartitionedAllocator:
-    """Return the allocator of a device with so much memory; if it is small, its partitions are."""
+    """Return the allocator of a device with so much memory. A device that is smaller than a partition has a smaller
+    partition.
+    """
     partition_bytes = PARTITION_BYTES
     while partition_bytes > nbytes:
         partition_bytes //= 2

@@ -21,8 +21,8 @@ class Partition(Protocol):
         """Return the offset of a new block, or None if it does not fit here."""
         ...
 
-    def give(self, offset: int, nbytes: int) -> None:
-        """Free what was taken."""
+    def free(self, offset: int, nbytes: int) -> None:
+        """Free the memory of a block."""
         ...
 
 
@@ -70,7 +70,7 @@ class Buddies:
                     self._release(end, stop)
         return begin * GRANULE_BYTES
 
-    def give(self, offset: int, nbytes: int) -> None:
+    def free(self, offset: int, nbytes: int) -> None:
         """Free a block."""
         self._release(offset // GRANULE_BYTES, (offset + nbytes) // GRANULE_BYTES)
 
@@ -106,10 +106,10 @@ class Slots:
             return self._rest.take(nbytes)
         return heappop(self._free)
 
-    def give(self, offset: int, nbytes: int) -> None:
+    def free(self, offset: int, nbytes: int) -> None:
         """Free a slot or a place in the rest."""
         if offset >= self._end:
-            self._rest.give(offset, nbytes)
+            self._rest.free(offset, nbytes)
             return
         heappush(self._free, offset)
 
@@ -121,5 +121,5 @@ class Whole:
         """Nothing fits here."""
         return None
 
-    def give(self, offset: int, nbytes: int) -> None:
+    def free(self, offset: int, nbytes: int) -> None:
         """The block is freed, and the partition with it."""

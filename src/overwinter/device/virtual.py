@@ -31,7 +31,7 @@ class CopyEvent(Event):
         self._future.result()
 
     def moved(self) -> Sequence[int] | None:
-        """Return, when the transfer is over, the bytes that came over each path; None: it failed."""
+        """Wait for the transfer, and return the bytes that came over each path; None: it failed."""
         return None if self._future.exception() else self._future.result()
 
 
@@ -115,6 +115,7 @@ class VirtualDevice(ReservedDevice):
             left = [copy for copy in left if copy not in came]
         if left:
             raise StoreError(f"block {left[0].address} was evicted from its device, and lies nowhere else")
+        # Of a block that several transfers bring, no single one knows when it is complete.
         self._enter([each.address for each in copies if each[1:] == (0, self._arena.extent(each.address).nbytes)])
         return moved
 
