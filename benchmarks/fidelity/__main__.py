@@ -64,7 +64,7 @@ def apart(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
     finally:
         process.kill()
         process.join()
-    return Row(name, "", 0, (Finding("deploy", "wrong", text=what),), Finding("joined", "equal"))
+    return Row(name, "", 0, (Finding("deploy", "wrong", text=what),), Finding("shared", "equal"))
 
 
 def _report(pipe: Connection, work: Callable[[], Row | Skipped]) -> None:

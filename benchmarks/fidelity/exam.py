@@ -33,7 +33,7 @@ class Row(NamedTuple):
     source: str
     parameters: int
     findings: tuple[Finding, ...]
-    joined: Finding
+    shared: Finding
     """The finding on requests that may share runs."""
 
     @property
@@ -41,7 +41,7 @@ class Row(NamedTuple):
         """The verdict on all answers. Joined ones count only if they are wrong, because other sizes use other
         kernels.
         """
-        return "wrong" if self.joined.verdict == "wrong" else worst(self.findings)
+        return "wrong" if self.shared.verdict == "wrong" else worst(self.findings)
 
 
 def eager(module: Callable[..., Any], inputs: Inputs) -> list[Tensor] | Exception:
@@ -63,7 +63,7 @@ def examine(architecture: Architecture, url: str, seed: int) -> Row:
     module = architecture.build(seed)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     findings: list[Finding] = []
-    joined = Finding("joined", "equal")
+    shared = Finding("shared", "equal")
     with overwinter.Client(url) as client:
         for asked in [architecture, *architecture.with_fixed_sizes()]:
             joining = _deploy(asked, module, url, seed, MAX_BATCH)
@@ -72,11 +72,11 @@ def examine(architecture: Architecture, url: str, seed: int) -> Row:
                 findings.append(refusal)
                 continue
             findings += [_asked(client, asked, reference, sizes, seed) for sizes in asked.cases()]
-            joined = _joined(client, asked, reference, seed) if joining is None else joining
+            shared = _shared(client, asked, reference, seed) if joining is None else joining
             client.remove(asked.name)
             break
     findings += _untouched(architecture, reference, module, seed)
-    return Row(architecture.name, architecture.source, parameters, tuple(findings), joined)
+    return Row(architecture.name, architecture.source, parameters, tuple(findings), shared)
 
 
 def _deploy(architecture: Architecture, module: nn.Module, url: str, seed: int, max_batch: int) -> Finding | None:
@@ -152,10 +152,10 @@ def _untouched(
     return [] if found.verdict == "equal" else [found._replace(verdict="wrong", text="changed by the deploy")]
 
 
-def _joined(client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int) -> Finding:
+def _shared(client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int) -> Finding:
     """Compare each of many concurrent answers with the eager answer to that client alone."""
     if "batch" not in architecture.names:
-        return Finding("joined", "equal", text="no batch")
+        return Finding("shared", "equal", text="no batch")
     each = [architecture.inputs_at({"batch": 1 + caller % 2}, seed + 100 + caller) for caller in range(CALLERS)]
     before = _runs(client)
     with ThreadPoolExecutor(CALLERS) as pool:
@@ -167,11 +167,11 @@ def _joined(client: overwinter.Client, architecture: Architecture, reference: Ca
         if isinstance(outcome, CallerError | AuthorError):
             continue  # Also refused alone, and reported there.
         if isinstance(outcome, Exception) or isinstance(expected, Exception):
-            findings.append(Finding("joined", "wrong", text=f"{outcome!r:.200} for {expected!r:.100}"))
+            findings.append(Finding("shared", "wrong", text=f"{outcome!r:.200} for {expected!r:.100}"))
         else:
-            findings.append(judged("joined", expected, typed(expected, outcome)))
+            findings.append(judged("shared", expected, typed(expected, outcome)))
     if not findings:
-        return Finding("joined", "equal", text="all callers are refused")
+        return Finding("shared", "equal", text="all callers are refused")
     found = max(findings, key=lambda finding: (finding.verdict == "wrong", finding.difference))
     wrong = sum(finding.verdict == "wrong" for finding in findings)
     if wrong:

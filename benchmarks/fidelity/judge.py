@@ -34,7 +34,7 @@ WAY_OUT = re.compile(
 
 
 class Finding(NamedTuple):
-    """A finding at one size, or on the joined runs."""
+    """A finding at one size, or of the shared runs."""
 
     where: str
     verdict: Verdict

@@ -19,16 +19,17 @@ that size fixed.
   of the largest magnitude.
 * **refused clearly**: the deploy, or a size at which eager PyTorch runs, is refused in one sentence, which the table
   shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal is correct and not shown.
-* **joined**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its own
-  input alone: the largest difference, and the number of runs in which the node answered.
+* **shared runs**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its
+  own input alone: the largest difference, and the number of runs in which the node answered.
 * **drawn**: the model type was selected at random, by the seed, from all those of `transformers`.
 
-PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers, and so a program, return
-numbers. With that kernel only positions that are not padding are compared, and all positions without it.
+PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers without it, and so a
+program, return other values. With that kernel only positions that are not padding are compared, without it all
+positions.
 
 {counts}
 
-| architecture | source | parameters | compared at | verdict | largest difference | joined | refused |
+| architecture | source | parameters | compared at | verdict | largest difference | shared runs | refused |
 | --- | --- | --: | --- | --- | --: | --- | --- |
 """
 """The text before the rows."""
@@ -39,7 +40,7 @@ PLACE = re.compile(rf"/[^\s\"']*/(?=site-packages/)|{re.escape(str(ROOT))}/")
 
 def row_text(row: Row, seconds: float) -> str:
     """Format some lines for the terminal."""
-    line = f"{row.name:29} {row.verdict:16} {difference(row.findings):>8}  joined {joined(row)}  ({seconds:.1f} s)"
+    line = f"{row.name:29} {row.verdict:16} {difference(row.findings):>8}  shared {shared(row)}  ({seconds:.1f} s)"
     return "\n".join([line, *(f"    {one.where}: {one.text}" for one in refusals(row))])
 
 
@@ -61,14 +62,14 @@ def cells(row: Row) -> Iterator[str]:
     """Format one row of the table."""
     yield from (row.name, row.source, f"{row.parameters:,}", compared(row), spoken(row.verdict))
     yield difference(row.findings)
-    yield escaped(joined(row))
+    yield escaped(shared(row))
     yield "<br>".join(escaped(f"{one.where}: {one.text}") for one in refusals(row)) or "-"
 
 
 def refusals(row: Row) -> Iterator[Finding]:
     """Yield refusals and errors, each sentence once."""
     seen = set()
-    for finding in (*row.findings, row.joined):
+    for finding in (*row.findings, row.shared):
         if finding.verdict in ("refused_clearly", "wrong") and finding.text not in seen:
             seen.add(finding.text)
             yield finding
@@ -93,9 +94,9 @@ def difference(findings: Sequence[Finding]) -> str:
     return "0" if largest == 0 else f"{largest:.1e}"
 
 
-def joined(row: Row) -> str:
+def shared(row: Row) -> str:
     """Format the finding on concurrent clients."""
-    one = row.joined
+    one = row.shared
     if one.verdict in ("refused_clearly", "wrong") or not one.compared:
         return spoken(one.verdict) if one.verdict in ("refused_clearly", "wrong") else one.text or "-"
     return f"{difference([one])}, {one.text}"

@@ -122,11 +122,11 @@ def test_a_node_that_answers_otherwise_is_found_out():
         assert node.client.functions() == []
     assert honest.verdict in ("equal", "within")
     assert [finding.where for finding in honest.findings if finding.compared] == ["batch=1", "batch=2", "batch=3"]
-    assert honest.joined.compared
-    assert f"{CALLERS} requests" in honest.joined.text
+    assert honest.shared.compared
+    assert f"{CALLERS} requests" in honest.shared.text
     assert tampered.verdict == "wrong"
     assert [finding.verdict for finding in tampered.findings if finding.where.startswith("batch")] == ["wrong"] * 3
-    assert tampered.joined.verdict == "wrong"
+    assert tampered.shared.verdict == "wrong"
 
 
 def test_eager_is_given_the_same_chances_twice():
@@ -139,7 +139,7 @@ def test_an_exporter_that_crashes_is_a_wrong_model_and_not_the_end():
     row = apart("crashing", lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert isinstance(row, Row)
     assert (row.name, row.verdict) == ("crashing", "wrong")
-    assert apart("sound", lambda: Row("sound", "", 0, (), Finding("joined", "equal"))).name == "sound"
+    assert apart("sound", lambda: Row("sound", "", 0, (), Finding("shared", "equal"))).name == "sound"
 
 
 def test_the_list_is_long_and_its_names_can_be_deployed():
@@ -183,7 +183,7 @@ def test_the_table_tells_of_each_architecture_and_of_those_passed_over():
         "transformers BertModel",
         37856,
         tuple(Finding(where, "equal", compared=True) for where in ("batch=1", "batch=2", "texts=5 images=7")),
-        Finding("joined", "equal"),
+        Finding("shared", "equal"),
     )
     table = written([row], [("sam", "it is part | of another")], 8)
     assert "| bert | transformers BertModel | 37,856 | batch 1, 2; texts=5 images=7 | equal | 0 |" in table
