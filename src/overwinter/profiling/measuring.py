@@ -26,7 +26,7 @@ from overwinter.worker.sandbox import uid_of
 
 BATCH = "batch"
 POLL_S = 0.02
-PATIENCE_S = 0.25
+GRACE_S = 0.25
 """How long a run may continue after a request has arrived."""
 START_S = 120.0
 """How long a worker may take to become ready."""
@@ -193,7 +193,7 @@ class MeasuredWorker:
             await asyncio.wait({self._result}, timeout=POLL_S)
             if disturbed_at is None and disturbed():
                 disturbed_at = self._now()
-            if disturbed_at is not None and not self._result.done() and self._now() - disturbed_at > PATIENCE_S:
+            if disturbed_at is not None and not self._result.done() and self._now() - disturbed_at > GRACE_S:
                 await self.end()
                 raise DisturbedError
         return self._result.result()

@@ -39,12 +39,12 @@ class Quiet:
         self._busy = busy
         self._share = share
         self._now = now
-        self._rests_until = Seconds(0.0)
+        self._pauses_until = Seconds(0.0)
 
     async def wait_until_quiet(self) -> int:
         """Wait until a measurement may run; return a mark for `disturbed`."""
-        while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
-            await asyncio.sleep(min(rest_s, SERVING_S))
+        while self._serves() and (pause_s := self._pauses_until - self._now()) > 0:  # noqa: ASYNC110 - as below
+            await asyncio.sleep(min(pause_s, SERVING_S))
         while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and starts
             await asyncio.sleep(POLL_S)
         return self._requests.arrivals
@@ -55,7 +55,7 @@ class Quiet:
 
     def spent(self, seconds: float) -> None:
         """Account for a measurement of this duration: while the node serves, the next one must wait accordingly."""
-        self._rests_until = Seconds(self._now() + seconds * (1.0 / self._share - 1.0))
+        self._pauses_until = Seconds(self._now() + seconds * (1.0 / self._share - 1.0))
 
     def _serves(self) -> bool:
         last = self._requests.arrived_at

@@ -85,7 +85,9 @@ class KnownTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens: dict[str, Token] = {}
     """The tokens by id."""
     required: bool = msgspec.field(default=False, name="asked")
-    """Whether the node requires a token: always after the first one was created, even if all are revoked."""
+    """Whether the node requires a token: always after the first one was created, even if all are revoked. The file has
+    an older name, so that existing files stay valid.
+    """
     quotas: dict[TenantId, Quota] = {}
 
     def find(self, text: bytes) -> Token | None:
@@ -163,7 +165,7 @@ class TokenFile:
         return token, text
 
     def revoke(self, id_: str) -> Token:
-        """Revoke a token, from the next request on; raise NotFoundError."""
+        """Revoke a token, from the next request on. Raises NotFoundError for an unknown id."""
         with self._changing() as known:
             if id_ not in known.tokens:
                 raise NotFoundError(f"no token {id_!r} in {self._path}: `overwinter token list` shows the ids")

@@ -11,10 +11,11 @@ from overwinter.tasks.bundle import Bundle, TaskRequest, handler_source
 from overwinter.worker.handler import Code, Handler
 
 SECONDS = 1.0
+"""The length of the sample sounds."""
 
 
 def transcription(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the text of each recording, by the likeliest token of each frame."""
+    """Create a function that returns the text of each recording, by greedy CTC decoding."""
     if model.main_input_name != "input_values":
         kind = type(model).__name__
         raise ProgramError(f"{request.task} needs a model of audio samples; {kind} takes {model.main_input_name}")
@@ -33,7 +34,7 @@ def transcription(request: TaskRequest, model: Any) -> Bundle:
         "lower": bool(getattr(tokenizer, "do_lower_case", False)),
     }
     source, assets = handler_source("speech", "transcript"), {"task.json": json.dumps(state).encode()}
-    _check_spelling(Handler(Code(source), assets), tokenizer, model.config.vocab_size)
+    _check_decoding(Handler(Code(source), assets), tokenizer, model.config.vocab_size)
     sample = _sounds(request.number("samples") or int(SECONDS * extractor.sampling_rate))
     expected = [{"input_values": _extracted(extractor, row).to(model.dtype)} for row in sample]
     return Bundle(source, assets, {"audio": sample}, expected, {"input_values": ("batch", "samples")})
@@ -46,14 +47,14 @@ def _extracted(extractor: Any, row: torch.Tensor) -> torch.Tensor:
 
 
 def _sounds(samples: int) -> torch.Tensor:
-    """Create two rows of falling tones and noise, one loud and one quiet."""
+    """Create two rows of decaying tones and noise, one loud and one quiet."""
     source = torch.Generator().manual_seed(samples)
     time = torch.arange(samples) / 16_000
     tones = torch.stack([torch.sin(2 * torch.pi * pitch * time) * torch.exp(-3 * time) for pitch in (220.0, 330.0)])
     return (tones + 0.1 * torch.randn(2, samples, generator=source)) * torch.tensor([[0.5], [0.02]])
 
 
-def _check_spelling(handler: Handler, tokenizer: Any, size: int) -> None:
+def _check_decoding(handler: Handler, tokenizer: Any, size: int) -> None:
     """Raise ProgramError unless the handler converts tokens with repeats, blanks and spaces as the tokenizer does."""
     source = torch.Generator().manual_seed(size)
     ids = torch.randint(0, size, (4, 60), generator=source).repeat_interleave(2, 1)

@@ -22,7 +22,7 @@ class Gauge:
     """Measures its own worker. It is created before the worker is contained, because it opens files."""
 
     def __init__(self, cores: int) -> None:
-        """Bind this process, and all its later threads, to `cores` of its allowed cores."""
+        """Limit this process, and all its later threads, to `cores` of its allowed cores."""
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
         self.fd = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
         self._timed: Timed | None = None
