@@ -11,7 +11,7 @@ from overwinter.core.errors import ProgramError
 
 Example = tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 Size = str | tuple[str, int, int] | Dim
-"""A dynamic size: its name, or its name with its smallest and largest value."""
+"""A dynamic size: its name, its name with its smallest and largest value, or a `torch.export.Dim`."""
 Dynamic = Mapping[str, Mapping[int, Size]]
 SizeRanges = dict[str, tuple[int, int]]
 
@@ -101,7 +101,8 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ProgramError(
-                f"example input {name!r} is a {kind}; inputs must be tensors, so fix it in a wrapping module"
+                f"example input {name!r} is a {kind}; inputs must be tensors; wrap the model in a "
+                "module that sets its other arguments"
             )
     return found
 
@@ -117,7 +118,8 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
     for name, dims in dynamic.items():
         if name not in inputs:
             raise ProgramError(
-                f"dynamic names {name!r}; the inputs: {', '.join(inputs)}; write {{{inputs[0]!r}: {{0: 'batch'}}}}"
+                f"dynamic names {name!r}, which is not an input; the inputs are {', '.join(inputs)}; write "
+                f"{{{inputs[0]!r}: {{0: 'batch'}}}}"
             )
         if not isinstance(dims, Mapping):
             raise ProgramError(
@@ -165,7 +167,7 @@ def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
     said = size.__name__ if isinstance(size, Dim) else repr(size)
     raise ProgramError(
         f"a dynamic size of input {name!r} is {said}; write a name, or (name, smallest, largest) with 1 <= smallest "
-        "< largest; how sizes depend on each other, and that one must be even, is found in the model"
+        "< largest; what else the model requires of its sizes, such as an even one, is found by the export"
     )
 
 

@@ -20,8 +20,8 @@ class Resources:
         self.requests = Resource("requests", config.requests_max)
         """Open requests."""
         self.cores = Resource("cores", cores, alone=True)
-        """The cores of runs and starts that reserve them; hung operations and user code do not. A run with more cores
-        than the machine runs alone.
+        """The cores of operations that claim them (`of_cores`). A run that needs more cores than the machine has runs
+        alone.
         """
         self.load = Resource("load")
         """The cores of all runs and starts in progress. It is unlimited, but decisions use it."""
@@ -29,11 +29,11 @@ class Resources:
         self.memory = Resource("memory", config.memory_bytes)
         """The private bytes of all workers together."""
         self.runs = Resource("runs at once", config.runs_max, alone=True)
-        """The concurrent runs that all workers together may have, idle ones included: each needs descriptors of the
+        """The sum of the workers' concurrencies, idle workers included: each concurrent run needs descriptors of the
         node and a thread.
         """
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
-        """The cores that idle workers keep, under the policies that reserve them."""
+        """The cores of all workers, idle ones included, under the policies that reserve them."""
         self.host = Resource("host", config.host_bytes)
         """The bytes of all host stores together, including blocks that are being loaded."""
         self.device_bytes = {each.name: Resource(f"bytes of {each.name}", each.memory_bytes) for each in config.devices}
@@ -60,7 +60,9 @@ class Resources:
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, keeps: bool) -> Claim:
-        """The claim of a run or a start until it ends."""
+        """The claim of a run, a bind or a start until it ends. `keeps`: whether it keeps its cores from others, unlike
+        user code and overdue operations, which may wait for something other than a core.
+        """
         return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
 
 

@@ -48,7 +48,7 @@ class Machine(_Part, frozen=True, kw_only=True):
     fork_s: float = 0.005
     """The time of the zygote for each fork; forks wait for each other."""
     contain_s: float = 0.002
-    """The part of a worker's start that a process forked in advance has already completed."""
+    """The part of a worker's start that a process forked ahead has already completed."""
     stop_s: float = 0.002
     """The time from the decision to stop a worker until it has ended."""
     zygote_start_s: float = 3.0

@@ -1,8 +1,8 @@
 """Generates a day of request rates with the statistics of a measured day of tweets, second by second.
 
-The statistics are a daily profile, drifting minutes, seconds with slightly more variance than a Poisson process, and a
-few tens of bursts a day that begin suddenly and decay within minutes. No row of the measured day is stored here, only
-the constants below, fitted so that each statistic of tests/simulation/test_twitter.py holds.
+The rate follows a daily profile and drifts from minute to minute. The counts of single seconds vary slightly more than
+those of a Poisson process. A few tens of bursts a day begin suddenly and decay within minutes. No row of the measured
+day is stored here, only the constants below, fitted so that each statistic of tests/simulation/test_twitter.py holds.
 """
 
 import math
@@ -21,20 +21,22 @@ EVENING_HOUR, EVENING_HOURS = 20.5, 1.1
 
 MINUTE_MEMORY = 0.9
 MINUTE_NOISE = 0.03
-"""The noise of each minute's level in logarithms: the weight of the previous minute, and the deviation of the new part.
-"""
+"""The logarithm of each minute's level is an AR(1) process: its coefficient, and the deviation of its noise."""
 SCATTER = 0.15
-"""The mean variance of a second's count beyond its mean, as a share of the mean."""
+"""The overdispersion: the variance of a second's count beyond its mean, as a share of the mean. It is drawn for each
+minute; this is its mean.
+"""
 
 BURSTS = 46
 """The bursts per day, each in its own part of the day."""
 BURST_LEAST, BURST_MOST = 1.73, 3.3
 """The range of factors by which a burst multiplies the rate at its start."""
 BURST_SKEW = 1.3
+"""Above 1, most bursts are nearer to the smallest."""
 BURST_FADE = 0.33
 """The remaining share of a burst after one minute."""
 GREATEST_HOURS = 19.6, 20.1
-"""The hours in which the day's largest burst may begin."""
+"""The day's largest burst begins in the part of the day that contains a random time between these hours."""
 CEILING = 4.75
 """The largest expected rate of any second, relative to the mean."""
 

@@ -293,7 +293,7 @@ class World:
         self._timeline.at(forked, partial(self._load, process))
 
     def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
-        """Start a process in advance that waits until a start uses it."""
+        """Start a process ahead that waits until a start uses it."""
         process = self._workers[worker] = ModelledWorker(StartWorker(worker, function.spec.id), function)
         life = self._chance.worker_life_s()
         if life is not None:

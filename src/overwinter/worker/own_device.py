@@ -30,7 +30,9 @@ class OwnDevice(NamedTuple):
 
 
 def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnDevice:
-    """Reserve the memory of a device; raise OSError or ValueError if the system refuses."""
+    """Reserve the memory of a device. `fds`: those of the message (`Reserve`), which are closed. Raises OSError or
+    ValueError if the system refuses.
+    """
     memory = fds[0] if order.shared else None
     free_at = fds[-1] if order.sharers else None
     try:
@@ -41,7 +43,9 @@ def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnD
 
 
 def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
-    """Reserve the memory of a device, in a file if it is `shared`; raise OSError if the system refuses."""
+    """Reserve the memory of a device. `shared`: a file for it, if other devices may copy from it. Raises OSError if the
+    system refuses.
+    """
     allocator = allocator_of(config.memory_bytes)
     if config.kind == "null":
         return NullDevice(config.name, allocator)
@@ -49,7 +53,7 @@ def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
 
 
 def _link_of(config: DeviceConfig, sharers: int, free_at: int | None) -> Link:
-    """Return the link from the host. `free_at`: the file of its switch."""
+    """Return the link from the host. `free_at`: the file with the time when its switch is free."""
     switch = None
     if free_at is not None:
         free_at_s = c_double.from_buffer(mmap.mmap(free_at, sizeof(c_double)))
