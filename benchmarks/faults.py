@@ -62,7 +62,7 @@ RECOVERY_S = 60.0
 UNLOADED = 0.4
 """The share of unloads among the faults of storage."""
 DESCRIPTORS_SPARE = 84
-"""The descriptors of four zygotes and eight processes forked in advance, seven each, whose number varies."""
+"""The descriptors of four zygotes and eight processes forked ahead, seven each, whose number varies."""
 STATUSES = {429, 500, 503, 504, 507}
 DAMAGED = re.compile(r"\b[0-9a-f]{64}\b|block")
 

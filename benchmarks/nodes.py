@@ -114,13 +114,13 @@ class Node:
         return found
 
     def own_pids(self) -> list[int]:
-        """Return the pids of the daemon, its zygotes and processes forked in advance, without the workers."""
+        """Return the pids of the daemon, its zygotes and processes forked ahead, without the workers."""
         workers = set(self.worker_pids())
         return [pid for pid in self.pids() if pid not in workers]
 
     def worker_pids(self) -> list[int]:
         """Return the pids of the workers: they lead process groups, as do only the daemon's child and processes forked
-        in advance.
+        ahead.
         """
         parents = parents_of_all()
         daemon, *below = self.pids() or [0]
@@ -201,7 +201,7 @@ def parents_of_all() -> dict[int, int]:
 
 
 def is_ahead(pid: int) -> bool:
-    """Whether a process was forked in advance and waits for a function."""
+    """Whether a process was forked ahead and waits for a function."""
     try:
         return Path(f"/proc/{pid}/comm").read_text() == "ow-ahead\n"
     except OSError:

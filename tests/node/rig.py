@@ -141,8 +141,8 @@ class Rig:
         on_trial: bool = False,
         ahead: WorkerId | None = None,
     ) -> WorkerProcess:
-        """Start a worker with address space for `members`, which it may bind later; optionally in a process forked in
-        advance.
+        """Start a worker with address space for `members`, which it may bind later; optionally in a process forked
+        ahead.
         """
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()

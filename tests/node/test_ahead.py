@@ -148,7 +148,7 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
         assert rig.processes.ahead.workers == {}
 
     rig.run(scene())
-    assert any(f"forked in advance for {beyond}" in line for line in rig.said)
+    assert any(f"forked ahead for {beyond}" in line for line in rig.said)
     rig.said.clear()
 
 

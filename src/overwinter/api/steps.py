@@ -1,7 +1,7 @@
 """Runs long work in steps, so that it does not block the loop.
 
 Such work is a generator that yields after each bounded step and returns its result. Short work never yields. Threads
-would not help: work that holds the interpreter's lock in a thread also blocks the loop.
+would not help: work that holds the GIL in a thread also blocks the loop.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ HELP = {
     "workers_max": "Most worker processes. [default: as many as the system's limits allow]",
     "tenant_workers_max": "Most worker processes of one tenant. [default: all but a sixteenth]",
     "runs_max": "Most concurrent runs of all workers. [default: as many as the system's limits allow]",
-    "workers_ahead": "Processes forked in advance, at most 2 per tenant. [default: 8]",
+    "workers_ahead": "Processes forked ahead, at most 2 per tenant. [default: 8]",
     "requests_max": "Most open requests; one tenant may use as many as are still free.",
     "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",

@@ -83,11 +83,11 @@ class StartWorker(_Action, frozen=True):
     concurrency: int = 1
     """The most concurrent runs of the worker."""
     ahead: WorkerId | None = None
-    """The process forked in advance that becomes the worker if it still lives; otherwise a new one is forked."""
+    """The process forked ahead that becomes the worker if it still lives; otherwise a new one is forked."""
 
 
 class ForkAhead(_Action, frozen=True):
-    """Fork a process in advance from the zygote of this function's tenant; it waits until a start uses it or it is
+    """Fork a process ahead from the zygote of this function's tenant; it waits until a start uses it or it is
     stopped. Answered by WorkerReady or WorkerExited.
     """
 

@@ -101,7 +101,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     unlimited.
     """
     workers_ahead: int | None = None
-    """The processes forked in advance for tenants that recently started functions, at most two for each. They count as
+    """The processes forked ahead for tenants that recently started functions, at most two for each. They count as
     workers. None: on a node eight, or as many as fit in a sixteenth of `memory_bytes`; otherwise none.
     """
     requests_max: int = 100_000

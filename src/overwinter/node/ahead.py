@@ -33,7 +33,7 @@ class Forker(Protocol):
 
 
 class AheadProcesses:
-    """The processes that were requested in advance and are not used yet."""
+    """The processes that were requested ahead and are not used yet."""
 
     def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
         self._forker = forker
@@ -101,7 +101,7 @@ class AheadProcesses:
     def give_up(self, process: WorkerProcess, why: str) -> None:
         """Kill a process that uses more memory than a waiting process needs."""
         tenant = process.family.tenant
-        self._throttle.log(tenant, f"a process forked in advance for {tenant} was ended: {why}")
+        self._throttle.log(tenant, f"a process forked ahead for {tenant} was ended: {why}")
         self._forker.forks.kill(process)
 
     def take_over(
@@ -113,7 +113,7 @@ class AheadProcesses:
         bind: Bind | None,
         fds: Sequence[int],
     ) -> WorkerProcess | None:
-        """Use a process forked in advance for a worker; None if that is impossible, and the process ends."""
+        """Use a process forked ahead for a worker; None if that is impossible, and the process ends."""
         process = None if worker is None else self.workers.get(worker)
         if worker is None or process is None:
             return None

@@ -50,7 +50,7 @@ class ContainedProcess:
         self.gone: Callable[[str], None] = _unheard
         """Receives how it ended, once."""
         self.is_ahead = False
-        """Whether it was forked in advance and has no function yet."""
+        """Whether it was forked ahead and has no function yet."""
         self.asked = False
         """Whether a zygote was asked to fork it."""
         self.lost_blocks = False

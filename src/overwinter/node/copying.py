@@ -1,6 +1,6 @@
 """Copies large tensors to and from buffers without blocking the loop.
 
-A few threads copy them by system calls that release the interpreter's lock. Small tensors are copied in place, which
+A few threads copy them by system calls that release the GIL. Small tensors are copied in place, which
 takes less time than starting work in a thread.
 """
 

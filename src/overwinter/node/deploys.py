@@ -57,7 +57,7 @@ class Deploys:
         self._quotas = Quotas(parts.config, parts.registry.deploys)
         self._quarantine = quarantine
         self._profiler = profiler
-        # One thread, because each thread that decodes holds the interpreter's lock.
+        # One thread, because each thread that decodes holds the GIL.
         self._reader = Threads(1, "programs")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:

@@ -42,7 +42,7 @@ NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
 
 AHEAD_MOST = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
-"""The most memory of a process forked in advance: like a worker, it is stopped when it is far beyond its need."""
+"""The most memory of a process forked ahead: like a worker, it is stopped when it is far beyond its need."""
 
 
 class _Seen(NamedTuple):
@@ -133,7 +133,7 @@ class Footprints:
             self._processes.forks.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
-        """Stop processes forked in advance that use far more than their claim."""
+        """Stop processes forked ahead that use far more than their claim."""
         for process in ahead:
             nbytes = self._seen[process.worker].nbytes
             if nbytes > AHEAD_MOST:

@@ -27,7 +27,7 @@ DESCRIPTORS_PER_WORKER = 8
 and some for blocks that are sent. Each further run needs two.
 """
 WORKERS_AHEAD, AHEAD_SHARE = 8, 1 / 16
-"""The default number of processes forked in advance, and the largest share of the workers' memory that they may use."""
+"""The default number of processes forked ahead, and the largest share of the workers' memory that they may use."""
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
 BYTES_LEAST = 64 << 20
 """The limit of the workers' memory if the machine reports almost no free memory. Idle workers and blocks are then
@@ -45,7 +45,7 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
 
 
 def workers_ahead(memory_bytes: int) -> int:
-    """Return how many processes may be forked in advance under this limit of the memory of all workers."""
+    """Return how many processes may be forked ahead under this limit of the memory of all workers."""
     return min(WORKERS_AHEAD, int(AHEAD_SHARE * memory_bytes) // AHEAD_BYTES)
 
 

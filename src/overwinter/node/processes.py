@@ -40,7 +40,7 @@ from overwinter.worker.messages import (
 
 
 class Processes:
-    """The workers, and the processes forked in advance to become workers."""
+    """The workers, and the processes forked ahead to become workers."""
 
     def __init__(
         self, registry: Registry, environment: Mapping[str, str], log: Log, settings: ZygoteSettings | None = None
@@ -121,7 +121,7 @@ class Processes:
         listener: WorkerListener,
         ahead: WorkerId | None = None,
     ) -> None:
-        """Fork a worker for a function's family as soon as a zygote can, or use `ahead`, which was forked in advance.
+        """Fork a worker for a function's family as soon as a zygote can, or use `ahead`, which was forked ahead.
         It is sent what to load, and the function to bind first unless that follows later; `fds` are the descriptors of
         both. `listener` receives the worker's events. Raises WorkerError when the system has no resources.
         """
@@ -205,7 +205,7 @@ class Processes:
                 _require(not (process.ready or process.tried), "its trial had already begun")
                 process.tried = True
             case Waiting():
-                _require(process.is_ahead and not process.waits, "it was not forked in advance")
+                _require(process.is_ahead and not process.waits, "it was not forked ahead")
                 process.waits = True
                 self._registry.worker_waits(process)
             case Ready():

@@ -6,7 +6,7 @@ bound while cores are idle; a start that needs one of them earlier waits until i
 whose hash does not match its address is dropped from memory together with every worker that has mapped it, and is
 loaded from the disk again.
 
-The thread has a low priority, but not SCHED_IDLE: while it holds the interpreter's lock the loop may wait for it, so it
+The thread has a low priority, but not SCHED_IDLE: while it holds the GIL the loop may wait for it, so it
 must make progress when other processes use all cores.
 """
 

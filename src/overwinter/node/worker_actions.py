@@ -70,7 +70,7 @@ class WorkerActions:
             self._fork(action, function, host)
 
     def fork_ahead(self, worker: WorkerId, function: DeployedFunction | None) -> None:
-        """Fork a process in advance for the tenant of a function; it waits for a start."""
+        """Fork a process ahead for the tenant of a function; it waits for a start."""
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
@@ -132,7 +132,7 @@ class WorkerActions:
             self._processes.stop(worker, kill)
 
     def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
-        """Report that the worker will not start, and stop the process forked in advance that it would have used."""
+        """Report that the worker will not start, and stop the process forked ahead that it would have used."""
         if action.ahead is not None:
             self._processes.stop(action.ahead, kill=True)
         self._post(WorkerExited(action.worker, error, reason, lost_blocks))

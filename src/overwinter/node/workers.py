@@ -53,7 +53,7 @@ class WorkerProcess(ContainedProcess):
         super().__init__(worker, tenant, "worker", load.concurrency, log, self._keep)
         self.listener = listener
         self.waits = False
-        """Whether it has been forked in advance and has reported that it is contained."""
+        """Whether it has been forked ahead and has reported that it is contained."""
         self.function, self.family = function.id, function.family
         self.output.assign(function.id)
         self._slo_ms = function.manifest.settings.slo_ms
@@ -73,7 +73,7 @@ class WorkerProcess(ContainedProcess):
         """Its CPU seconds when its last run ended; None: a run is in progress, or the value is unknown."""
 
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
-        """Use a process forked in advance as this worker, for this function's family."""
+        """Use a process forked ahead as this worker, for this function's family."""
         self.worker, self.function, self.family = worker, function.id, function.family
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)

@@ -83,7 +83,7 @@ class ZygoteProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is unused, apart from processes forked in advance."""
+        """Whether it is unused, apart from processes forked ahead."""
         return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
 
     def kill(self) -> None:

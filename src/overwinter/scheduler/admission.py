@@ -291,7 +291,7 @@ def has_place(cycle: Cycle, function: Function) -> bool:
 
 def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     workers = cycle.resources.workers
-    # A start can take over the claim of the process forked in advance that it uses.
+    # A start can take over the claim of the process forked ahead that it uses.
     own = {} if ahead.fitting(cycle, function, wanted) is None else ahead.claim(cycle)
     most = order.workers_max(cycle)
     if wanted.get(workers) and workers.of(function.spec.tenant) - own.get(workers, 0) >= most:
@@ -342,7 +342,7 @@ def _look_again(cycle: Cycle, function: Function) -> None:
 
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Drain a worker to make a place, or first stop a process forked in advance; False: nothing may be stopped now."""
+    """Drain a worker to make a place, or first stop a process forked ahead; False: nothing may be stopped now."""
     if ahead.stop_for(cycle, function, wanted):
         return True
     victim = victims.for_place(cycle, function, wanted)

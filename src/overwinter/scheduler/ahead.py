@@ -1,6 +1,6 @@
-"""Decides which processes are forked in advance of requests, which starts use them, and when they are stopped.
+"""Decides which processes are forked ahead of requests, which starts use them, and when they are stopped.
 
-A process forked in advance belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs,
+A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs,
 and without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
 function's program. It claims a place for a worker and private memory, and a core while it starts. These processes are
 forked while cores are idle, some time after the last start, and are stopped first when any function needs a place or
@@ -32,7 +32,7 @@ a pipeline. A used process is replaced soon.
 REFILL_S = 0.25
 """The pause after a tenant's last start, or while cores are busy, so that a burst of wakes gets all cores."""
 KEEP_S = 600.0
-"""A tenant without a start for this long gets no process in advance."""
+"""A tenant without a start for this long gets no process ahead."""
 OTHERS_S = 60.0
 """A tenant without a start for this long loses its process to a tenant with a later start."""
 FULL_S = 10.0
@@ -40,7 +40,7 @@ FULL_S = 10.0
 CALM_S = 60.0
 """The pause after the machine ran short of memory."""
 START_S = 0.01
-"""The estimated time of a fork in advance."""
+"""The estimated time of a fork ahead."""
 
 
 # Using a process for a start
@@ -59,7 +59,7 @@ def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | No
 
 
 def claim(cycle: Cycle) -> Claim:
-    """The claim of a process forked in advance until its exit."""
+    """The claim of a process forked ahead until its exit."""
     return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES, cycle.resources.runs: 1}
 
 
@@ -75,7 +75,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     del cycle.state.ahead[found.id]
     cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
-    message = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
+    message = f"its worker uses a process that was forked ahead and waited for {cycle.now - found.since:.1f} s"
     cycle.explain(function, "ahead", message)
     return found.id
 
@@ -84,7 +84,7 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
 
 
 def set_check(cycle: Cycle, at: float) -> None:
-    """Set the time of the next check of the processes forked in advance."""
+    """Set the time of the next check of the processes forked ahead."""
     if cycle.config.workers_ahead:
         cycle.timers.arm(KEY, at)
 
@@ -202,7 +202,7 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> bool:
-    """Handle the exit of a process, for which no function is at fault; False: it was not forked in advance."""
+    """Handle the exit of a process, for which no function is at fault; False: it was not forked ahead."""
     found = cycle.state.ahead.pop(event.worker, None)
     if found is None:
         return False

@@ -46,9 +46,9 @@ class Cycle:
         self.clock = 0.0
         """The value of the last idle worker that was stopped to free its place (the clock of GreedyDual)."""
         self.ahead_due = False
-        """Whether the processes forked in advance need a check."""
+        """Whether the processes forked ahead need a check."""
         self.ahead_after = Seconds(0.0)
-        """No process is forked in advance before this time."""
+        """No process is forked ahead before this time."""
         self.now = Seconds(0.0)
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}

@@ -1,4 +1,4 @@
-"""Records of a process forked in advance, and of a tenant's need of such processes."""
+"""Records of a process forked ahead, and of a tenant's need of such processes."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from overwinter.core.ids import Address, FunctionId, Seconds, TenantId, WorkerId
 from overwinter.scheduler.operation import Operation
 
 AHEAD_BYTES = 4 << 20
-"""The private memory that a process forked in advance counts for. It computes nothing, so its memory does not grow."""
+"""The private memory that a process forked ahead counts for. It computes nothing, so its memory does not grow."""
 
 
 class ForkedAhead(msgspec.Struct, eq=False):
@@ -25,12 +25,12 @@ class ForkedAhead(msgspec.Struct, eq=False):
 
 
 class Need(msgspec.Struct):
-    """The figures that determine a tenant's need of processes forked in advance."""
+    """The figures that determine a tenant's need of processes forked ahead."""
 
     function: FunctionId = FunctionId("")
     """The last function that was started; empty: none."""
     started: Seconds = Seconds(0.0)
     """The time of that start."""
     failures: int = 0
-    """The consecutive deaths of processes forked in advance."""
+    """The consecutive deaths of processes forked ahead."""
     backoff_until: Seconds = Seconds(0.0)

@@ -143,10 +143,10 @@ def _is_spare(worker: Worker) -> bool:
 def _check_ahead(cycle: Cycle) -> None:
     """Each process forked ahead belongs to a tenant, is no worker, has a timer, and their number is bounded."""
     state = cycle.state
-    assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "too many processes are forked in advance"
+    assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "too many processes are forked ahead"
     for id_, each in state.ahead.items():
         assert each.id == id_, f"process {id_} is called {each.id}"
-        assert id_ not in state.workers, f"worker {id_} is also recorded as forked in advance"
+        assert id_ not in state.workers, f"worker {id_} is also recorded as forked ahead"
         assert each.tenant in state.tenants, f"process {id_} has no tenant"
         assert each.stopping or state.tenants[each.tenant].functions, f"process {id_} has a tenant without functions"
         key = id_ if each.start is not None or each.stopping else ahead.KEY
@@ -287,9 +287,7 @@ def _check_places(cycle: Cycle) -> None:
     wanted = claim_of_queued(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
     if not victims.FutureClaims(cycle).has_place(function, wanted):
-        assert ahead.victim(cycle, function, wanted) is None, (
-            f"{id_} could use the place of a process forked in advance"
-        )
+        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the place of a process forked ahead"
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"

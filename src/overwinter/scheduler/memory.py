@@ -73,7 +73,7 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
 
 
 def release(cycle: Cycle, nbytes: int) -> None:
-    """Release memory because the machine is short of it: stop processes forked in advance, then drop unheld blocks,
+    """Release memory because the machine is short of it: stop processes forked ahead, then drop unheld blocks,
     then stop idle workers, then workers far beyond their need.
     """
     freed = ahead.release(cycle, nbytes)

@@ -43,7 +43,7 @@ def time_slice_s(function: Function) -> float:
 
 
 def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId | None = None) -> None:
-    """Fork a worker, or use a process that was forked in advance."""
+    """Fork a worker, or use a process that was forked ahead."""
     state, now, spec = cycle.state, cycle.now, function.spec
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     wake_s, hangs_at = function.latency.wake_s, now + cycle.config.start_timeout_s

@@ -27,7 +27,7 @@ class Tenant(msgspec.Struct):
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that have a worker and wait for a place for one more."""
     need: Need = msgspec.field(default_factory=Need)
-    """Its need for processes forked in advance."""
+    """Its need for processes forked ahead."""
 
     @property
     def waits(self) -> FunctionId | None:

@@ -98,7 +98,7 @@ class FutureClaims:
             self._workers[function.spec.tenant] -= 1
 
     def _process_for(self, function: Function, wanted: Claim) -> ForkedAhead | None:
-        """Return the process forked in advance that a start of the function will use, or None."""
+        """Return the process forked ahead that a start of the function will use, or None."""
         found = ahead.fitting(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 

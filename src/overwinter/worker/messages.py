@@ -224,7 +224,7 @@ class Stop(_Message, frozen=True):
 
 
 class TakeOver(_Message, frozen=True):
-    """Use a process forked in advance as a worker, with these limits, as in `ForkWorker`. A load follows."""
+    """Use a process forked ahead as a worker, with these limits, as in `ForkWorker`. A load follows."""
 
     memory_bytes: int
     mapped_bytes: int
@@ -305,7 +305,7 @@ ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap
 
 
 class Waiting(_Message, frozen=True):
-    """A process forked in advance is contained, and waits."""
+    """A process forked ahead is contained, and waits."""
 
 
 class Trying(_Message, frozen=True):
