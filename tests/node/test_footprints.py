@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overwinter.core.profile import Point
-from overwinter.node.footprints import CALM_S, Footprints
+from overwinter.node.footprints import EVERY_S, Footprints
 from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
 
@@ -113,10 +113,10 @@ def test_memory_is_measured_more_often_while_the_sum_grows(scene):
     scene.start(GREEDY)
     scene.bound(2 * HEAP)
     scene.check()
-    assert scene.check() == CALM_S
+    assert scene.check() == EVERY_S
     scene.now -= 0.99
     scene.start(GREEDY)
-    assert scene.check() < CALM_S
+    assert scene.check() < EVERY_S
 
 
 def test_a_worker_that_only_measures_is_ended_when_memory_is_scarce(scene):

@@ -30,7 +30,7 @@ class RequestMiddleware:
     def __init__(
         self, router: Router, access: Access, budget: Budget, drain: Drain, open_paths: Container[str]
     ) -> None:
-        """`open_paths`, which report the node's health, need no token and are answered even while the node stops."""
+        """`open_paths` (health, pages about the API) need no token and are answered even while the node stops."""
         self._router = router
         self._access = access
         self._budget = budget

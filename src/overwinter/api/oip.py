@@ -156,7 +156,7 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
             yield from _check_outline(bytes(head), elements_max)
         request = _decode(head)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        # Some JSON encoders, such as Python's, write them although JSON does not allow them.
+        # Some JSON encoders, such as Python's, write NaN and infinity although JSON has neither.
         lacking = any(word in bytes(head) for word in (b"NaN", b"Infinity"))
         remedy = "; JSON cannot represent NaN and infinity: send them by the binary tensor extension" if lacking else ""
         raise CallerError(f"the body is not a valid inference request: {error}{remedy}") from error

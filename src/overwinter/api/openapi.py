@@ -29,8 +29,9 @@ An error is `{"error": text}`. Before a request reaches an operation it may be r
 and 503 (too many connections). The answer repeats the header `X-Request-Id`. Bodies other than blocks may be
 compressed with gzip or deflate (`Content-Encoding`).
 
-After the first token was created, a node answers 401 to every request without one, even for paths that do not exist.
-An operation sees only what the token's tenant owns; anything else is 404. Operations need the scopes `infer`, `deploy`
+After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
+for those operations below that need no token: health, these pages. An operation sees only what the token's tenant
+owns; anything else is 404. Operations need the scopes `infer`, `deploy`
 or `admin`, which includes both. A node without tokens requires none.
 """
 

@@ -56,13 +56,13 @@ HELP = {
     "profile_share": "Share of the time that profiling may take while the node serves.",
     "policy": "Set of scheduling policies: Overwinter's, a paper's, or a baseline.",
     "cores": "Cores for all workers. [default: all cores]",
-    "memory_bytes": "Limit of the private memory of all workers, for example 8GiB. [default: half of the memory]",
+    "memory_bytes": "Limit of the private memory of all workers, such as 8GiB. [default: half of the available memory]",
     "host_bytes": "Memory limit for the blocks of warm functions, for example 8GiB. [default: the size of the tmpfs]",
     "host_keep_alive_s": "Seconds without a request after which the blocks of a function leave the host store.",
     "workers_max": "Most worker processes. [default: as many as the system's limits allow]",
     "tenant_workers_max": "Most worker processes of one tenant. [default: all but a sixteenth]",
     "runs_max": "Most concurrent runs of all workers. [default: as many as the system's limits allow]",
-    "workers_ahead": "Processes forked ahead, at most 2 per tenant. [default: 8]",
+    "workers_ahead": "Processes forked ahead, at most 2 per tenant. [default: 8, fewer with little memory]",
     "requests_max": "Most open requests; one tenant may use as many as are still free.",
     "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
@@ -179,7 +179,7 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
     if not insecure:
         raise click.UsageError(
             f"--host {config.host}: without tokens {everyone}. Make one first (overwinter token create --data "
-            f"{config.data}), or say --insecure"
+            f"{config.data}), or pass --insecure"
         )
     warning = f"listening on {config.host} without tokens: {everyone}"
     log(warning if log_format == "json" else f"warning: {warning}")

@@ -1,7 +1,7 @@
 """Copies large tensors to and from buffers without blocking the loop.
 
-A few threads copy them by system calls that release the GIL. Small tensors are copied in place, which
-takes less time than starting work in a thread.
+A few threads copy them by system calls that release the GIL. Small tensors are copied in place, which takes less time
+than starting work in a thread.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class Copies:
     ) -> None:
         """Call `work`, which copies this many bytes, and then `done` or `failed`.
 
-        Neither is called if the worker has ended, except for small copies.
+        Small copies, and those for a worker that has ended, are made at once. Of others neither is called if the worker
+        ends meanwhile.
         """
         if nbytes <= LARGE_BYTES or process.over:
             try:

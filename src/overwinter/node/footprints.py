@@ -1,9 +1,9 @@
 """Measures the memory of each worker, and tells the scheduler about changes.
 
-Between two measurements a worker can grow by a GiB a second on each core. So workers are measured ten times a second,
-and more often while the sum grows towards its bound. The memory of a worker that has not computed since is unchanged,
-and those that computed most may have grown most. So a pass costs a microsecond for each worker, and more only for the
-few that are measured. The figures are the kernel's own, which any process may read: private writable pages, and the
+A worker can grow by 1 GiB per second and core. So workers are measured ten times a second, and more often while the sum
+grows towards its bound. The memory of a worker that has not computed since the last pass is unchanged, and of the
+others those that computed most are measured. So a pass costs a microsecond for each worker, and more only for these
+few. The figures are the kernel's own, which any process may read: private writable pages, and the
 pages of the buffers that the worker shares with the node. A process that was forked ahead has a fixed claim, and is
 stopped when it takes far more.
 
@@ -26,9 +26,9 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 
-CALM_S = 0.1
-"""The time between two measurements."""
-HURRY_S = 0.01
+EVERY_S = 0.1
+"""The time between two measurements, unless the memory grows fast."""
+EVERY_LEAST_S = 0.01
 """The least time between two measurements."""
 CHECKS_AHEAD = 4
 """The measurements that are made before the limit could be reached."""
@@ -77,7 +77,7 @@ class Footprints:
     async def run(self, faults: Faults) -> None:
         """Measure periodically, without end."""
         while True:
-            began, pause_s = clock.now(), CALM_S
+            began, pause_s = clock.now(), EVERY_S
             with faults.contained("workers' memory"):
                 pause_s = self.check(began)
             await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
@@ -143,8 +143,8 @@ class Footprints:
         grown, passed_s = total - self._last_bytes, now - self._last_at
         self._last_bytes, self._last_at = total, now
         if grown <= 0:
-            return CALM_S
-        return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / CHECKS_AHEAD))
+            return EVERY_S
+        return min(EVERY_S, max(EVERY_LEAST_S, (self._most_bytes - total) * passed_s / grown / CHECKS_AHEAD))
 
 
 def _measured(process: WorkerProcess) -> int | None:

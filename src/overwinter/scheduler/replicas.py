@@ -93,7 +93,7 @@ def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
 
 
 def _rate(cycle: Cycle, function: Function) -> float:
-    """The expected requests per second of a function: of its family's, as much as its part of the recent runs."""
+    """The expected requests per second of a function: its family's, times the function's share of the recent uses."""
     family = function.family
     often = {id_: 1 / each.every_s for id_, each in family.members.items() if each.every_s}
     share = 1.0 if len(family.members) == 1 else often.get(function.spec.id, 0.0) / (sum(often.values()) or 1.0)

@@ -62,7 +62,7 @@ class Executors:
 
     @property
     def ids(self) -> list[WorkerId]:
-        """The executors that live."""
+        """The executors that have not ended."""
         return list(self._executors)
 
     def start(self, action: StartExecutor, seconds: float, crash: float | None, life_s: float | None) -> None:
@@ -101,7 +101,9 @@ class Executors:
         executor = self._executors.get(action.executor)
         if executor is not None:
             if not executor.ready or executor.preparing:
-                raise RuntimeError(f"{action.function} is prepared on {action.device}, which has no time for it")
+                raise RuntimeError(
+                    f"{action.function} is prepared on {action.device}, which is not ready or busy"
+                )
             executor.preparing = True
             self._timeline.after(seconds, partial(self._prepared, executor, action))
 
@@ -169,23 +171,23 @@ class Executors:
         device, peer = executor.device, run.action.peer
         there = () if peer is None else [each for each in missing if self._devices[peer].memory.has(each)]
         near = sum(missing[address] for address in there)
-        ways = [(device.host, device.config.bytes_per_s, run.moved_bytes - near)]
+        paths = [(device.host, device.config.bytes_per_s, run.moved_bytes - near)]
         if peer is not None:
-            ways.append((device.peers[peer], device.config.peers[peer], near))
+            paths.append((device.peers[peer], device.config.peers[peer], near))
         device.memory.coming = missing.keys()
-        self._transfer(executor, run, [way for way in ways if way[2]])
+        self._transfer(executor, run, [path for path in paths if path[2]])
 
-    def _transfer(self, executor: Executor, run: DeviceRun, ways: list[tuple[Switch, float, int]]) -> None:
-        """Transfer over the last of these ways, and then over the others."""
+    def _transfer(self, executor: Executor, run: DeviceRun, paths: list[tuple[Switch, float, int]]) -> None:
+        """Transfer over the last of these paths, and then over the others."""
         run.transfer = None
-        if not ways:
+        if not paths:
             executor.device.memory.coming = ()
             late = self._timeline.now + run.after_s
             self._timeline.at(max(run.ends, late), partial(self._ended, executor, run))
             return
-        switch, bytes_per_s, nbytes = ways.pop()
+        switch, bytes_per_s, nbytes = paths.pop()
         alone_s = executor.device.transfer_s(nbytes, bytes_per_s)
-        transfer = Transfer(nbytes, nbytes / alone_s, partial(self._transfer, executor, run, ways))
+        transfer = Transfer(nbytes, nbytes / alone_s, partial(self._transfer, executor, run, paths))
         run.transfer = switch, transfer
         switch.begin(transfer)
 

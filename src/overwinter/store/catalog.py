@@ -1,6 +1,6 @@
 """The catalog of deployed functions and pipelines, and the identity of the node.
 
-It is one sqlite file beside the blocks. A version number is assigned in the transaction that adds the function and is
+It is one SQLite file beside the blocks. A version number is assigned in the transaction that adds the function and is
 never reused for that name, so `name@3` always means the same version, even after its removal. Functions and pipelines
 share one namespace; only the newest version of a pipeline is kept.
 """
@@ -77,7 +77,7 @@ class Catalog:
     def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
         """Register a new version of `name` and return its number, 1 above the highest that the name ever had.
 
-        Raises ForbiddenError if another tenant has a version of it.
+        Raises ConflictError if a pipeline has the name, ForbiddenError if another tenant has a version of it.
         """
         with self.file.transaction() as db:
             if db.execute("SELECT 1 FROM pipelines WHERE name = ?", (name,)).fetchone() is not None:

@@ -91,7 +91,8 @@ class SharedBuffer:
     def take(self, at: int, nbytes: int) -> Buffer:
         """Return a copy of this many bytes from this offset.
 
-        Raises ValueError if they do not exist, OSError or MemoryError when this process lacks memory.
+        They must be mapped (`follow`). Raises ValueError if the file ends before them, OSError or MemoryError when this
+        process lacks memory.
         """
         if nbytes <= LARGE_BYTES:
             return bytes(self.view[at : at + nbytes])

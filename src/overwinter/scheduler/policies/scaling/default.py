@@ -1,6 +1,6 @@
-"""The default scaler of this project: serves a function's rate with the fewest missing bytes.
+"""The default scaler of Overwinter: serves a family's rate with the fewest missing bytes.
 
-It combines the algorithms of the two papers over missing bytes. MLS determines when to act (alpha, beta). DTS
+It combines MLS (AsyFunc) and DTS (Tetris) over missing bytes. MLS determines when to act (alpha, beta). DTS
 determines what to start, with the bytes that a worker adds as its cost: its private memory, its own weights where they
 are not shared, and gamma for each core. DTS is changed in three places:
 
@@ -139,8 +139,8 @@ def _order(demand: Demand) -> list[CurrentWorker]:
     for worker in sorted(demand.workers, key=lambda worker: (-worker.load, worker.worker)):
         stays = wanted[worker.point] > 0
         wanted[worker.point] -= 1
-        worth = 0.0 if stays else ratio(worker.point, cost(worker.point))
-        ranks[worker.worker] = (stays, worth, worker.load, -worker.since, worker.worker)
+        value = 0.0 if stays else ratio(worker.point, cost(worker.point))
+        ranks[worker.worker] = (stays, value, worker.load, -worker.since, worker.worker)
     return sorted(demand.workers, key=lambda worker: ranks[worker.worker])
 
 
