@@ -63,7 +63,7 @@ fmt: setup ## format the code
 	$(BIN)/ruff format .
 
 # Benchmarks that replay a recording need TRACES, the directory that contains torpor-alibaba-fc (docs/benchmarks.md).
-bench: setup ## the benchmarks of the README and docs/benchmarks.md, TRACES=DIR for all of them
+bench: setup ## most benchmarks of docs/benchmarks.md, with TRACES=DIR also those that replay a recording
 	for name in wake density overhead churn tetris "asyfunc --level model" scaling fidelity \
 	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)" "torpor --traces $(TRACES)"); do \
 	    $(BIN)/python -m benchmarks.$$name || exit 1; done

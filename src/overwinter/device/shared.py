@@ -52,8 +52,8 @@ def shared_memory(nbytes: int) -> int:
 
 
 def sized_file(name: str, nbytes: int, *, more_seals: bool = False) -> int:
-    """Create a memory file whose size no process can change, under another that has mapped it. `more_seals`: whether it
-    may be sealed further. Raises OSError.
+    """Create a memory file whose size is sealed, so that no process can truncate it under another that has mapped it.
+    `more_seals`: whether it may be sealed further. Raises OSError.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | (0 if more_seals else fcntl.F_SEAL_SEAL)
@@ -67,8 +67,8 @@ def sized_file(name: str, nbytes: int, *, more_seals: bool = False) -> int:
 
 
 def forbid_writing(fd: int) -> None:
-    """Let only those write to a file who have mapped it. Whoever may read it could otherwise open it again, to write:
-    every user may open a memory file. Raises OSError, also before Linux 5.1.
+    """Let only processes that have already mapped a file write to it. Any process that may read it could otherwise
+    open it again for writing. Raises OSError, also on a kernel before Linux 5.1, which lacks this seal.
     """
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
@@ -114,7 +114,7 @@ class Table:
             self._numbers[line * _WORDS] = 0
 
     def clear_moved(self, extent: Callable[[Address], Extent]) -> list[Address]:
-        """Clear the blocks that are now to lie elsewhere, and return them."""
+        """Clear the lines of the blocks that are to be moved, and return these blocks."""
         moved = [address for address, (_, old) in self._entered.items() if extent(address) != old]
         for address in moved:
             self.clear(address)

@@ -1,5 +1,5 @@
-"""The only owner of the scheduler: passes events to it, carries out its actions, and writes each step to the journal
-and its readers.
+"""The only owner of the scheduler: passes events to it, carries out its actions, writes each step to the journal,
+and passes it to the readers.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
 while another is handled waits, so steps are never nested. A scheduler that fails ends the node rather than continuing

@@ -1,7 +1,7 @@
 """Decides which processes are forked ahead of requests, which starts use them, and when they are stopped.
 
-A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs,
-and without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
+A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs, and
+without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
 function's program. It claims a place for a worker and private memory, and a core while it starts. These processes are
 forked while cores are idle, some time after the last start, and are stopped first when any function needs a place or
 memory.
@@ -286,6 +286,6 @@ def release(cycle: Cycle, nbytes: float) -> int:
     return freed
 
 
-def leaving_bytes(cycle: Cycle) -> int:
+def stopping_bytes(cycle: Cycle) -> int:
     """The bytes of the processes that are being stopped."""
     return sum(AHEAD_BYTES for each in cycle.state.ahead.values() if each.stopping)

@@ -180,7 +180,7 @@ def _check_ledger(cycle: Cycle) -> None:
     taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
     wanted = {owner: amounts for owner, claim in claims.items() if (amounts := _amounts(claim))}
     assert taken == wanted, "the claims in the ledger do not match the operations"
-    stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.leaving_bytes(cycle)
+    stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.stopping_bytes(cycle)
     assert resources.memory.fits(0, resources.memory.taken - stopping), "workers use more memory than allowed"
     for resource in (resources.workers, resources.requests):
         assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"

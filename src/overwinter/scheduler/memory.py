@@ -51,7 +51,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     # A worker that was asked to stop may continue to grow.
     cycle.actions += [StopWorker(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
-    over -= ahead.leaving_bytes(cycle)
+    over -= ahead.stopping_bytes(cycle)
     over -= ahead.release(cycle, over)
     over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
@@ -94,7 +94,7 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
         return None
     staying = memory.taken - sum(worker.nbytes for worker in workers if worker.stopping)
-    staying -= ahead.leaving_bytes(cycle)
+    staying -= ahead.stopping_bytes(cycle)
     if staying + wanted[memory] <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))

@@ -11,7 +11,7 @@ class Request(msgspec.Struct):
 
     id: RequestId
     function: FunctionId
-    """The function that was asked."""
+    """The function that was called."""
     tenant: TenantId
     arrived: Seconds
     deadline: Seconds

@@ -101,9 +101,7 @@ class Executors:
         executor = self._executors.get(action.executor)
         if executor is not None:
             if not executor.ready or executor.preparing:
-                raise RuntimeError(
-                    f"{action.function} is prepared on {action.device}, which is not ready or busy"
-                )
+                raise RuntimeError(f"{action.function} is prepared on {action.device}, which is not ready or busy")
             executor.preparing = True
             self._timeline.after(seconds, partial(self._prepared, executor, action))
 
