@@ -38,7 +38,9 @@ def effects_over(tasks, functions, host=None, post=None, processes=None, log=Non
 
 
 def test_a_wake_does_not_wait_for_busy_threads():
-    host = SimpleNamespace(holds=lambda address: False, load=lambda blobs, pause: 7, join_pages=lambda blobs, pause: 0)
+    host = SimpleNamespace(
+        holds=lambda address: False, load=lambda blobs, pause: 7, collapse_pages=lambda blobs, pause: 0
+    )
     function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")], on_trial=False)
     held = threading.Event()
     heard: list[Event] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.errors import StoreError
-from overwinter.store.mapping import HUGE_BYTES, join_pages, map_read_only, unmap
+from overwinter.store.mapping import HUGE_BYTES, collapse_pages, map_read_only, unmap
 
 SIZES = [1, 4096, HUGE_BYTES - 1, HUGE_BYTES, HUGE_BYTES + 4097, 3 * HUGE_BYTES + 5]
 
@@ -20,16 +20,16 @@ def shm():
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_the_bytes_are_the_files_before_and_after_its_pages_are_joined(shm, nbytes):
+def test_the_bytes_are_the_files_before_and_after_its_pages_are_collapsed(shm, nbytes):
     content = os.urandom(nbytes)
     shm.write_bytes(content)
     with shm.open("rb") as file:
         address = map_read_only(file.fileno(), nbytes)
         assert ctypes.string_at(address, nbytes) == content
-        joined = join_pages(file.fileno(), nbytes)
+        collapsed = collapse_pages(file.fileno(), nbytes)
         assert ctypes.string_at(address, nbytes) == content
         unmap(address, nbytes)
-    assert not (joined and nbytes < HUGE_BYTES)
+    assert not (collapsed and nbytes < HUGE_BYTES)
     assert shm.read_bytes() == content
 
 

@@ -1,6 +1,6 @@
 """Receives a block without a thread that waits for its sender.
 
-Chunks are collected on the loop and written by a thread of the disk's pool, one piece after another. A slow sender
+Chunks are collected on the loop and written by a disk thread, one piece after another. A slow sender
 occupies one of the many upload slots, but no thread. Its connection enforces a minimum rate.
 """
 

@@ -82,8 +82,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     and some runs are for requests that have waited for long.
     """
     device_binding: DeviceBinding = "missing-bytes"
-    """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or any; `native`
-    and `infless` bind a function to one device for good, or until it was idle for its keep-alive.
+    """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or at random;
+    `native` and `infless` bind a function to one device for good, or until it was idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""

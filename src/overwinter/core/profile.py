@@ -14,7 +14,7 @@ POINTS_MAX = 16_384
 LATENCY_BOUND = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
 LAYER_LATENCY_BOUND = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
 BYTES_BOUND = Bound(0, 1 << 53, "bytes", "no machine has so many")
-MACS_BOUND = Bound(0, 1 << 62, "multiply-adds", "no program has so many")
+MACS_BOUND = Bound(0, 1 << 62, "multiply-accumulates", "no program has so many")
 POINT_BOUNDS = {
     "cores": Bound(1, 4096, "cores", "no machine has so many"),
     "memory_bytes": BYTES_BOUND,
@@ -65,7 +65,7 @@ class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     macs: int
-    """The multiply-adds of one request."""
+    """The multiply-accumulates of one request."""
     weight_bytes: int
     output_bytes: int
     """The output bytes of one request."""
@@ -78,7 +78,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     weight_bytes: int
     macs: int
-    """The multiply-adds of one request; AsyFunc's rho is macs / weight_bytes."""
+    """The multiply-accumulates of one request; AsyFunc's rho is macs / weight_bytes."""
     points: tuple[Point, ...] = ()
     layers: tuple[LayerPoint, ...] = ()
     wake_s: float | None = None
@@ -123,7 +123,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return {point.batch: point.latency_s for point in sorted(alike, key=lambda point: point.batch)}
 
     def latency_s(self, cores: int, batch: int, concurrency: int) -> float | None:
-        """Return the seconds of a run of `batch` requests, linear between and beyond the measured batches; None:
+        """Return the seconds of a run of `batch` requests, linear between and above the measured batches; None:
         unknown.
         """
         known = list(self.run_s(cores, concurrency).items())
@@ -133,7 +133,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def between(known: list[tuple[int, float]], at: int) -> float:
     """Interpolate linearly in ascending (position, value) pairs.
 
-    A single value is constant below its position and grows in proportion above it.
+    Below the first position the first value applies. Above the last one the last two are extrapolated; a single value
+    grows in proportion.
     """
     if at <= known[0][0]:
         return known[0][1]

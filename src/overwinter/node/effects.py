@@ -162,7 +162,7 @@ class NodeEffects:
             self._loaded(function, operation, added, addresses)
             # No request waits for this; it makes later wakes cheaper.
             with suppress(*MACHINE, StoppedError):
-                await asyncio.to_thread(host.join_pages, function.blobs, self.worker_actions.check_closing)
+                await asyncio.to_thread(host.collapse_pages, function.blobs, self.worker_actions.check_closing)
 
     def _loaded(
         self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]

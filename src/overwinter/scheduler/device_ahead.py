@@ -53,7 +53,7 @@ def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     """Whether a function is likely to run on a device."""
     pooled, name, now = facts(function), device.config.name, cycle.now
-    if pooled.spoils or now < function.backoff_until or function.used + KEEP_S <= now:
+    if pooled.preparation_failed or now < function.backoff_until or function.used + KEEP_S <= now:
         return False
     if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
         return False
@@ -91,9 +91,9 @@ def blocks_loaded(cycle: Cycle, function: Function) -> None:
                 device.executor.may_prepare = True
 
 
-def spoiled(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
+def preparation_failed(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
     """An executor died or hung while it prepared or brought a function. A run that was ordered has not begun."""
-    facts(prepared).spoils = True
+    facts(prepared).preparation_failed = True
     parts = () if operation is None else operation.parts
     for part in parts:
         put_back(cycle, part)

@@ -59,7 +59,7 @@ def _check_executor(cycle: Cycle, device: Device) -> None:
     for id_ in executor.given:
         function = cycle.state.functions.get(id_)
         is_held = function is not None and function.loaded
-        assert is_held or id_ in device.residents, f"the executor of {name} has {id_}, which the host store has not"
+        assert is_held or id_ in device.residents, f"the executor of {name} has {id_}, which is not in the host store"
     if executor.preparing is not None:
         assert executor.stopping or at is not None, f"the executor of {name} prepares without a timer"
     if executor.operation is not None:

@@ -1,9 +1,9 @@
 """Starts, stops and replaces the executors of devices, and handles their deaths.
 
 The requests of a run get one retry, on another device if there is one, or a clear error. A device whose executor failed
-is not used until a backoff is over; after several failures it is out of service meanwhile, which readers are told. A
-function in whose runs executors die backs off from the second time on, and counts once against a device, so that one
-bad function takes neither the devices nor the other functions out of service.
+is not used until a backoff is over; after several failures snapshots show it as out of service meanwhile. A function in
+whose runs executors die backs off from the second time on, and counts once against a device, so that one bad function
+takes neither the devices nor the other functions out of service.
 """
 
 from overwinter.core.actions import StartExecutor, StopWorker
@@ -70,12 +70,12 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     if preparing is not None:
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)
-        device_ahead.spoiled(cycle, preparing.function, operation)
+        device_ahead.preparation_failed(cycle, preparing.function, operation)
         return
     if operation is not None and not operation.parts:
         if event.lost_blocks:
             _lose_blocks(cycle, operation.function, None)
-        device_ahead.spoiled(cycle, operation.function, None)
+        device_ahead.preparation_failed(cycle, operation.function, None)
         return
     _failed(cycle, device, None if operation is None else operation.function, event.reason)
     if operation is not None:
@@ -122,10 +122,10 @@ def _hung(cycle: Cycle, device: Device) -> None:
     preparing = None if device.executor is None else device.executor.preparing
     stop(cycle, device, kill=True)
     if preparing is not None:
-        device_ahead.spoiled(cycle, preparing.function, operation)
+        device_ahead.preparation_failed(cycle, preparing.function, operation)
         return
     if operation is not None and not operation.parts:
-        device_ahead.spoiled(cycle, operation.function, None)
+        device_ahead.preparation_failed(cycle, operation.function, None)
         return
     if operation is None:
         _failed(cycle, device, None, "its executor did not start in time")

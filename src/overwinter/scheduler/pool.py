@@ -241,7 +241,7 @@ class PoolFunction(msgspec.Struct, eq=False):
     """The device to which it is bound, under the policies that bind before the first request."""
     crowded: int | None = None
     """`left` of the pool when it fitted on no device beside the functions that are bound there."""
-    spoils: bool = False
+    preparation_failed: bool = False
     """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
     """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left

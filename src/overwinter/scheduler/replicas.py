@@ -87,9 +87,8 @@ def _start_s(function: Function, device: Device, holders: Sequence[Device], run_
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     pooled = facts(function)
     fits = pooled.nbytes <= device.config.memory_bytes and device.config.name not in pooled.unplaced
-    return (
-        fits and not pooled.spoils and device.owner == owner_of(cycle, function) and cycle.now >= function.backoff_until
-    )
+    may = not pooled.preparation_failed and cycle.now >= function.backoff_until
+    return fits and may and device.owner == owner_of(cycle, function)
 
 
 def _rate(cycle: Cycle, function: Function) -> float:

@@ -1,4 +1,4 @@
-"""Decides how many workers a function should have, and in which configurations, periodically and at a wake.
+"""Decides how many workers a family should have, and in which configurations, periodically and at a wake.
 
 The rate is counted here and predicted by the configured predictor; the decision is made by a scaler of
 `policies/scaling/`.

@@ -97,7 +97,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     workers may have any configuration up to the function's threads.
     """
     gmacs: float = 1.0
-    """Billions of multiply-adds of one request."""
+    """Billions of multiply-accumulates of one request."""
     jitter: float = 0.0
     """The standard deviation of a run's time, as a share of it."""
     start_s: float = 0.02

@@ -1,4 +1,4 @@
-"""Opens, reads and changes the node's sqlite files, also when the disk is full."""
+"""Opens, reads and changes the node's SQLite files, also when the disk is full."""
 
 import os
 import sqlite3
@@ -87,7 +87,7 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn sqlite's errors into NoSpaceError or StoreError, which name the file."""
+        """Turn SQLite's errors into NoSpaceError or StoreError, which name the file."""
         try:
             yield
         except sqlite3.Error as error:

@@ -26,7 +26,7 @@ from blake3 import blake3
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
 from overwinter.store.blocks import check_address
-from overwinter.store.mapping import HUGE_BYTES, join_pages
+from overwinter.store.mapping import HUGE_BYTES, collapse_pages
 from overwinter.store.repository import damaged
 from overwinter.store.residency import Sized, distinct
 from overwinter.store.sealing import Draft, disk_errors, free_bytes, private_directory, read_chunks
@@ -85,7 +85,7 @@ class HostStore:
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
-        self._joined: set[Address] = set()
+        self._collapsed: set[Address] = set()
         self._unverified: set[Address] = set()
         self._changed = threading.Condition()
 
@@ -143,23 +143,23 @@ class HostStore:
             undo.pop_all()
         return descriptors
 
-    def join_pages(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
-        """Join the pages of resident blocks if the kernel can, and return the number of blocks. Slow: `pause` is called
-        before each block.
+    def collapse_pages(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
+        """Collapse the pages of resident blocks into huge pages if the kernel can, and return the number of blocks.
+        `pause` is called before each block, because this is slow.
         """
-        joined = 0
+        collapsed = 0
         for address, nbytes in distinct(blobs).items():
             pause()
-            if nbytes < HUGE_BYTES or address in self._joined or not self.holds(address):
+            if nbytes < HUGE_BYTES or address in self._collapsed or not self.holds(address):
                 continue
             try:
                 with open(self._path(address), "rb") as file:
-                    joined += join_pages(file.fileno(), nbytes)
+                    collapsed += collapse_pages(file.fileno(), nbytes)
             except FileNotFoundError:
                 # The block was dropped meanwhile.
                 continue
-            self._joined.add(address)
-        return joined
+            self._collapsed.add(address)
+        return collapsed
 
     def drop(self, addresses: Iterable[Address]) -> int:
         """Remove blocks, if resident, and return their bytes; memory is free once the last mapping has ended."""
@@ -169,7 +169,7 @@ class HostStore:
                 if address in self._resident:
                     self._path(address).unlink(missing_ok=True)
                     freed += self._resident.pop(address)
-                    self._joined.discard(address)
+                    self._collapsed.discard(address)
                     self._unverified.discard(address)
         return freed
 

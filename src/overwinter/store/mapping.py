@@ -1,8 +1,8 @@
 """Maps a block's file into a process's memory, in huge pages where possible.
 
 A fork maps a model with fewer faults when its blocks are in huge pages, and then reads it with fewer TLB misses. The
-kernel joins the small pages of a tmpfs file on request, even if it would not do so by itself; pages that it cannot join
-stay small.
+kernel collapses the small pages of a tmpfs file into huge ones on request, even if it would not do so by itself; pages
+that it cannot collapse stay small.
 """
 
 import ctypes
@@ -42,15 +42,15 @@ def unmap(address: int, nbytes: int) -> None:
     _libc.munmap(address, nbytes)
 
 
-def join_pages(fd: int, nbytes: int) -> bool:
-    """Let the kernel join a tmpfs file's pages to huge pages; return whether it did. Takes about 2 ms per MiB."""
+def collapse_pages(fd: int, nbytes: int) -> bool:
+    """Let the kernel collapse a tmpfs file's pages into huge pages; return whether it did. Takes about 2 ms per MiB."""
     whole = nbytes - nbytes % HUGE_BYTES
     if not whole:
         return False
     address = map_read_only(fd, whole)
-    joined: int = _libc.madvise(address, whole, _COLLAPSE)
+    refused: int = _libc.madvise(address, whole, _COLLAPSE)
     unmap(address, whole)
-    return joined == 0
+    return refused == 0
 
 
 def _aligned_address(nbytes: int) -> int | None:

@@ -71,7 +71,7 @@ class _Need(NamedTuple):
 
 
 class Repository:
-    """Blocks as files and functions in sqlite, under one directory."""
+    """Blocks as files and functions in SQLite, under one directory."""
 
     def __init__(self, root: Path, bounds: DiskBounds = UNBOUNDED) -> None:
         """Open or create the repository at `root`; raise StoreError or NoSpaceError if that is impossible."""

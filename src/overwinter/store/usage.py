@@ -1,4 +1,4 @@
-"""The daily usage of each function, in a separate sqlite file, so that it does not delay serving."""
+"""The daily usage of each function, in a separate SQLite file, so that it does not delay serving."""
 
 from collections.abc import Mapping
 from pathlib import Path

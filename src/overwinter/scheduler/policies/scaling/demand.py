@@ -38,7 +38,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     missing_bytes: int
     """The bytes of the function's blocks that the host store lacks."""
     macs: int
-    """The multiply-adds of one request."""
+    """The multiply-accumulates of one request."""
     shared: bool = True
     """Whether workers share their weights; otherwise each has its own copy of `weight_bytes`."""
     alpha: float = 0.8
