@@ -32,7 +32,7 @@ SEEN_MAX = 4096
 INVALID = "this token is not valid: it was revoked, or is of another node"
 UNREADABLE = "this node cannot read its tokens and refuses all requests: there, `overwinter token list` says why"
 ABSENT = (
-    "this node asks for a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
+    "this node requires a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
 )
 
 

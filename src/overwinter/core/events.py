@@ -107,7 +107,9 @@ class LoadFailed(_Event, frozen=True):
 
 
 class WorkerReady(_Event, frozen=True):
-    """A worker has its program and its weights and is idle."""
+    """A worker has its program and its weights and is idle; or an executor has its device; or a process forked ahead
+    waits.
+    """
 
     worker: WorkerId
 
@@ -143,7 +145,7 @@ class RunFailure(msgspec.Struct, frozen=True):
 
 
 class RunEnded(_Event, frozen=True):
-    """A worker answered a run; the node holds the outputs of the requests not in `failures`."""
+    """A worker or an executor answered a run; the node holds the outputs of the requests not in `failures`."""
 
     worker: WorkerId
     run: RunId
@@ -167,7 +169,7 @@ class PreparedOnDevice(_Event, frozen=True):
 
 
 class WorkerExited(_Event, frozen=True):
-    """A worker process ended, whether it was asked to or not."""
+    """A worker, an executor or a process forked ahead ended, whether it was asked to or not."""
 
     worker: WorkerId
     error: str

@@ -193,7 +193,7 @@ def _give_cores(cycle: Cycle) -> None:
             function = order.first_for_cores(cycle)
             if function is None or not cores.fits(order.needs(function)):
                 break
-            late_first = function.spec.id not in queue.hopeful or order.is_turn_of_late(queue.given)
+            late_first = function.spec.id not in queue.timely or order.is_turn_of_late(queue.given)
             queue.given += 1
         else:
             function = order.urgent(cycle)
@@ -212,16 +212,16 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
-    # Without requests of other functions that join: joining must not make a request hopeless.
+    # Without requests of other functions that join: joining must not make a request too late.
     latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
-    hopeless = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
+    too_late = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
     is_new = worker.is_idle and worker.since == worker.ready_at
     soonest = function.latency.wake_s + (expected_s(state, function, worker.point, 1) or 0.0)
-    if is_new and soonest > slo_s and len(hopeless) == len(function.queue):
-        hopeless = hopeless[: -send.count]
-    if hopeless:
-        cycle.explain(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
-    for id_ in hopeless:
+    if is_new and soonest > slo_s and len(too_late) == len(function.queue):
+        too_late = too_late[: -send.count]
+    if too_late:
+        cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")
+    for id_ in too_late:
         function.queue.remove(id_)
         message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
         refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)

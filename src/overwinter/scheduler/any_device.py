@@ -99,7 +99,7 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Price:
     if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
         cores = cycle.state.cores
         wait_s = max(wait_s, min((_left_s(cycle, each) for each in cycle.state.holding.values()), default=0.0))
-        wait_s += len(cores.hopeful.keys() | cores.late.keys()) * (run_s or 0.0) / cycle.cores
+        wait_s += len(cores.timely.keys() | cores.late.keys()) * (run_s or 0.0) / cycle.cores
     is_tried = function.queue or any(each.bound[id_].runs for each in function.workers.values())
     return Price("workers", wait_s, run_s, may_try=not is_tried)
 

@@ -9,8 +9,8 @@ class CoreQueue(msgspec.Struct):
     """The functions whose requests wait for a core. order.py maintains it."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
-    """A heap of (level, due, number, function). An entry is valid while it is in `hopeful`."""
-    hopeful: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
+    """A heap of (level, due, number, function). An entry is valid while it is in `timely`."""
+    timely: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
     """The functions whose first request can meet its SLO. Of equal due times, the longest waiting has the lowest
     number.
     """
@@ -24,4 +24,4 @@ class CoreQueue(msgspec.Struct):
     @property
     def waits(self) -> bool:
         """Whether any function waits."""
-        return bool(self.hopeful or self.late)
+        return bool(self.timely or self.late)

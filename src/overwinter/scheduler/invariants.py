@@ -231,7 +231,7 @@ def _check_queues(cycle: Cycle) -> None:
             assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
             queues.setdefault(id_, []).append("places")
-    for id_ in state.cores.hopeful.keys() | state.cores.late.keys():
+    for id_ in state.cores.timely.keys() | state.cores.late.keys():
         queues.setdefault(id_, []).append("cores")
     for id_ in state.bytes:
         queues.setdefault(id_, []).append("bytes")
@@ -259,7 +259,7 @@ def _check_queues(cycle: Cycle) -> None:
 def _check_cores(cycle: Cycle) -> None:
     """No core is free while a function waits for one, and runs do not exceed the cores, except one urgent run."""
     state, cores = cycle.state, cycle.resources.cores
-    waiting = [state.functions[id_] for id_ in (*state.cores.hopeful, *state.cores.late)]
+    waiting = [state.functions[id_] for id_ in (*state.cores.timely, *state.cores.late)]
     if waiting:
         assert cycle.orders_cores, "a function waits for unlimited cores"
         assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"

@@ -60,7 +60,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         return
     id_, state = function.spec.id, cycle.state
     if function.waits_in == "cores":
-        state.cores.hopeful.pop(id_, None)
+        state.cores.timely.pop(id_, None)
         state.cores.late.pop(id_, None)
         # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
@@ -123,10 +123,10 @@ def is_turn_of_late(count: int) -> bool:
 def first_for_cores(cycle: Cycle) -> Function | None:
     """The function that gets the next free core; None: none waits."""
     queue, functions = cycle.state.cores, cycle.state.functions
-    hopeful = _first_hopeful(cycle)
-    if queue.late and (hopeful is None or is_turn_of_late(queue.given)):
+    timely = _first_timely(cycle)
+    if queue.late and (timely is None or is_turn_of_late(queue.given)):
         return functions[next(iter(queue.late))]
-    return hopeful
+    return timely
 
 
 def urgent(cycle: Cycle) -> Function | None:
@@ -139,7 +139,7 @@ def urgent(cycle: Cycle) -> Function | None:
     best: tuple[tuple[int, float], Function] | None = None
     for entry in state.cores.due[:URGENT_CHECKED]:
         level, due, _, id_ = entry
-        if state.cores.hopeful.get(id_) is not entry:
+        if state.cores.timely.get(id_) is not entry:
             continue
         function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
@@ -164,31 +164,31 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
     else:
         queue.late.pop(id_, None)
     if is_late:
-        queue.hopeful.pop(id_, None)
+        queue.timely.pop(id_, None)
         return
-    before = queue.hopeful.get(id_)
+    before = queue.timely.get(id_)
     if before is not None and before[:2] == (level, due):
         return
     queue.number += before is None
     entry = (level, due, queue.number if before is None else before[2], id_)
-    queue.hopeful[id_] = entry
+    queue.timely[id_] = entry
     heappush(queue.due, entry)
 
 
-def _first_hopeful(cycle: Cycle) -> Function | None:
+def _first_timely(cycle: Cycle) -> Function | None:
     """Return the function whose first request is due first and can meet its SLO; mark others as late."""
     queue = cycle.state.cores
     while queue.due:
         entry = queue.due[0]
         level, due, _, id_ = entry
-        if queue.hopeful.get(id_) is not entry:
+        if queue.timely.get(id_) is not entry:
             heappop(queue.due)
             continue
         function = cycle.state.functions[id_]
         if level < ORDINARY or cycle.now + _needed_s(cycle, function) <= due:
             return function
         heappop(queue.due)
-        del queue.hopeful[id_]
+        del queue.timely[id_]
         _join_cores(cycle, function)
     return None
 

@@ -139,7 +139,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
         workers=workers,
         families=sum(not is_part(family_name(family)) for family in state.families.values()),
         waiting={
-            "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
+            "core": len(state.cores.timely.keys() | state.cores.late.keys()),
             "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
             "store": len(state.bytes),
             **({"device": len(state.pool.waiting)} if state.pool.devices else {}),

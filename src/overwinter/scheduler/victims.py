@@ -218,7 +218,7 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     state = cycle.state
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
-    using |= dict.fromkeys((*waiting, *state.cores.hopeful, *state.cores.late))
+    using |= dict.fromkeys((*waiting, *state.cores.timely, *state.cores.late))
     operations = (each.operation for each in state.pool.devices.values())
     using |= dict.fromkeys((*state.pool.waiting, *(each.function.spec.id for each in operations if each is not None)))
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]

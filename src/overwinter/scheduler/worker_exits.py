@@ -55,7 +55,7 @@ def _lose(
     spared = event.lost_blocks and not function.lost
     function.lost = event.lost_blocks
     if worker.runs or not spared:
-        _retry(cycle, function, worker, event, hopeless=was_starting and not function.is_ready)
+        _retry(cycle, function, worker, event, never_started=was_starting and not function.is_ready)
     if function.unloaded:
         refuse_unloaded(cycle, function)
     cycle.mark(function)
@@ -79,14 +79,14 @@ def record_death(cycle: Cycle, function: Function) -> None:
     families.isolate(cycle, function)
 
 
-def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, hopeless: bool) -> None:
+def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, never_started: bool) -> None:
     """Retry the requests of a dead worker once, or refuse them with a clear error.
 
-    With `hopeless` this includes all waiting requests: the worker never started, and there is no other.
+    With `never_started` this includes all waiting requests: the worker never started, and there is no other.
     """
     requests = cycle.state.requests
     current = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
-    struck = current or (tuple(function.queue) if hopeless else ())
+    struck = current or (tuple(function.queue) if never_started else ())
     error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
     for id_ in struck:
         request = requests.get(id_)

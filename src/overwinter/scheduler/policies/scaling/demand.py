@@ -1,4 +1,4 @@
-"""The input and the output of a scaler for one function."""
+"""The input and the output of a scaler for one family."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from overwinter.core.profile import Configuration, Point
 
 
 class CurrentWorker(msgspec.Struct, frozen=True):
-    """One worker of the function that exists or is starting."""
+    """One worker of the family that exists or is starting."""
 
     worker: WorkerId
     point: Point
@@ -27,16 +27,16 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The expected rate."""
     slo_s: float | None
     points: tuple[Point, ...]
-    """The configurations that the function's settings allow."""
+    """The configurations that the functions' settings allow."""
     workers: tuple[CurrentWorker, ...] = ()
     free_cores: float
     free_workers: int
-    """The further workers that the node and the function's settings allow."""
+    """The further workers that the node and the functions' settings allow."""
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
     weight_bytes: int
     missing_bytes: int
-    """The bytes of the function's blocks that the host store lacks."""
+    """The bytes of the blocks that the host store lacks, of the function for which a worker would start."""
     macs: int
     """The multiply-accumulates of one request."""
     shared: bool = True
