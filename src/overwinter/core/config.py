@@ -21,7 +21,7 @@ SCHEDULER_BOUNDS = {
     "runs_max": Bound(1, 32 * WORKERS_MOST, "runs", "each one needs two descriptors of the node and a thread"),
     "workers_ahead": Bound(0, 4096, "processes", "each one takes memory while it waits"),
     "requests_max": Bound(2, 10_000_000, "requests", "each one takes memory, and two tenants need one each"),
-    "attempts_max": Bound(1, 100, "tries", "a request that always kills its worker should fail"),
+    "attempts_max": Bound(1, 100, "attempts", "a request that always kills its worker should fail"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts faster, or needs more than an hour"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker needs time to react, and its memory is needed"),
     "drain_timeout_s": seconds(0, 86_400, "0 ends runs at once; longer runs block other functions"),
@@ -81,10 +81,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     policy: str | Policy = "overwinter"
     cores: int | None = None
-    """The cores for all workers; None: all cores of the machine."""
+    """The cores for all workers; None: all cores that the node may use."""
     memory_bytes: int | None = None
-    """The limit of the private memory of all workers together; None: on a node half of the free memory at its start,
-    otherwise unlimited.
+    """The limit of the private memory of all workers together; None: on a node half of the memory that is available at
+    its start, otherwise unlimited.
     """
     host_bytes: int | None = None
     """The most bytes of all host stores together; None: the size of their tmpfs."""

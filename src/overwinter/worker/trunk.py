@@ -34,7 +34,7 @@ KEPT = 8
 SIZES_KEPT = 1024
 """The most request sizes for which a split keeps its findings; the oldest are dropped first."""
 DRAWN: tuple[Kind, ...] = ("wide", "near")
-"""The kinds of generated requests that are tried before the requests of callers."""
+"""The kinds of generated requests that are used before the requests of callers."""
 FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
 """What a request that cannot be run, or a split that does not fit, may raise."""
 
@@ -134,8 +134,8 @@ class Trunks:
         return own
 
 
-class _Trial(NamedTuple):
-    """The result of the trial for requests of certain sizes."""
+class _Verified(NamedTuple):
+    """The result of the verification for requests of certain sizes."""
 
     rows: dict[int, _Rows | None] | None
     """How each value that crosses a span boundary depends on the rows; None for a value that does not depend on them.
@@ -197,40 +197,40 @@ class Trunk:
         """Split the program; raise ProgramError if it cannot be cut there."""
         self._program = program
         self._spans = _spans(program, cuts)
-        self._trials: dict[Sizes, _Trial] = {}
-        self._trying = threading.Lock()
+        self._verified: dict[Sizes, _Verified] = {}
+        self._verifying = threading.Lock()
 
     def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]] | None:
         """Return the program's outputs for each function; None if they may differ from those of separate runs.
 
         Exceptions of operators are raised.
         """
-        trial = self._trial(shares)
-        if trial is None or trial.rows is None:
+        found = self._verified_for(shares)
+        if found is None or found.rows is None:
             return None
-        together = _Together(self._program, shares, trial.rows)
+        together = _Together(self._program, shares, found.rows)
         for span in self._spans:
             together.run(span)
             together.drop(span.dead)
         return [together.of(number, self._program.output_slots) for number in range(len(shares))]
 
-    def _trial(self, shares: Sequence[Share]) -> _Trial | None:
-        """Return the trial's result for requests of these sizes. Each combination of sizes has its own trial, because
-        sizes may determine how a value contains the rows.
+    def _verified_for(self, shares: Sequence[Share]) -> _Verified | None:
+        """Return the result of the verification for requests of these sizes. Each combination of sizes is verified
+        separately, because sizes may determine how a value contains the rows.
         """
         sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
-        trial = self._trials.get(sizes)
-        if trial is None:
-            with self._trying:
-                trial = self._trials.get(sizes) or self._try(shares[0], shares[1])
-                if trial is not None:
-                    self._trials[sizes] = trial
-                if len(self._trials) > SIZES_KEPT:
-                    del self._trials[next(iter(self._trials))]
-        return trial
+        found = self._verified.get(sizes)
+        if found is None:
+            with self._verifying:
+                found = self._verified.get(sizes) or self._verify(shares[0], shares[1])
+                if found is not None:
+                    self._verified[sizes] = found
+                if len(self._verified) > SIZES_KEPT:
+                    del self._verified[next(iter(self._verified))]
+        return found
 
-    def _try(self, first: Share, second: Share) -> _Trial | None:
-        """Try the split with two different requests; None if no such pair can be run."""
+    def _verify(self, first: Share, second: Share) -> _Verified | None:
+        """Verify the split with two different requests; None if no such pair can be run."""
         for pair in self._pairs(first, second):
             if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
                 continue
@@ -238,7 +238,7 @@ class Trunk:
                 alone = [self._crossing_values(each.weights, each.inputs) for each in pair]
             except FAILED:
                 continue
-            return _Trial(self._verified_rows(pair, alone))
+            return _Verified(self._verified_rows(pair, alone))
         return None
 
     def _pairs(self, first: Share, second: Share) -> Iterator[list[Share]]:
