@@ -37,7 +37,7 @@ class Cores:
         self.count = count
         self.asked = 0
         self._timeline = timeline
-        self._work = self._turned = 0.0
+        self._work = self._settled_at = 0.0
         self._pace = 1.0
         self._jobs: list[tuple[float, int, Job]] = []
         self._sequence = 0
@@ -45,7 +45,7 @@ class Cores:
     def submit(self, job: Job) -> None:
         """Begin a job now."""
         job.cores = min(job.cores, self.count)
-        self._turn()
+        self._settle()
         job.ends = self._work + job.seconds
         self._sequence += 1
         heappush(self._jobs, (job.ends, self._sequence, job))
@@ -57,15 +57,15 @@ class Cores:
     def cancel(self, job: Job) -> None:
         """Cancel a job whose process died: free its cores, and drop its result."""
         if not job.gone:
-            self._turn()
+            self._settle()
             job.gone = True
             self._ask(-job.cores)
 
-    def _turn(self) -> None:
+    def _settle(self) -> None:
         """Account for the work done up to now."""
         now = self._timeline.now
-        self._work += (now - self._turned) * self._pace
-        self._turned = now
+        self._work += (now - self._settled_at) * self._pace
+        self._settled_at = now
 
     def _ask(self, cores: int) -> None:
         """Add this many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
@@ -85,7 +85,7 @@ class Cores:
         """End a job, unless it was slower than expected."""
         if job.gone:
             return
-        self._turn()
+        self._settle()
         if job.ends <= self._work + SAME_S:
             job.gone = True
             self._ask(-job.cores)

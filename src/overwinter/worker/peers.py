@@ -21,7 +21,7 @@ class Peers:
         self._config = config
         self._memories: dict[DeviceId, PeerMemory] = {}
         self.routes: tuple[Route, ...] = ()
-        """The way from the peer of the next run, if it has one."""
+        """The route from the peer of the next run, if it has one."""
 
     def take(self, message: BringFrom | PeerEnded, fds: Sequence[int]) -> None:
         """Map the memory of the next run's peer, or unmap that of a device whose executor has ended."""
