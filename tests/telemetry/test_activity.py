@@ -1,9 +1,40 @@
-"""Recent rates and latencies contain only recent requests."""
+"""Recent rates and latencies contain only recent requests, and a function is described by the version that answers."""
+
+from collections import Counter
 
 import pytest
 
-from overwinter.telemetry.activity import WINDOW_S, recent_latency
-from overwinter.telemetry.statistics import ANSWERS_KEPT
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.events import Deployed, TrafficSet
+from overwinter.core.versions import Share
+from overwinter.scheduler.scheduler import Scheduler
+from overwinter.store.host import Health
+from overwinter.telemetry.accounts import Accounts
+from overwinter.telemetry.activity import WINDOW_S, activity, recent_latency
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import ANSWERS_KEPT, Statistics
+from tests.scheduler.test_snapshot import taken
+from tests.scheduler.world import spec
+
+
+def test_a_function_is_described_by_the_version_that_answers():
+    scheduler, statistics = Scheduler(SchedulerConfig()), Statistics()
+    sources = Sources(SchedulerConfig(), statistics, Accounts(), Health(), Counter())
+
+    def shown() -> float | None:
+        [function] = activity(sources, taken(scheduler, 0.0), 0.0).functions
+        return function.slo_ms
+
+    for event, slo_ms in (
+        (Deployed(spec("f", 1, slo_ms=100)), 100),
+        (Deployed(spec("f", 2, slo_ms=200)), 200),
+        (TrafficSet("f", (Share(1, 100),)), 100),
+        (Deployed(spec("f", 3, slo_ms=300)), 100),
+        (TrafficSet("f", ()), 300),
+        (Deployed(spec("f", 4, slo_ms=400), on_trial=True), 300),
+    ):
+        statistics.observe(0.0, event, scheduler.handle(event, 0.0))
+        assert shown() == slo_ms
 
 
 def test_nothing_of_late_has_no_latency():

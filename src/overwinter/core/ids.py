@@ -33,14 +33,14 @@ OperationId = NewType("OperationId", int)
 
 @lru_cache(maxsize=1 << 15)
 def function_id(name: FunctionName, version: int) -> FunctionId:
-    """The id of one version of a function. Remembered, because every request asks for it."""
+    """The id of one version of a function. Cached, because every request needs it."""
     return FunctionId(f"{name}@{version}")
 
 
 PART = ":"
-"""Is in the name of a part of a function that the scheduler has as another function: a program that runs on the pool
-for a function in workers (with a handler, or with `any`), or a later slice of a program. Nobody can deploy or call a
-function of such a name.
+"""Separates the name of a function from that of a part, which the scheduler has as another function: a program that
+runs on the pool for a function in workers (with a handler, or with `any`), or a later slice of a program. Nobody can
+deploy or call a function of such a name.
 """
 _PARTS = re.compile(rf"{PART}(program|\d+)@")
 

@@ -60,7 +60,8 @@ class Computing:
         self._tasks = tasks
         self._runs: dict[WorkerProcess, dict[int, _Run]] = {}
         """By worker and slot."""
-        self._leaving: dict[FunctionId, Callable[[], None]] = {}
+        self._after_runs: dict[FunctionId, Callable[[], None]] = {}
+        """What is to be done when no run of a function is in progress any more."""
         self._closing = False
 
     # Runs
@@ -80,9 +81,9 @@ class Computing:
         if run.call is not None:
             run.call.cancel()
         for function in run.functions:
-            if function in self._leaving:
+            if function in self._after_runs:
                 # Later: the actions of the scheduler's current step may still name the program.
-                asyncio.get_running_loop().call_soon(self._leave, function)
+                asyncio.get_running_loop().call_soon(self._end_runs, function)
         return run.failures
 
     def gone(self, process: WorkerProcess) -> None:
@@ -94,24 +95,24 @@ class Computing:
     def after_runs(self, function: FunctionId, then: Callable[[], None]) -> None:
         """Call `then` as soon as no run of the function is in progress, unless it stays."""
         if self._is_running(function):
-            self._leaving[function] = then
+            self._after_runs[function] = then
         else:
             then()
 
-    def stay(self, function: FunctionId) -> None:
+    def cancel_after_runs(self, function: FunctionId) -> None:
         """Do not do what was to be done after the runs of the function."""
-        self._leaving.pop(function, None)
+        self._after_runs.pop(function, None)
 
     def close(self) -> None:
         """Cancel all calls, because the node stops."""
         self._closing = True
-        self._leaving.clear()
+        self._after_runs.clear()
         for process in list(self._runs):
             self.gone(process)
 
-    def _leave(self, function: FunctionId) -> None:
-        if function in self._leaving and not self._is_running(function):
-            self._leaving.pop(function)()
+    def _end_runs(self, function: FunctionId) -> None:
+        if function in self._after_runs and not self._is_running(function):
+            self._after_runs.pop(function)()
 
     def _begin(self, process: WorkerProcess, slot: int, run: _Run) -> None:
         self._runs.setdefault(process, {})[slot] = run

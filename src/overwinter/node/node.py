@@ -123,7 +123,7 @@ class Node:
         asked: list[int | None] = [share.version for share in shares] or [version]
         functions = [self._registry.deployed(name, each) for each in asked]
         for function in functions:
-            self.parts.computing.stay(function.id)
+            self.parts.computing.cancel_after_runs(function.id)
         await asyncio.gather(*(self._calls.load(part.id) for function in functions for part in function.parts()))
 
     async def unload(self, name: FunctionName, version: int | None) -> None:

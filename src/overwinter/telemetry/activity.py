@@ -21,7 +21,7 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     tenant: TenantId
     state: str
-    """The state of the version that answers."""
+    """The state of the version that answers, or has the largest share."""
     family: FunctionId
     """The first of the functions with which it may share workers; itself if it shares with none."""
     members: int
@@ -122,7 +122,7 @@ def _function(
     running: Counter[str],
     now: Seconds,
 ) -> FunctionActivity:
-    newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
+    answering = next((each for each in versions if each.spec.id == tally.default), versions[-1])
     ids = [function.spec.id for function in versions]
     stores = [
         (sources.statistics.stores.get(function.spec.store), part) for function in versions for part in function.parts
@@ -132,12 +132,12 @@ def _function(
     rate, p50, p99 = recent_latency(list(tally.recent), now)
     return FunctionActivity(
         name=tally.name,
-        tenant=newest.spec.tenant,
-        state=newest.state,
-        family=newest.family,
-        members=newest.members,
+        tenant=answering.spec.tenant,
+        state=answering.state,
+        family=answering.family,
+        members=answering.members,
         workers=workers,
-        device=newest.spec.settings.device,
+        device=answering.spec.settings.device,
         devices=tuple(dict.fromkeys(name for function in versions for name in function.devices)),
         running=running[tally.name],
         queued=sum(function.queued for function in versions),
@@ -146,7 +146,7 @@ def _function(
         p50_ms=None if p50 is None else p50 * 1000,
         p99_ms=None if p99 is None else p99 * 1000,
         attainment=tally.attainment,
-        slo_ms=newest.spec.settings.slo_ms,
+        slo_ms=answering.spec.settings.slo_ms,
         host_bytes=sum(nbytes for nbytes, _ in held),
         exclusive_bytes=sum(nbytes for _, nbytes in held),
         private_bytes=sum(private[id_] for id_ in ids),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from overwinter.core.actions import Start
-from overwinter.core.ids import DeviceId, FunctionName, TenantId
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, TenantId
 
 
 class DeviceCounts:
@@ -57,6 +57,8 @@ class Tally:
     def __init__(self, name: FunctionName) -> None:
         self.name = name
         self.tenant: TenantId | None = None
+        self.default: FunctionId | None = None
+        """The version that represents the name; None: none has passed its trial."""
         self.slo_s: float | None = None
         """The SLO of the default version."""
         self.requests = self.answered = self.cancelled = 0

@@ -354,11 +354,11 @@ class Tracker(Hooks[T]):
             self._keep(spec, now)
 
     def _update_default(self, name: FunctionName) -> None:
-        """Take tenant and SLO from the default version of the name."""
+        """Take id, tenant and SLO from the default version of the name."""
         spec = self._versions.default(name)
         if spec is not None:
             tally = self.tallies[name]
-            tally.tenant = spec.tenant
+            tally.default, tally.tenant = spec.id, spec.tenant
             tally.slo_s = None if spec.settings.slo_ms is None else spec.settings.slo_ms / 1000
 
     def _traffic_set(self, event: TrafficSet, now: Seconds) -> None:
