@@ -93,7 +93,7 @@ def _is_left(cycle: Cycle) -> bool:
 
 def _wants_device(cycle: Cycle) -> bool:
     """Whether a function waits for a device, or could use one."""
-    return bool(cycle.state.pool.waiting or cycle.state.pool.elsewhere)
+    return bool(cycle.state.pool.waiting or cycle.state.pool.waiting_for_workers)
 
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:

@@ -57,7 +57,7 @@ def offer(cycle: Cycle) -> None:
         if other is not None and _has_free_worker(cycle, other):
             cycle.mark(other)
     free = sum(each.executor is not None and each.is_free(now) for each in pool.devices.values())
-    for function in list(pool.elsewhere.values()):
+    for function in list(pool.waiting_for_workers.values()):
         if not free:
             return
         other = counterpart.of(cycle.state, function)

@@ -20,7 +20,7 @@ from overwinter.scheduler.swaps import facts, owner_of
 
 
 def check(cycle: Cycle) -> None:
-    """Begin a preparation, if a device has time for one."""
+    """Begin a preparation, if a device is idle."""
     pool = cycle.state.pool
     executors = [each.executor for each in pool.executors.values() if each.executor is not None]
     may = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)

@@ -258,7 +258,7 @@ class Pool(msgspec.Struct):
     """The devices with an executor, by its id."""
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a device, the longest waiting first."""
-    elsewhere: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
+    waiting_for_workers: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""

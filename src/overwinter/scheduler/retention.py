@@ -23,7 +23,7 @@ def settle(cycle: Cycle, function: Function) -> None:
     family = function.family
     families.record_waiting(function)
     if function.spec.settings.device == "any" and function.pool is None:
-        _note_elsewhere(cycle, function)
+        _note_waiting(cycle, function)
     if family.workers:
         _settle_workers(cycle, family)
     if not function.is_used and function.spec.id == cycle.state.releasing:
@@ -34,13 +34,13 @@ def settle(cycle: Cycle, function: Function) -> None:
         cycle.state.evictable.pop(function.spec.id, None)
 
 
-def _note_elsewhere(cycle: Cycle, function: Function) -> None:
+def _note_waiting(cycle: Cycle, function: Function) -> None:
     """A free device may take its waiting requests, now or later."""
-    id_, elsewhere = function.spec.id, cycle.state.pool.elsewhere
+    id_, waiting = function.spec.id, cycle.state.pool.waiting_for_workers
     if not function.queue:
-        elsewhere.pop(id_, None)
-    elif id_ not in elsewhere:
-        elsewhere[id_], cycle.devices_changed = function, True
+        waiting.pop(id_, None)
+    elif id_ not in waiting:
+        waiting[id_], cycle.devices_changed = function, True
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:

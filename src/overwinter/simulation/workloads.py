@@ -187,8 +187,8 @@ def _minutes(workload: MinuteCounts, rng: Random, copy: int, base: Path) -> Iter
     if not any(row):
         raise CallerError(f"row {(workload.row + copy) % len(rows)} of {workload.path} has no requests")
     shift = rng.randrange(len(row)) if workload.row + copy >= len(rows) else 0
-    turned = [*row[shift:], *row[:shift]]
-    return _scattered(((MINUTE_S, count * workload.scale / MINUTE_S) for count in cycle(turned)), rng)
+    rotated = [*row[shift:], *row[:shift]]
+    return _scattered(((MINUTE_S, count * workload.scale / MINUTE_S) for count in cycle(rotated)), rng)
 
 
 def _recorded(workload: Timestamps, rng: Random, base: Path) -> Iterator[float]:

@@ -196,10 +196,10 @@ class Tracker(Hooks[T]):
     def _start(self, action: StartWorker, now: Seconds) -> None:
         spec = self.specs[action.function]
         tally = self.tally_of(spec)
-        asked = self._from_disk.pop(action.function, None)
-        start: Start = "host" if asked is None else "disk"
+        load_began = self._from_disk.pop(action.function, None)
+        start: Start = "host" if load_began is None else "disk"
         trial = self.own if action.function in self._trials else None
-        worker = LiveWorker(tally, action, start, now if asked is None else asked, now, trial)
+        worker = LiveWorker(tally, action, start, now if load_began is None else load_began, now, trial)
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1
@@ -217,7 +217,7 @@ class Tracker(Hooks[T]):
         worker = self.workers.get(event.worker)
         if worker is None:
             return
-        seconds = now - worker.asked
+        seconds = now - worker.wake_began
         worker.tally.woken[worker.start] += 1
         worker.tally.wake_s[worker.start] += seconds
         self._worker_ready(worker, seconds, now)

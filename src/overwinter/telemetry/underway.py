@@ -56,7 +56,6 @@ class LiveWorker(Generic[T]):
     __slots__ = (
         "_cost",
         "_cost_before",
-        "asked",
         "binds",
         "bound",
         "busy_at_update",
@@ -75,11 +74,12 @@ class LiveWorker(Generic[T]):
         "trial",
         "tried",
         "updated",
+        "wake_began",
         "warm",
     )
 
     def __init__(
-        self, tally: T, action: StartWorker, start: Start, asked: Seconds, now: Seconds, trial: T | None = None
+        self, tally: T, action: StartWorker, start: Start, wake_began: Seconds, now: Seconds, trial: T | None = None
     ) -> None:
         self.tally = tally
         self.trial = trial
@@ -92,8 +92,8 @@ class LiveWorker(Generic[T]):
         self.cores, self.concurrency = action.cores, action.concurrency
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
-        self.asked = asked
-        """When the wake began: with the load of the blocks, if there was one."""
+        self.wake_began = wake_began
+        """It begins with the load of the blocks, if there was one."""
         self.since = self.busy_since = now
         self.updated = now
         """When `nbytes` was last set, or the set of its functions changed."""

@@ -19,7 +19,7 @@ def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]
         answered = iter(answer(able))
         outcomes = [each if isinstance(each, Failure) else next(answered) for each in runners]
         return _packed(message.run, outcomes, slot.outputs)
-    except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the process lives on
+    except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the process continues
         failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
         return Answer(message.run, (failure,) * len(message.requests), 0)
 

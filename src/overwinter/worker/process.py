@@ -232,7 +232,7 @@ class Worker:
         """Bind another function."""
         try:
             finish()
-        except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the worker lives on
+        except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the worker continues
             return BindFailed(function, *_fault(function, error))
         return Bound(function)
 

@@ -128,7 +128,7 @@ def required_requests(waiting: Waiting, last: Boundary) -> Rank:
 
 def with_slo_first(waiting: Waiting, last: Boundary) -> Rank:
     """As by required requests, but those of functions without an SLO come after all with high priority, in the order of
-    arrival. By the count, a function with many requests would wait for all with few, for the sake of no SLO.
+    arrival. By the count, one with many requests would wait for all with few.
     """
     if not waiting.has_slo:
         return waiting.level, 1, waiting.arrived, waiting.arrived, waiting.function
