@@ -21,7 +21,7 @@ from overwinter.core.errors import ConflictError
 from overwinter.node.log import Log
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
-from overwinter.node.slices import shorten_slice
+from overwinter.node.time_slices import shorten_time_slice
 from overwinter.running import running
 from overwinter.store.tokens import TokenFile
 
@@ -112,7 +112,7 @@ def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[
     # each of them.
     sys.setswitchinterval(SWITCH_S)
     # Before anything is forked, so that workers inherit it.
-    shorten_slice()
+    shorten_time_slice()
     # Every worker needs some descriptors (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

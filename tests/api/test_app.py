@@ -122,7 +122,7 @@ def test_a_body_that_swells_past_the_bound(http: httpx.Client) -> None:
 
 def test_an_unknown_coding(http: httpx.Client) -> None:
     answer = http.post("/v2/models/add/infer", content=b"x", headers={"Content-Encoding": "br"})
-    assert (answer.status_code, answer.json()["error"].split(";")[0]) == (415, "content-encoding 'br' is not known")
+    assert (answer.status_code, answer.json()["error"].split(";")[0]) == (415, "content-encoding 'br' is not supported")
 
 
 def test_a_body_past_the_bound_announced_or_not(http: httpx.Client) -> None:

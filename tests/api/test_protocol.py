@@ -139,7 +139,7 @@ def test_a_connection_without_a_request_is_closed_without_an_answer(strict: Serv
         assert idle.recv(65536) == b""
 
 
-def test_a_quarter_of_the_descriptors_is_for_callers() -> None:
+def test_a_quarter_of_the_descriptors_is_for_clients() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
@@ -165,7 +165,7 @@ def test_a_body_that_arrives_too_slowly_is_cut_off(strict: Served) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Yield a node with PLACES connections per caller. The parameter says whether it checks them continuously or only
+    """Yield a node with PLACES connections per client. The parameter says whether it checks them continuously or only
     when asked.
     """
     monkeypatch.setattr(app, "SWEEP_S", getattr(request, "param", 3600.0))
@@ -308,7 +308,7 @@ def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch
 class Computing:
     """A connection with a request in progress."""
 
-    caller = "caller"
+    client_key = "client"
     looked_at = 0
 
     def waits(self) -> Waits:

@@ -14,7 +14,7 @@ def test_a_function_is_measured_shown_and_known_afterwards(run: Run) -> None:
     assert shown.stderr == ""
     summary, head, *_ = lines = shown.stdout.splitlines()
     assert summary.startswith("16 B of weights, 4 MACs a request, wakes in ")
-    assert head.split() == ["CORES", "RUNS", "AT", "ONCE", "BATCH", "PRIVATE", "MEMORY", "LATENCY", "REQUESTS/S"]
+    assert head.split() == ["CORES", "CONCURRENCY", "BATCH", "PRIVATE", "MEMORY", "LATENCY", "REQUESTS/S"]
     assert [line.split()[:3] for line in lines[3:5]] == [["1", "1", "1"], ["1", "1", "2"]]
     assert lines[6].split() == ["LAYER", "MACS", "WEIGHTS", "OUTPUT", "BATCH", "1", "BATCH", "2"]
     profile = json.loads(run("profile", "paced", "--known", "--json").stdout)

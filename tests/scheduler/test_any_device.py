@@ -51,7 +51,7 @@ def test_both_ways_are_tried_once_the_workers_first():
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     assert [serve(world, 0.5) for _ in range(2)] == ["workers", "virtual:0"]
-    assert "was never measured" in world.state.functions["f@1"].prices.text()
+    assert "was never measured" in world.state.functions["f@1"].estimates.text()
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     for _ in range(3):
@@ -65,11 +65,11 @@ def test_a_request_goes_where_it_is_answered_sooner():
     world = known(cpu_s=0.01, device_s=0.1)
     assert serve(world, 0.01) == "workers"
     assert "workers 40.0 ms (30.0 until it runs); virtual:0 100.0 ms (0.0 until it runs)" in (
-        world.state.functions["f@1"].prices.text()
+        world.state.functions["f@1"].estimates.text()
     )
 
 
-def test_missing_blocks_are_part_of_the_price():
+def test_missing_blocks_are_part_of_the_estimate():
     world = known(cpu_s=0.3, device_s=0.1)
     world.deploy(spec("g", 1, [("g-weights", 900_000)], device="pool"))
     world.arrive("g")
@@ -195,7 +195,7 @@ def test_without_devices_it_runs_in_workers():
     world = World()
     world.deploy(either())
     assert [serve(world, 0.1) for _ in range(2)] == ["workers"] * 2
-    assert world.state.functions["f@1"].prices is None
+    assert world.state.functions["f@1"].estimates is None
 
 
 def test_an_unloaded_function_is_refused_both_ways():
@@ -223,7 +223,7 @@ def test_both_queues_count_against_its_limit():
 
 def test_if_a_policy_fails_on_the_workers_devices_serve_it(monkeypatch):
     world = known(cpu_s=0.5, device_s=0.1)
-    monkeypatch.setattr("overwinter.scheduler.policies.either.cheaper", lambda prices: 1 / 0)
+    monkeypatch.setattr("overwinter.scheduler.policies.either.sooner", lambda estimates: 1 / 0)
     requests = [world.arrive(), world.arrive()]
     assert world.state.functions["f@1"].fault
     world.settle()
@@ -232,7 +232,7 @@ def test_if_a_policy_fails_on_the_workers_devices_serve_it(monkeypatch):
     assert (known_of.state, known_of.fault) == ("awake", "")
 
 
-def test_readers_see_one_function_and_both_prices():
+def test_readers_see_one_function_and_both_estimates():
     world = known(cpu_s=0.5, device_s=0.1)
     published = Published(world.scheduler.cycle)
     seen = published.function("f@1", world.now)

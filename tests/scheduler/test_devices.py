@@ -88,7 +88,7 @@ def test_without_devices_a_function_of_the_pool_is_refused_with_the_remedy():
     answer = world.answers[world.arrive()]
     assert isinstance(answer, Refuse)
     assert "f@1" in answer.message
-    assert "serve with devices" in answer.message
+    assert "start the node with --devices" in answer.message
 
 
 def test_requests_share_a_run_up_to_the_largest_batch():

@@ -159,7 +159,7 @@ def test_a_function_says_why_it_is_not_served_after_a_restart_without_devices(ma
     node.start()
     said = node.client.function("f")
     assert said["state"] == "UNAVAILABLE"
-    assert "this node has no devices: serve with devices, or deploy it with device" in said["reason"]
+    assert "this node has no devices: start the node with --devices, or deploy it with device" in said["reason"]
     with pytest.raises(OverwinterError, match="this node has no devices"):
         node.client.infer("f", {"x": torch.ones(1, 4)})
 

@@ -23,7 +23,7 @@ IPV6_NETWORK_BYTES = 8
 
 
 def client_of(host: str) -> str:
-    """The key of one caller: an IPv4 address, or an IPv6 network."""
+    """The key of one client: an IPv4 address, or an IPv6 network."""
     if ":" not in host or host.startswith("::ffff:"):
         return host
     # Use the binary form, because the text form may omit zeros.

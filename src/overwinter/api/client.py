@@ -70,8 +70,8 @@ class Answered(msgspec.Struct, frozen=True):
 
     version: int
     start: str
-    """What the function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker, with its
-    weights in memory (host) or on disk (disk).
+    """What the function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker or
+    a transfer to a device, with its weights in memory (host) or on disk (disk).
     """
     milliseconds: float
     """The time from sending the request to reading the answer."""

@@ -1,9 +1,9 @@
-"""Counts open connections by caller, and closes those that are idle or too slow.
+"""Counts open connections by client, and closes those that are idle or too slow.
 
-Inactive connections never block a new one. At the limit of one caller or of all, the connection that has been without a
-request the longest is closed, then one that is still sending or reading. A new connection of the same caller replaces
+Inactive connections never block a new one. At the limit of one client or of all, the connection that has been without a
+request the longest is closed, then one that is still sending or reading. A new connection of the same client replaces
 only a stalled one, because an active one may have a request in transit. Near the limit, answers close their
-connections, which callers can detect. Times are checked periodically for all connections together, so a short request
+connections, which clients can detect. Times are checked periodically for all connections together, so a short request
 has no cost here.
 """
 
@@ -42,16 +42,17 @@ class Waits(NamedTuple):
 
 
 class Connection(Protocol):
-    """A connection with its caller and the event that it waits for."""
+    """A connection of a client, and the event that it waits for."""
 
-    caller: str
+    client_key: str
+    """The client's address or network (`client_of`)."""
 
     def waits(self) -> Waits:
         """Return the event that it waits for."""
         ...
 
     def time_out(self) -> None:
-        """Answer that the caller was too slow, if an answer is still possible, and close."""
+        """Answer that the client was too slow, if an answer is still possible, and close."""
         ...
 
     def abort(self) -> None:
@@ -93,14 +94,14 @@ class Connections:
 
     def admit(self, connection: Connection) -> bool:
         """Count a new connection without a request; return False if it must be refused."""
-        caller = connection.caller
-        if self._counts.get(caller, 0) >= self.most_of_one and not self._make_room(caller, caller):
+        client = connection.client_key
+        if self._counts.get(client, 0) >= self.most_of_one and not self._make_room(client, client):
             return False
         if len(self._seen) >= self.most:
             most = max(self._counts, key=self._counts.__getitem__)
-            if not (self._make_room(most, caller) or self._make_room(next(iter(self._idle), most), caller)):
+            if not (self._make_room(most, client) or self._make_room(next(iter(self._idle), most), client)):
                 return False
-        self._counts[caller] = self._counts.get(caller, 0) + 1
+        self._counts[client] = self._counts.get(client, 0) + 1
         self._seen[connection] = (Waits("", 0, 0), 0.0)
         self.idle(connection)
         return True
@@ -115,9 +116,9 @@ class Connections:
             del self._refused[first]
             first.abort()
 
-    def crowded(self, caller: str) -> bool:
-        """Whether this caller, or all callers together, are near the limit of connections."""
-        mine = self._counts.get(caller, 0)
+    def crowded(self, client: str) -> bool:
+        """Whether this client, or all clients together, are near the limit of connections."""
+        mine = self._counts.get(client, 0)
         return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
 
     def forget(self, connection: Connection) -> None:
@@ -127,23 +128,23 @@ class Connections:
             return
         self._still.pop(connection, None)
         self.busy(connection)
-        self._counts[connection.caller] -= 1
-        if not self._counts[connection.caller]:
-            del self._counts[connection.caller]
+        self._counts[connection.client_key] -= 1
+        if not self._counts[connection.client_key]:
+            del self._counts[connection.client_key]
 
     def idle(self, connection: Connection) -> None:
         """Record that the connection has no request."""
         if connection not in self._seen:
             return
-        self._idle.setdefault(connection.caller, {})[connection] = None
+        self._idle.setdefault(connection.client_key, {})[connection] = None
 
     def busy(self, connection: Connection) -> None:
         """Record that a request began on the connection."""
-        idle = self._idle.get(connection.caller)
+        idle = self._idle.get(connection.client_key)
         if idle is not None:
             idle.pop(connection, None)
             if not idle:
-                del self._idle[connection.caller]
+                del self._idle[connection.client_key]
 
     def sweep(self, now: float) -> None:
         """Close connections that exceed their time."""
@@ -177,21 +178,21 @@ class Connections:
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
-    def _make_room(self, caller: str, newcomer: str) -> bool:
-        """Close the caller's connection that has been idle the longest, or else one whose request or answer is in
-        transit; for a new connection of the same caller only a stalled one. False when there is none.
+    def _make_room(self, client: str, newcomer: str) -> bool:
+        """Close the client's connection that has been idle the longest, or else one whose request or answer is in
+        transit; for a new connection of the same client only a stalled one. False when there is none.
         """
-        idle = next(iter(self._idle.get(caller, ())), None)
-        if caller != newcomer:
-            connection = idle or self._under_way(caller, self._seen)
+        idle = next(iter(self._idle.get(client, ())), None)
+        if client != newcomer:
+            connection = idle or self._under_way(client, self._seen)
         elif idle is not None and self._is_stalled(idle):
             connection = idle
-        elif caller in self._without_stalled:
+        elif client in self._without_stalled:
             connection = None
         else:
-            connection = self._under_way(caller, filter(self._is_stalled, self._still))
+            connection = self._under_way(client, filter(self._is_stalled, self._still))
             if connection is None:
-                self._without_stalled.add(caller)
+                self._without_stalled.add(client)
         if connection is None:
             return False
         connection.abort()
@@ -199,8 +200,8 @@ class Connections:
         self.forget(connection)
         return True
 
-    def _under_way(self, caller: str, among: Iterable[Connection]) -> Connection | None:
-        mine = (connection for connection in among if connection.caller == caller)
+    def _under_way(self, client: str, among: Iterable[Connection]) -> Connection | None:
+        mine = (connection for connection in among if connection.client_key == client)
         return next((connection for connection in mine if connection.waits().what), None)
 
     def _is_stalled(self, connection: Connection) -> bool:

@@ -57,7 +57,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def scope(self) -> TokenScope | None:
-        """The scope that a token needs; None: any."""
+        """The scope that a token needs; None: the operation requires no scope."""
         return next((scope for scope in SCOPES if scope == self.needs), None)
 
     @property

@@ -33,7 +33,7 @@ TRANSFER_ENCODING = b"transfer-encoding"
 FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Sent before the head of an answer if the caller waits for permission to send its body."""
+"""Sent before the head of an answer if the client waits for permission to send its body."""
 
 
 class _RefusedError(Exception):
@@ -127,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Register the connection, or refuse it."""
         super().connection_made(transport)
         self.flow = _Flow(transport, lambda: bool(self._rest))
-        self.caller = client_of(self.client[0] if self.client else "")
+        self.client_key = client_of(self.client[0] if self.client else "")
         if not self._connections.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
             self._connections.turn_away(self)
@@ -318,7 +318,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
-        if self._connections.crowded(self.caller):
+        if self._connections.crowded(self.client_key):
             # Announce that the connection closes. If it were closed later, while idle, the client could use it again
             # at that moment.
             cycle.keep_alive = False

@@ -23,11 +23,13 @@ RATIO_FREE_BYTES = 4 << 20
 """The size to which any body may be decompressed. Above it, a body may grow to RATIO_MAX times its compressed size."""
 WASTE_FREE_BYTES = 64 << 10
 WASTE_MAX = 4
-"""The most compressed bytes per decompressed byte, beyond the first few: a stream of empty blocks could be endless."""
+"""The most compressed bytes per decompressed byte, beyond the first WASTE_FREE_BYTES: a stream of empty blocks could be
+endless.
+"""
 COMPRESSED_STEP_BYTES = 8 << 10
 """The compressed bytes of one step. Empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
-"""The steps in which memory is reserved for a body without an announced length."""
+"""The steps in which memory is reserved for a body without an announced length, and for a decompressed one."""
 
 
 Fields = Mapping[bytes, bytes]
@@ -127,7 +129,8 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Step
         return body
     bits = WINDOW_BITS.get(coding)
     if bits is None:
-        raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
+        name = coding.decode("latin-1")
+        raise MediaError(f"content-encoding {name!r} is not supported; supported: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     if most < bounds.bytes_max:
         bounds = BodyLimits(most, bounds.cost, f" out of {len(body)} compressed bytes: send it uncompressed")

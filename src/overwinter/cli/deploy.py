@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 @click.option(
     "--device",
     type=click.Choice(["cpu", "pool", "any"]),
-    help="Where the program runs: on cores, on any device, or where each request is answered sooner.",
+    help="Where the program runs: on cores, on a device, or for each request where it is answered sooner.",
 )
 @click.option(
     "--handler",
@@ -104,7 +104,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
     file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
-    sound and returns labels, entities, features or a text. Code in a module runs on this machine; code in a .pt2 file
+    audio and returns labels, entities, features or texts. Code in a module runs on this machine; code in a .pt2 file
     or a directory does not, unless the file is opened with --trust. The model is exported here, and only blocks that
     the node lacks are sent. A .toml file defines a pipeline completely, including its name, and replaces a pipeline of
     that name.

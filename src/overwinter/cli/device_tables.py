@@ -94,7 +94,7 @@ def _facts(device: Description) -> Iterator[tuple[str, str]]:
     if run is not None:
         requests = "1 request" if run["requests"] == 1 else f"{run['requests']} requests"
         brought = f", with {size_text(run['missing_bytes'])} to bring" if run["missing_bytes"] else ""
-        yield f"{name} runs", f"{run['function']} with {requests} since {run['seconds']:.2f} s{brought}"
+        yield f"{name} runs", f"{run['function']} with {requests} for {run['seconds']:.2f} s{brought}"
     if device["failures"]:
         retry = f"; tried again in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
         times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"

@@ -17,7 +17,7 @@ def summary(profile: Profile) -> str:
 
 def points_table(points: Sequence[Point]) -> Table:
     """Build a table with one row for each configuration."""
-    table = _table("CORES", "RUNS AT ONCE", "BATCH", "PRIVATE MEMORY", "LATENCY", "REQUESTS/S")
+    table = _table("CORES", "CONCURRENCY", "BATCH", "PRIVATE MEMORY", "LATENCY", "REQUESTS/S")
     for point in points:
         table.add_row(
             str(point.cores),

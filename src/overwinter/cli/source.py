@@ -1,6 +1,6 @@
 """Opens the SOURCE of `overwinter deploy SOURCE`.
 
-    `module:callable`     called without arguments; returns (module, example_inputs) or (module, inputs, dynamic)
+    `module:callable`     called without arguments; returns (module, example_inputs), or with dynamic as a third
     `model.pt2`           written by torch.export.save; unless it is trusted, no code in it runs
     a directory           written by save_pretrained of transformers; with a task, it includes a handler
 
@@ -37,7 +37,7 @@ def open_source(
 ) -> Opened | Directory | Path:
     """Open the model that `source` names; a `.pt2` file is returned as its path.
 
-    Modules are also searched in `directory`. `task` and `options` apply to a directory of `transformers`. Raise
+    Modules are also searched in `directory`. `task` and `options` apply to a directory of `transformers`. Raises
     CallerError if `source` names nothing, AuthorError if the author's code fails.
     """
     path = directory / source

@@ -213,14 +213,15 @@ def _profile_text(profile: Description) -> str:
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (
-            f"; the fastest takes {_ms_text(latency_s * 1000)} with {cores} cores, batch {batch}, {concurrency} at "
-            f"once, {size_text(nbytes)}"
+            f"; the fastest takes {_ms_text(latency_s * 1000)} with {cores} cores, batch {batch}, "
+            f"concurrency {concurrency}, {size_text(nbytes)}"
         )
     return text
 
 
 def _workers_table(workers: Sequence[Description]) -> Table:
-    table = _titled("WORKER", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
+    numbers = ("PID", "IN STATE", "CORES", "BATCH", "CONCURRENCY", "RUNS", "PRIVATE", "PSS")
+    table = _titled("WORKER", "STATE", numbers=numbers)
     for worker in workers:
         measured = ("-" if worker[key] is None else size_text(worker[key]) for key in ("private_bytes", "pss_bytes"))
         table.add_row(

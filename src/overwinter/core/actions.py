@@ -149,7 +149,7 @@ class StartExecutor(_Action, frozen=True):
 
 
 class RunOnDevice(_Action, frozen=True):
-    """Send these requests to an executor as one batch, and bring the blocks that its device misses meanwhile; answered
+    """Send these requests to an executor as one batch, and meanwhile bring the blocks that its device misses; answered
     by RunEnded or WorkerExited. Without requests the blocks are only brought.
     """
 
@@ -163,7 +163,7 @@ class RunOnDevice(_Action, frozen=True):
     evict: tuple[FunctionId, ...] = ()
     """The functions whose blocks are first forgotten on the device."""
     peer: DeviceId | None = None
-    """The device from which blocks are copied that it has; the others come from the host store."""
+    """The device from which the blocks that it has are copied; the others come from the host store."""
     functions: tuple[FunctionId, ...] = ()
     """The function of each request, if there are several functions; that of the first request leads."""
 
@@ -208,7 +208,7 @@ class LoadFinished(_Action, frozen=True):
 
 
 class Explanation(_Action, frozen=True):
-    """The reason of a decision about a function, for `explain`; it has no effect."""
+    """The reason for a decision about a function, for `explain`; it has no effect."""
 
     function: FunctionId
     what: Decision

@@ -1,4 +1,4 @@
-"""The memory that a run takes beside the weights: its inputs and results, by liveness, and operators' scratch memory.
+"""The memory that a run takes besides the weights: its inputs and results, by liveness, and operators' scratch memory.
 
 It is known before the run, so a run that needs more than the device has for it is refused.
 """
@@ -31,8 +31,8 @@ class Activations:
         self._scratch = SCRATCH
 
     def learn(self, measured: Mapping[int, int]) -> None:
-        """Correct what is computed. `measured`: the private memory of a worker by the requests of a run, of minimal
-        size, as a profile has it.
+        """Correct what is computed. `measured`: a worker's private memory by the number of requests in a run, all of
+        minimal size, as a profile has it.
         """
         if len(measured) > 1 and BATCH in self._program.dimensions:
             few, many = min(measured), max(measured)

@@ -28,7 +28,7 @@ class PeerMemory(Source):
         self._table = memoryview(self._memory)[self._start :]
 
     def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
-        """Give the bytes of those of these blocks that lie there now."""
+        """Return the bytes of the blocks that are there now."""
         entries = {address: entry for address in blocks if (entry := find_line(self._table, address))}
         found = {
             address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)

@@ -287,9 +287,10 @@ class _Sources(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         match node:
             case ast.Subscript(
-                value=ast.Call(func=ast.Attribute(value=way, attr="size"), args=[]), slice=ast.Constant(value=int(dim))
+                value=ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]),
+                slice=ast.Constant(value=int(dim)),
             ):
-                at = self._input(_keys(way))
+                at = self._input(_keys(owner))
                 if at is not None and dim < len(self.shapes[at]):
                     size = self.shapes[at][dim]
                     return ast.Constant(size) if isinstance(size, int) else ast.Name(size)
@@ -309,9 +310,9 @@ class _Sources(ast.NodeTransformer):
                 return None
 
 
-def _keys(way: ast.expr) -> list[str | int] | None:
+def _keys(owner: ast.expr) -> list[str | int] | None:
     """Return the keys after `L`: 'rest' and 1 for `L['rest'][1]`."""
-    match way:
+    match owner:
         case ast.Name(id="L"):
             return []
         case ast.Subscript(value=before, slice=ast.Constant(value=str() | int() as key)):

@@ -54,7 +54,8 @@ class Declared:
             if not _fits(output, value, inputs):
                 kind = "meta " if value.is_meta else "" if value.layout is torch.strided else "sparse "
                 given = f"{kind}{_name(value.dtype)} {list(value.shape)}"
-                return f"output {output.name!r} is {given}; declared is {_name(output.dtype)} {list(output.shape)}"
+                declared = f"{_name(output.dtype)} {list(output.shape)}"
+                return f"output {output.name!r} is {given}; it is declared as {declared}"
         return ""
 
 

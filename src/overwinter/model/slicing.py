@@ -53,8 +53,8 @@ class Slicer:
             self._fixed.append(self._is_fixed(call))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
-        """Yield the calls before which no call writes to an earlier value, and the bytes of the values that live across
-        at the example's sizes.
+        """Yield the calls before which no call writes to an earlier value, and the bytes of the values that are alive
+        across the cut, at the example's sizes.
         """
         program, end = self._program, len(self._program.calls)
         last = {slot: index for index, call in enumerate(program.calls) for slot in slots_of(call)}
@@ -222,16 +222,16 @@ class Slicer:
 
 
 def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
-    """Return where `count` runs of consecutive parts, or fewer, begin, such that the largest has the fewest bytes; None
-    if one would have more than `most`. A part is its blocks with their bytes; what a run has twice counts once.
+    """Return where `count` ranges of consecutive parts, or fewer, begin, such that the largest has the fewest bytes;
+    None if one would have more than `most`. A part is its blocks with their bytes; what a range has twice counts once.
     """
     sets = [dict(part) for part in parts]
-    low, high, best = 0, most, _runs(sets, most)
+    low, high, best = 0, most, _ranges(sets, most)
     if best is None or len(best) > count:
         return None
     while low < high:
         middle = (low + high) // 2
-        found = _runs(sets, middle)
+        found = _ranges(sets, middle)
         if found is None or len(found) > count:
             low = middle + 1
         else:
@@ -239,8 +239,8 @@ def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) 
     return best
 
 
-def _runs(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
-    """Return where runs of at most so many bytes begin, each as long as possible; None if a part has more."""
+def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
+    """Return where ranges of at most so many bytes begin, each as long as possible; None if a part has more."""
     begins, held, nbytes = [0], dict[str, int](), 0
     for number, part in enumerate(parts):
         added = sum(size for block, size in part.items() if block not in held)

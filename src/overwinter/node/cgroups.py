@@ -96,7 +96,7 @@ class Groups:
             if lock is not None:
                 self._locks[place] = lock
             else:
-                # Another node took the group for abandoned and removed it before it was locked.
+                # Another node considered the group abandoned, and removed it before it was locked.
                 place.mkdir(exist_ok=True)
 
     def _share_out(self, place: Path) -> None:

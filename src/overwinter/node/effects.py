@@ -167,8 +167,8 @@ class NodeEffects:
     def _loaded(
         self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]
     ) -> None:
-        """Report that all blocks are in memory. A version of the pool on trial is then published, unless a pipeline
-        that was changed meanwhile does not accept it.
+        """Report that all blocks are in memory. A version on trial that uses the pool is then published, unless
+        a pipeline that was changed meanwhile does not accept it.
         """
         try:
             if function.on_trial and function.check_publish is not None and function.on_pool:

@@ -51,7 +51,7 @@ WhenVerified = Callable[[DeployedFunction, HostStore, Callable[[], None]], None]
 """Calls a function once the files of a deployed function are verified."""
 
 OTHER_BYTES = 1 << 30
-"""The private memory of an executor beside its device and what runs compute: programs, stacks, and freed memory that
+"""The private memory of an executor besides its device and what runs compute: programs, stacks, and freed memory that
 the heap cannot use again (up to 190 MiB, benchmarks.activations).
 """
 MAPPED_MAX = 32_000
@@ -72,7 +72,7 @@ class ExecutorProcess(ContainedProcess):
         self.known: set[FunctionId] = set()
         """Those, and others that may still be on the device."""
         self.untried: list[str] = []
-        """Those of which it may still report once that it cannot run: it has answered no run that was sent later."""
+        """Those for which it may still send a BindFailed: it has answered no run that was sent later."""
         self._tried: list[str] = []
         """Those of them that were handed over before the run in progress."""
         self.preparing: PrepareOnDevice | None = None

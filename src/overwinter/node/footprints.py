@@ -29,7 +29,7 @@ from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 EVERY_S = 0.1
 """The time between two measurements, unless the memory grows fast."""
 EVERY_LEAST_S = 0.01
-"""The least time between two measurements."""
+"""The shortest time between two measurements."""
 CHECKS_AHEAD = 4
 """The measurements that are made before the limit could be reached."""
 SHARE = 0.05

@@ -53,7 +53,9 @@ class Family(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     store: StoreName
     configuration: tuple[int, ...]
-    """The configuration of its workers, on which answers depend: the most cores, batch, concurrency and memory."""
+    """The configuration of its workers, on which answers depend: the most cores, batch, concurrency and memory, whether
+    they run only the handler, and the calls of a slice.
+    """
     alone: FunctionId | None
     """The only member, if the function shares workers with no other."""
 

@@ -71,7 +71,7 @@ def _tasks(log: Callable[[str], None]) -> Iterator[int]:
         yield most or TASKS_USUAL
     yield from group_tasks(group_of("pids"), log)
     allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    # If the node is root, each worker has a separate user, and root has no such limit.
+    # If the node is root, workers have other users, and root has no such limit.
     if os.geteuid() != 0 and allowed != resource.RLIM_INFINITY:
         yield allowed
 

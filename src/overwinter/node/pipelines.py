@@ -321,10 +321,10 @@ class Pipelines:
         begun = self._now()
         own_s = kept.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
-        passage = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
+        run = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
         requests.running += 1
         try:
-            outputs = await passage.run()
+            outputs = await run.run()
         except BaseException:
             requests.failed += 1
             raise
@@ -335,7 +335,7 @@ class Pipelines:
         seconds = self._now() - begun
         requests.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
         statistics.durations.add(seconds)
-        return Result(call.name, kept.version, outputs, passage.start)
+        return Result(call.name, kept.version, outputs, run.start)
 
     def _found(self, name: FunctionName, version: int | None) -> _Known:
         known = self._known.get(name)

@@ -1,4 +1,4 @@
-"""Chooses the program that each tenant's zygote prepares next: one at a time, and only programs with short runs.
+"""Chooses the program that each tenant's zygote prepares next, one at a time, among those that the scheduler ordered.
 
 A zygote does not fork while it warms up. The node knows which zygotes do, and lets the base zygote fork meanwhile. A
 tenant without a zygote waits until one more is allowed; until then its workers compile their programs themselves.

@@ -13,7 +13,7 @@ TMPFS_SHARE = 0.95
 """The share of the free tmpfs that host stores may use; other programs need some space."""
 CAPACITY_EVERY_S = 1.0
 COLLECT_EVERY_S = 0.25
-"""The least time between two collections; no uploads or deploys are possible during one."""
+"""The shortest time between two collections; no uploads or deploys are possible during one."""
 CAPACITY_STEP = 0.02
 """Smaller relative changes of the tmpfs's size are ignored."""
 

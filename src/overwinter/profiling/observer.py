@@ -9,12 +9,12 @@ from overwinter.core.profile import Configuration, Point, Profile
 from overwinter.telemetry.statistics import ServiceObserver
 
 RUNS_MIN = 20
-"""The least runs of one configuration before a deviation is reported."""
+"""The fewest runs of one configuration before a deviation is reported."""
 WAKES_MIN = 5
 DEVIATION = 0.2
 """The relative difference from the profile that is reported."""
 EVERY_S = 60.0
-"""The least time between two reports about a function."""
+"""The shortest time between two reports about a function."""
 SMOOTHING = 0.1
 
 

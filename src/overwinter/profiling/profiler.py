@@ -147,7 +147,7 @@ class Profiler:
     def _put(self, subject: str, profile: Profile) -> None:
         fault = profile.fault()
         if fault is not None:
-            raise WorkerError(f"what was measured of {subject} cannot be: {fault}")
+            raise WorkerError(f"the measurements of {subject} are impossible: {fault}")
         self._parts.repository.put_profile(self._machine, subject, profile, clock.wall())
 
     def _spread(self, subject: str, profile: Profile) -> None:
@@ -162,7 +162,9 @@ def _ignore(progress: Progress) -> None:
 
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:
-    """Return the keys of its profile, its own first. A handler alone has nothing in common with its program."""
+    """Return the keys of its profile, its own first. The profile of a handler alone says nothing about its
+    program, which runs on the pool.
+    """
     if function.handler_only:
         return (function.subject,)
     return tuple(dict.fromkeys((function.subject, function.program_subject)))

@@ -57,13 +57,13 @@ def expire(cycle: Cycle, id_: RequestId) -> None:
 
 
 def refuse_unloaded(cycle: Cycle, function: Function) -> None:
-    """Refuse all waiting requests, because the function is out of service."""
+    """Refuse all waiting requests, because the function is unloaded or out of service."""
     error, message = why_unloaded(function)
     refuse_queue(cycle, function, error, message, cycle.config.retry_after_min_s)
 
 
 def why_unloaded(function: Function) -> tuple[str, str]:
-    """The error for a request to a function that is out of service, and what to do."""
+    """The error for a request to a function that is unloaded or out of service, and what to do."""
     if function.fault:
         return "QuarantineError", function.fault
     return "OverloadedError", f"function {function.spec.id} is unloaded; load it first"

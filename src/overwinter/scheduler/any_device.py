@@ -1,7 +1,8 @@
 """Decides for each request to a function with `device = "any"` whether it waits for a worker or for a device.
 
-Both ways are priced when it arrives. The blocks in the host store are the same either way, so their load is no part of
-the prices. A request that waits for one of them moves to the other if that is free while its own is not.
+When it arrives, the time until its answer is estimated for both. Both use the same blocks in the host store, so loading
+them is no part of the estimates. A request that waits for one of them moves to the other if that is free while its own
+is not.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from overwinter.scheduler.device_admission import backlog_s, could_begin
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies import either
 from overwinter.scheduler.policies.device_binding import transfer_s
-from overwinter.scheduler.policies.either import Price, Prices
+from overwinter.scheduler.policies.either import Estimate, Estimates
 from overwinter.scheduler.pool import Device
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
@@ -79,18 +80,19 @@ def _has_free_worker(cycle: Cycle, function: Function) -> bool:
     return has_core or not order.waits_for_cores(cycle, function)
 
 
-# Prices
+# Estimates
 
 
 def _is_on_device(cycle: Cycle, function: Function, other: Function, is_first: bool) -> bool:
     """Whether a device answers a request sooner than a worker. `is_first`: no other waits before it."""
-    prices = function.prices = Prices(_in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first))
-    return call_policy(cycle.state, function, prices.workers, either.cheaper, prices) is prices.devices
+    in_workers, on_devices = _in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first)
+    estimates = function.estimates = Estimates(in_workers, on_devices)
+    return call_policy(cycle.state, function, estimates.workers, either.sooner, estimates) is estimates.devices
 
 
-def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Price:
+def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
     latency, id_ = function.latency, function.spec.id
-    wait_s, point = min(_workers(cycle, function), key=lambda way: way[0], default=(inf, latency.usual))
+    wait_s, point = min(_workers(cycle, function), key=lambda each: each[0], default=(inf, latency.usual))
     is_known = bool(latency.points) or latency.run_s is not None
     run_s = expected_s(cycle.state, function, point, 1) if is_known else None
     if not is_first:
@@ -101,7 +103,7 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Price:
         wait_s = max(wait_s, min((_left_s(cycle, each) for each in cycle.state.holding.values()), default=0.0))
         wait_s += len(cores.timely.keys() | cores.late.keys()) * (run_s or 0.0) / cycle.cores
     is_tried = function.queue or any(each.bound[id_].runs for each in function.workers.values())
-    return Price("workers", wait_s, run_s, may_try=not is_tried)
+    return Estimate("workers", wait_s, run_s, may_try=not is_tried)
 
 
 def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
@@ -128,8 +130,8 @@ def _has_place(cycle: Cycle, point: Point) -> bool:
     return fits or any(tenant.spare for tenant in cycle.state.tenants.values())
 
 
-def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Price:
-    """The price on the device that answers first. `function` is the counterpart, which runs on the pool."""
+def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
+    """The estimate on the device that answers first. `function` is the counterpart, which runs on the pool."""
     pooled, owner = facts(function), owner_of(cycle, function)
     devices = list(swaps.fitting(cycle, function))
     wait_s, device = min(
@@ -142,7 +144,7 @@ def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Price:
     is_free = any(each.owner in (None, owner) and each.is_free(cycle.now) for each in devices)
     is_tried = function.queue or pooled.running
     run_s = swaps.run_s(cycle, function, 1) if pooled.times.is_known else None
-    return Price(device, wait_s, run_s, may_try=is_free and not is_tried)
+    return Estimate(device, wait_s, run_s, may_try=is_free and not is_tried)
 
 
 def _device_s(cycle: Cycle, function: Function, device: Device) -> float:

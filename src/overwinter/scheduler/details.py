@@ -140,7 +140,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
         pool=_pool(cycle, parts_on_pool(cycle.state, function)),
-        choice="" if function.prices is None else function.prices.text(),
+        choice="" if function.estimates is None else function.estimates.text(),
     )
 
 

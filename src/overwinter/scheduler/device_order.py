@@ -38,8 +38,8 @@ def ranks(cycle: Cycle, functions: Iterable[Function]) -> list[Rank]:
 
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[Function]:
-    """Return the functions whose first request has waited for long, by its arrival, if it is their turn: without one,
-    low priority could mean to wait until the request expires.
+    """Return the functions whose first request has waited for long, ordered by level and arrival, if the next run is
+    for one of them (one in LONG_EVERY runs is): otherwise, requests of low priority could wait until they expire.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.long_at:

@@ -29,8 +29,8 @@ def no_device(devices: Sequence[DeviceConfig], id_: FunctionId, nbytes: int) -> 
     """Return why no device can ever run a function; empty: one can."""
     if not devices:
         return (
-            f"function {id_} is declared for the pool, and this node has no devices: serve with devices, or deploy it "
-            'with device = "cpu"'
+            f"function {id_} is declared for the pool, and this node has no devices: start the node with --devices, or "
+            'deploy it with device = "cpu"'
         )
     largest = max(devices, key=lambda each: each.memory_bytes)
     if nbytes <= largest.memory_bytes:

@@ -221,7 +221,7 @@ class RunTimes(msgspec.Struct):
         if not known:
             return profiled or 0.0
         nearest = min(known, key=lambda each: (abs(each - count), each))
-        # A larger batch takes at most as much longer as it is larger, and a smaller one at most as long.
+        # The time of a larger batch grows at most in proportion to its size; a smaller one takes at most as long.
         return known[nearest] * max(1.0, count / nearest)
 
 

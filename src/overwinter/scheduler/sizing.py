@@ -20,7 +20,7 @@ from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, 
 from overwinter.scheduler.state import Family, Function, Worker
 
 BURST_S = 0.25
-"""The least time over which a rate is measured."""
+"""The shortest time over which a rate is measured."""
 LOW_RATE = 1e-3
 
 

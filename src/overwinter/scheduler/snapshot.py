@@ -214,7 +214,7 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     fault = next(filter(None, faults), "")
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
     if others and function.spec.settings.device == "any":
-        # One of both suffices.
+        # Either part suffices.
         known = min((function_state(each, now) for each in (function, *others)), key=AWAKE_FIRST.index)
         fault = function.fault and fault
     else:

@@ -26,7 +26,7 @@ from overwinter.scheduler.core_queue import CoreQueue
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.policies.either import Prices
+from overwinter.scheduler.policies.either import Estimates
 from overwinter.scheduler.pool import Pool, PoolFunction
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
@@ -217,7 +217,7 @@ class Function(msgspec.Struct, eq=False):
     """The forecast rate in requests per second."""
     pool: PoolFunction | None = None
     """What is known of it on devices; None: it runs in workers."""
-    prices: Prices | None = None
+    estimates: Estimates | None = None
     """With `device = "any"`: those by which its last request went to a worker or to a device."""
 
     @property

@@ -11,7 +11,7 @@ COMMON_PART = 0.5
 
 
 class Trunks(dict[FunctionId, Trunk]):
-    """The trunks of a family, by the member with which the others have most in common."""
+    """The trunks of a family, by the member that started each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Trunks(dict[FunctionId, Trunk]):
         self._members: Counter[FunctionId] = Counter()
 
     def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
-        """Add a function with these blocks; return the member of its trunk, or itself."""
+        """Add a function with these blocks; return the member that started its trunk, which may be itself."""
         found = self._matching_trunk(sizes)
         if found is None:
             if function in self:

@@ -125,8 +125,8 @@ def _needs_worker_now(cycle: Cycle, function: Function) -> bool:
 
 def needs_worker(cycle: Cycle, function: Function) -> bool:
     """Whether waiting requests need a worker. The first worker always; a further one, one at a time, if a core is free
-    for it and the existing workers would keep the family's last request waiting longer than its SLO, or than a wake
-    takes.
+    for it and the existing workers would keep the family's last request waiting longer than a wake takes and than its
+    SLO allows.
     """
     workers, ready = function.usable(), []
     if len(workers) >= function.family.max_workers or function.is_starting:

@@ -79,6 +79,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
 
     name: str
     variants: int = 1
+    """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the

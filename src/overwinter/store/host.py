@@ -4,7 +4,7 @@ There is one file per block in a directory of a tmpfs that only this user can ac
 repository to a draft, hashed while it is copied, sealed read-only and renamed to its address: a reader never sees a
 partial block. Readers get read-only file descriptors and map those; they need no access to the directory.
 
-    absent ──load: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
+    absent ──load: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open mappings keep their bytes)
                                   └──any error──▶ absent
 
 A file was complete before it was renamed to its address, so at its start a node only removes drafts and unneeded

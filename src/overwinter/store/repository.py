@@ -179,10 +179,10 @@ class Repository:
     # Functions
 
     def register(self, manifest: Manifest, now: float, proven: bool = True) -> Deployment:
-        """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven`
-        becomes a deployment only by `prove`. Raises CallerError when the manifest is invalid or gives a wrong size of a
-        block; ConflictError, naming some, when the tenant has to send blocks; ForbiddenError when the name belongs to
-        another tenant.
+        """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven` is
+        removed at the next start of a node unless `prove` was called. Raises CallerError when the manifest is invalid
+        or gives a wrong size of a block; ConflictError, naming some, when the tenant has to send blocks; ForbiddenError
+        when the name belongs to another tenant.
         """
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)

@@ -26,8 +26,8 @@ def classification(request: TaskRequest, model: Any) -> Bundle:
 
 
 def entities(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the label of each token of each text; `aggregation=simple` joins neighbours of one
-    kind.
+    """Create a function that returns the label of each token of each text; `aggregation=simple` merges adjacent
+    tokens of one kind.
     """
     state = {"labels": labels(model), "aggregation": request.choice("aggregation", ("none", "simple"))}
     return _bundle(request, state, "entities", truncates=request.choice("truncation", (True, False)))
@@ -81,7 +81,7 @@ def _longest(request: TaskRequest, tokenizer: Any) -> int | None:
         return longest
     if request.options.get("truncation"):
         raise CallerError(
-            f"truncation needs a longest text: write model_max_length into {request.path}/tokenizer_config.json"
+            f"truncation needs a maximum length: set model_max_length in {request.path}/tokenizer_config.json"
         )
     return None
 

@@ -31,7 +31,7 @@ def histogram(name: str, help_text: str, labels: Labels, samples: Iterable[tuple
     """Format a family of histograms."""
     family = HistogramMetricFamily(PREFIX + name, help_text, labels=labels)
     for values, each in samples:
-        # Copy the counts once, because the loop continues to count.
+        # Copy the counts once, because the event loop's thread continues to count.
         counts, total, below = list(each.counts), each.total, 0
         buckets = []
         for bound, count in zip([*each.bounds, None], counts, strict=True):

@@ -40,7 +40,7 @@ class Computing:
     def run(
         self, function: str, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """Run a function's program on the pool. Raises the error for which it did not run."""
+        """Run a function's program on the pool. Raises the error that prevented the run."""
         number, slot = next(self._numbers), getattr(self._thread, "slot", 0)
         buffer = self._slots[slot].outputs
         metas = _written(function, specs, inputs, buffer)

@@ -87,7 +87,7 @@ class Family:
             run = partial(self._computing.run, function, prepared.program.inputs)
             return Runner(function, prepared, [], handler, load.outputs, lambda _, inputs: run(inputs))
         weights = weight_tensors(prepared.program.weights, bind.pieces, member.blocks)
-        # Zeros are measured.
+        # Measurements run on zeros.
         return Runner(
             function, prepared, weights, handler, load.outputs, prepared.unchecked() if load.measured else None
         )

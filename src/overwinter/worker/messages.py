@@ -115,7 +115,7 @@ class Bind(_Message, frozen=True):
     blocks: tuple[tuple[Address, int], ...]
     """Each block that contains its weights, once, with its size."""
     pieces: tuple[tuple[int, int], ...]
-    """For each weight of the program: the index of its block and of its place in the block."""
+    """For each weight of the program: the index of its block, and its offset there."""
     handed: tuple[int, ...]
     """The indexes in `blocks` of the blocks that are sent: those that no function bound before has."""
     assets: tuple[tuple[str, Address, int], ...] = ()
@@ -174,7 +174,7 @@ class ForkFailed(_Message, frozen=True):
 
 
 class Exited(_Message, frozen=True):
-    """A worker ended; `status` is the exit code from waitpid."""
+    """A worker ended; `status` is its exit code, or the negated number of the signal that killed it."""
 
     worker: WorkerId
     status: int

@@ -2,7 +2,7 @@
 
 Processes in them have no network and no System V objects. They see only each other, and of the files only a given list.
 When the first process ends, the kernel kills the others. Where the node does not run as root, a user namespace gives
-the rights to create the others, and these rights are dropped again.
+the capabilities to create the others, and these are dropped again.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def enter() -> list[str]:
     if _libc.unshare(_NEW_NAMESPACES if uid == 0 else _NEW_NAMESPACES | _CLONE_NEWUSER) != 0:
         return [f"no namespaces for network, processes and files: unshare: {os.strerror(ctypes.get_errno())}"]
     if uid != 0:
-        # Map the user to itself. Without a name in the namespace it could create no file.
+        # Map the user to itself: a user that is not mapped could create no file.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)

@@ -2,44 +2,44 @@
 
 import pytest
 
-from overwinter.scheduler.policies.either import Price, Prices, cheaper
+from overwinter.scheduler.policies.either import Estimate, Estimates, sooner
 
 
-def price(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Price:
-    return Price("there", wait_ms / 1e3, None if run_ms is None else run_ms / 1e3, may_try)
+def estimate(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Estimate:
+    return Estimate("there", wait_ms / 1e3, None if run_ms is None else run_ms / 1e3, may_try)
 
 
 @pytest.mark.parametrize(
     ("workers", "devices", "place"),
     [
-        (price(0, 10), price(3, 5), "devices"),
-        (price(0, 10), price(8, 5), "workers"),
-        (price(20, 10), price(8, 5), "devices"),
-        (price(0, 5), price(0, 5), "workers"),
-        (price(float("inf"), 5), price(900, 5), "devices"),
-        (price(900, 5), price(float("inf"), 5), "workers"),
+        (estimate(0, 10), estimate(3, 5), "devices"),
+        (estimate(0, 10), estimate(8, 5), "workers"),
+        (estimate(20, 10), estimate(8, 5), "devices"),
+        (estimate(0, 5), estimate(0, 5), "workers"),
+        (estimate(float("inf"), 5), estimate(900, 5), "devices"),
+        (estimate(900, 5), estimate(float("inf"), 5), "workers"),
         # What was never measured is tried once, the workers first.
-        (price(30, None, may_try=True), price(1, None, may_try=True), "workers"),
-        (price(30, None), price(1, None, may_try=True), "devices"),
-        (price(30, None, may_try=True), price(1, 1), "workers"),
-        (price(0, 1), price(1000, None, may_try=True), "devices"),
+        (estimate(30, None, may_try=True), estimate(1, None, may_try=True), "workers"),
+        (estimate(30, None), estimate(1, None, may_try=True), "devices"),
+        (estimate(30, None, may_try=True), estimate(1, 1), "workers"),
+        (estimate(0, 1), estimate(1000, None, may_try=True), "devices"),
         # While it is being tried it is assumed to take as long as the other.
-        (price(0, None), price(5, 1), "workers"),
-        (price(9, None), price(5, 1), "devices"),
-        (price(2, 10), price(3, None), "workers"),
-        (price(4, 10), price(3, None), "devices"),
-        (price(1, None), price(0, None), "devices"),
+        (estimate(0, None), estimate(5, 1), "workers"),
+        (estimate(9, None), estimate(5, 1), "devices"),
+        (estimate(2, 10), estimate(3, None), "workers"),
+        (estimate(4, 10), estimate(3, None), "devices"),
+        (estimate(1, None), estimate(0, None), "devices"),
     ],
 )
 def test_the_cheaper_way_is_chosen(workers, devices, place):
-    prices = Prices(workers, devices)
-    assert cheaper(prices) is getattr(prices, place)
+    estimates = Estimates(workers, devices)
+    assert sooner(estimates) is getattr(estimates, place)
 
 
-def test_both_prices_are_said():
-    workers = Price("workers", 0.03, 0.01, may_try=False)
-    assert Prices(workers, Price("virtual:0", 0.5, 0.002, may_try=False)).text() == (
+def test_both_estimates_are_said():
+    workers = Estimate("workers", 0.03, 0.01, may_try=False)
+    assert Estimates(workers, Estimate("virtual:0", 0.5, 0.002, may_try=False)).text() == (
         "workers 40.0 ms (30.0 until it runs); virtual:0 502.0 ms (500.0 until it runs)"
     )
-    tried = Prices(workers, Price("virtual:0", 0.5, None, may_try=True))
+    tried = Estimates(workers, Estimate("virtual:0", 0.5, None, may_try=True))
     assert tried.text() == "virtual:0 was never measured; workers 40.0 ms (30.0 until it runs)"

@@ -7,8 +7,8 @@ run as long as the other.
 import msgspec
 
 
-class Price(msgspec.Struct, frozen=True):
-    """The expected seconds until one more request is answered in one of the two ways."""
+class Estimate(msgspec.Struct, frozen=True):
+    """The expected seconds until one more request is answered by a worker, or on a device."""
 
     place: str
     """`workers`, or the name of a device."""
@@ -20,35 +20,35 @@ class Price(msgspec.Struct, frozen=True):
     """Whether it could begin soon without harm to others, and nothing of the function is under way there."""
 
     def text(self) -> str:
-        """The price in words."""
+        """The estimate in words."""
         if self.run_s is None:
             return f"{self.place} was never measured"
         wait_ms, run_ms = 1e3 * self.wait_s, 1e3 * self.run_s
         return f"{self.place} {wait_ms + run_ms:.1f} ms ({wait_ms:.1f} until it runs)"
 
 
-class Prices(msgspec.Struct, frozen=True):
-    """Both prices of a request."""
+class Estimates(msgspec.Struct, frozen=True):
+    """Both estimates of a request."""
 
-    workers: Price
-    devices: Price
+    workers: Estimate
+    devices: Estimate
 
     def text(self) -> str:
         """The decision in words."""
-        chosen = cheaper(self)
+        chosen = sooner(self)
         other = self.devices if chosen is self.workers else self.workers
         return f"{chosen.text()}; {other.text()}"
 
 
-def cheaper(prices: Prices) -> Price:
-    """Return the price of the way that a request takes. Of equals the workers, where nothing is to be moved."""
-    workers, devices = prices.workers, prices.devices
+def sooner(estimates: Estimates) -> Estimate:
+    """Return the estimate by which a request is placed: of equal ones that of the workers, which need no transfer."""
+    workers, devices = estimates.workers, estimates.devices
     for each in (workers, devices):
         if each.run_s is None and each.may_try:
             return each
     return devices if _seconds(devices, workers) < _seconds(workers, devices) else workers
 
 
-def _seconds(price: Price, other: Price) -> float:
-    run_s = other.run_s if price.run_s is None else price.run_s
-    return price.wait_s + (run_s or 0.0)
+def _seconds(estimate: Estimate, other: Estimate) -> float:
+    run_s = other.run_s if estimate.run_s is None else estimate.run_s
+    return estimate.wait_s + (run_s or 0.0)

@@ -42,7 +42,7 @@ def tagged(text: str, scores: torch.Tensor, state: dict[str, Any]) -> list[dict[
 
 
 def grouped(entities: list[dict[str, Any]], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Join neighbours of one kind to one entity; a label that begins with B- begins another one."""
+    """Merge adjacent tokens of one kind into one entity; a label that begins with B- begins another one."""
     groups: list[list[dict[str, Any]]] = []
     for entity in entities:
         continues = bool(groups) and not entity["entity"].startswith("B-")

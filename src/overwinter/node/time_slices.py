@@ -2,8 +2,8 @@
 
 While all cores are busy, a process that wakes up waits until the running one has used up its slice, usually 3 ms. A
 request wakes the node and a worker several times. With a short slice the running process is interrupted sooner, or as
-soon as its group has used more than its share (Linux from 6.12 on: EEVDF with slices of processes; older kernels ignore
-it).
+soon as its group has used more than its share (Linux from 6.12 on: EEVDF with separate slices for each process; older
+kernels ignore it).
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def shorten_slice() -> bool:
+def shorten_time_slice() -> bool:
     """Give the calling thread, and what it creates, the shortest slice; whether the system accepted it."""
     found = _attributes()
     if found is None or found.policy != os.SCHED_OTHER:
