@@ -109,7 +109,7 @@ def traffic_text(function: Description) -> str:
 
 
 def members_text(members: Sequence[str]) -> str:
-    """Format the number of members of a family."""
+    """Format the members of a family."""
     return ids_text(members) if len(members) > 1 else "shares workers with no function"
 
 

@@ -35,7 +35,7 @@ class OpenRun(msgspec.Struct, Generic[T], eq=False):
 
 
 class WorkerCost(NamedTuple):
-    """The cost of a worker outside its runs."""
+    """The cost of a worker apart from that of its runs: its lifetime, its idle cores, and its memory over time."""
 
     worker_s: float
     idle_core_s: float
