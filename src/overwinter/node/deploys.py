@@ -61,8 +61,8 @@ class Deploys:
         self._reader = Threads(1, "programs")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. It then
-        answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
+        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
+        passes, it answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
         """
         nbytes = len(encode_manifest(manifest))
         with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
@@ -184,7 +184,7 @@ class Deploys:
         await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
 
     def _removed(self, function: DeployedFunction) -> None:
-        """A version is removed, and what of it runs on the pool once its handler has no more runs."""
+        """A version is removed; its parts on the pool are removed when its handler has no more runs."""
         *others, last = function.parts()
         self._parts_removed([last])
         if function.program is None:

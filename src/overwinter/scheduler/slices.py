@@ -73,7 +73,9 @@ def _coming(cycle: Cycle) -> Iterator[Function]:
 def _may_come(cycle: Cycle, function: Function) -> bool:
     """Whether a slice is on no device, and may be brought to one."""
     pooled = facts(function)
-    may = not (function.unloaded or function.queue or function.loading is not None or pooled.never or pooled.spoils)
+    may = not (
+        function.unloaded or function.queue or function.loading is not None or pooled.never or pooled.preparation_failed
+    )
     return may and cycle.now >= function.backoff_until and not any(True for _ in cycle.state.pool.holders(function))
 
 

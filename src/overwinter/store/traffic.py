@@ -28,7 +28,7 @@ class StoredTraffic:
             present = [number for (number,) in db.execute(query, (name,))]
             for share in shares:
                 if share.version not in present:
-                    has = f"it has {', '.join(map(str, present))}" if present else "none of it is deployed"
+                    has = f"it has {', '.join(map(str, present))}" if present else "no version of it is deployed"
                     raise NotFoundError(f"function {name!r} has no version {share.version}; {has}")
             forget(db, name)
             if shares:
