@@ -22,7 +22,8 @@ def calling(world: World) -> int:
     """Let a worker of the handler begin a run, and call the program; return the call's request."""
     world.arrive("f")
     world.settle_processes()
-    return world.arrive("f:program", 1)
+    run = next(iter(world.running.values()))
+    return world.arrive("f:program", 1, caller=(run.worker, run.run))
 
 
 def test_calls_are_not_counted_against_the_limit_of_requests():
@@ -36,16 +37,40 @@ def test_calls_are_not_counted_against_the_limit_of_requests():
 
 
 def test_a_worker_that_waits_for_the_pool_does_not_hang():
-    world = World(devices=(device(),), drain_timeout_s=5.0)
+    world = World(devices=(device(),), stop_timeout_s=5.0)
     deploy(world, timeout_s=2.0)
     calling(world)
     world.now += 2.5
     world.ring()
     assert {each.error for each in of(world, Refuse)} == {"DeadlineError"}
+    # Now its handler hears that nobody waits.
     assert not of(world, StopWorker)
     world.now += 5.0
     world.ring()
     assert of(world, StopWorker)[0].kill
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_handler_that_hangs_delays_others_as_one_on_the_cpu_does(called):
+    world = World(devices=(device(),))
+    deploy(world, timeout_s=10.0)
+    if called:
+        calling(world)
+        world.settle_processes()
+        world.finish_on_device()
+    else:
+        world.arrive("f")
+        world.settle_processes()
+    world.now += 5.0
+    waiting = world.arrive("f")
+    world.now += 5.0
+    world.ring()
+    [stopped] = of(world, StopWorker)
+    assert stopped.kill
+    world.die(stopped.worker)
+    world.ring()
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(waiting,)]
 
 
 def test_a_program_that_no_device_can_run_is_reported_as_its_function():

@@ -234,12 +234,12 @@ class World:
         if program in self.deployed:
             self.send(type(event)(program))
 
-    def arrive(self, name="f", version=None, deadline=None, priority=0, due=None) -> int:
+    def arrive(self, name="f", version=None, deadline=None, priority=0, due=None, caller=None) -> int:
         self.next_request += 1
         timeout_s = max((f.settings.timeout_s for f in self.deployed.values() if f.name == name), default=0.0)
         limit = self.now + timeout_s
         self.open[self.next_request] = limit if deadline is None else min(limit, deadline)
-        self.send(Arrived(self.next_request, name, version, deadline, priority, due))
+        self.send(Arrived(self.next_request, name, version, deadline, priority, due, caller))
         return self.next_request
 
     def load_blocks(self, added=30, at=0) -> list:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from overwinter.core.actions import Start
-from overwinter.core.ids import FunctionName, Seconds
+from overwinter.core.ids import FunctionName, RunId, Seconds, WorkerId
 from overwinter.core.tensor import Tensor
 
 
@@ -27,6 +27,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """Reserves this many bytes for tensors that the node keeps until it has answered; raises TooLargeError or
     OverloadedError.
     """
+    caller: tuple[WorkerId, RunId] | None = None
+    """The run of a handler that waits for the answer."""
 
 
 class Result(msgspec.Struct, frozen=True):

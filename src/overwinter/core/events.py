@@ -74,6 +74,8 @@ class Arrived(_Event, frozen=True):
     """The priority: 1 is served first, larger numbers later; 0 means the default, 100."""
     due: Seconds | None = None
     """When the SLO is missed; None: given by the SLO of its function."""
+    caller: tuple[WorkerId, RunId] | None = None
+    """The run of a handler that waits for the answer."""
 
 
 class Cancelled(_Event, frozen=True):

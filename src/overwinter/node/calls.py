@@ -57,7 +57,7 @@ class Calls:
         future: asyncio.Future[Result] = self._loop.create_future()
         self.payloads[request] = payload = Payload(call.inputs, future, call)
         deadline = None if call.timeout_s is None else Seconds(payload.expires_at)
-        self._post(Arrived(request, call.name, call.version, deadline, call.priority, call.due))
+        self._post(Arrived(request, call.name, call.version, deadline, call.priority, call.due, call.caller))
         try:
             return await future
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from overwinter.core.actions import WARMEST_FIRST
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import OverloadedError, OverwinterError, WorkerError
-from overwinter.core.ids import FunctionId, RequestId, Seconds, whole_names
+from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
 from overwinter.node.answers import MESSAGE_MAX, AnswerCheck
@@ -40,9 +40,15 @@ T = TypeVar("T")
 class _Run:
     """A run in a worker, or a trial."""
 
-    def __init__(self, functions: Mapping[FunctionId, DeployedFunction], of: Mapping[RequestId, FunctionId]) -> None:
-        """`of`: the function of each request; a trial has none."""
+    def __init__(
+        self,
+        functions: Mapping[FunctionId, DeployedFunction],
+        of: Mapping[RequestId, FunctionId],
+        caller: tuple[WorkerId, RunId] | None = None,
+    ) -> None:
+        """`of`: the function of each request. `caller`: the worker and the run. A trial has neither."""
         self.functions = functions
+        self.caller = caller
         self.of = of
         self.calls_left = CALLS_PER_REQUEST * (len(of) or SAMPLES_MAX)
         self.call: asyncio.Task[None] | None = None
@@ -67,11 +73,17 @@ class Computing:
     # Runs
 
     def begin(
-        self, process: WorkerProcess, slot: int, functions: Sequence[DeployedFunction], requests: Sequence[RequestId]
+        self,
+        process: WorkerProcess,
+        run: RunId,
+        slot: int,
+        functions: Sequence[DeployedFunction],
+        requests: Sequence[RequestId],
     ) -> None:
         """A run is sent to a worker."""
         of = {request: function.id for request, function in zip(requests, functions, strict=True)}
-        self._begin(process, slot, _Run({function.id: function for function in functions}, of))
+        named = {function.id: function for function in functions}
+        self._begin(process, slot, _Run(named, of, (process.worker, run)))
 
     def end(self, process: WorkerProcess, slot: int) -> set[Failure]:
         """A run or a trial has ended, and its call in progress with it. Return why its calls failed."""
@@ -178,7 +190,7 @@ class Computing:
         hold = partial(_hold, waiting)
         hold(_nbytes(tensor.meta for tensor in inputs))
         with _abandoned(waiting):
-            result = await self._calls.infer(_call(function, program, waiting, inputs, hold))
+            result = await self._calls.infer(_call(run, function, program, waiting, inputs, hold))
         for payload in waiting:
             payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
         hold(_nbytes(tensor.meta for tensor in result.outputs))
@@ -219,6 +231,7 @@ def _abandoned(waiting: Sequence[Payload]) -> Iterator[None]:
 
 
 def _call(
+    run: _Run,
     function: DeployedFunction,
     program: DeployedFunction,
     waiting: Sequence[Payload],
@@ -241,6 +254,7 @@ def _call(
         min((call.priority or ORDINARY for call in asked), default=0),
         min(dues, default=None),
         hold,
+        run.caller,
     )
 
 

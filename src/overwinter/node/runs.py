@@ -95,7 +95,7 @@ class Runs:
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests, functions)
         if isinstance(process, WorkerProcess) and process.handler_only:
-            self._computing.begin(process, slot, [self._functions[function] for function in functions], requests)
+            self._computing.begin(process, run, slot, [self._functions[function] for function in functions], requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):

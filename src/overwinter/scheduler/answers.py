@@ -2,6 +2,7 @@
 
 from overwinter.core.actions import Refuse
 from overwinter.core.ids import FunctionId, RequestId, TenantId, is_part, whole_names
+from overwinter.scheduler import handler_calls
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import request_owner
@@ -12,6 +13,7 @@ def open_request(cycle: Cycle, request: Request) -> None:
     """Add a request that is not answered yet."""
     cycle.state.requests[request.id] = request
     cycle.ledger.take(request_owner(request.id), request.tenant, cycle.resources.of_request)
+    handler_calls.begin(cycle, request)
 
 
 def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
@@ -19,6 +21,7 @@ def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
     request = cycle.state.requests.pop(id_, None)
     if request is not None:
         cycle.ledger.release(request_owner(id_))
+        handler_calls.end(cycle, request)
         forget_tenant(cycle, request.tenant)
     return request
 

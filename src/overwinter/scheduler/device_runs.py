@@ -15,8 +15,8 @@ from overwinter.scheduler import counterpart, device_sharing, residency, shared_
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
-from overwinter.scheduler.operation import Operation, Part
-from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, hangs_s, use
+from overwinter.scheduler.operation import Operation, Part, hangs_s
+from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
 from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced

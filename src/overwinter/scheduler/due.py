@@ -117,7 +117,8 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
     shared_runs.watch_suspects(cycle, worker)
     at = _must_end_at(cycle, worker)
     if now < at:
-        cycle.timers.arm(worker.id, at)
+        if at < inf:
+            cycle.timers.arm(worker.id, at)
     elif worker.stopping:
         cycle.actions.append(StopWorker(worker.id, kill=True))
     elif worker.drain is not None and worker.drain.until is not None and worker.drain.until <= now:

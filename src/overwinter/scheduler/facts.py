@@ -154,7 +154,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     due = families.due_at(spec, now) if event.due is None else event.due
     request = Request(event.request, asked, spec.tenant, now, deadline, queueing.level(event.priority), due)
-    request.reached = None if function is named else spec.id
+    request.reached, request.caller = None if function is named else spec.id, event.caller
     if not function.is_ready:
         request.start = "host"
     open_request(cycle, request)

@@ -28,11 +28,16 @@ class Operation(msgspec.Struct, eq=False):
     overdue_at: float
     """When it no longer reserves its cores, so that a hung operation does not keep them."""
     hangs_at: float
-    """When it counts as hung."""
+    """When it counts as hung; infinite: a handler waits for the answer of its program on the pool."""
     parts: tuple[Part, ...] = ()
     """The requests of each function in a run, those of the leading function first."""
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
+
+    @property
+    def patience(self) -> float:
+        """How long it may take before it is overdue."""
+        return self.overdue_at - self.began
 
     @property
     def requests(self) -> tuple[RequestId, ...]:
@@ -49,3 +54,11 @@ class Operation(msgspec.Struct, eq=False):
     def of(self, function: "Function") -> tuple[RequestId, ...]:
         """The requests of one function in the run."""
         return tuple(id_ for part in self.parts if part.function is function for id_ in part.requests)
+
+
+def hangs_s(parts: tuple[Part, ...], patience: float) -> float:
+    """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
+    if len(parts) == 1:
+        return parts[0].function.spec.settings.timeout_s
+    timeouts = [part.function.spec.settings.timeout_s for part in parts]
+    return min(max(timeouts), max(min(timeouts) / 2, patience))

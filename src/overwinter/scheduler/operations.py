@@ -13,7 +13,7 @@ from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
 from overwinter.scheduler.containment import expected_s, joint_s
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operation import Operation, Part
+from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.worker_eviction import counted
 from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_owner, worker_owner
@@ -97,23 +97,12 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
     hangs_at = now + hangs_s(parts, patience)
-    if function.spec.settings.device == "pool":
-        # A handler may wait for a device until its requests expire.
-        hangs_at += cycle.config.drain_timeout_s
     operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
     whose = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
     cycle.actions.append(Run(worker.id, run, operation.requests, whose, of_each))
-
-
-def hangs_s(parts: tuple[Part, ...], patience: float) -> float:
-    """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
-    if len(parts) == 1:
-        return parts[0].function.spec.settings.timeout_s
-    timeouts = [part.function.spec.settings.timeout_s for part in parts]
-    return min(max(timeouts), max(min(timeouts) / 2, patience))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:

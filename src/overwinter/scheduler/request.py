@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.actions import WARMEST_FIRST, Start
-from overwinter.core.ids import FunctionId, RequestId, Seconds, TenantId
+from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId
 
 
 class Request(msgspec.Struct):
@@ -30,6 +30,8 @@ class Request(msgspec.Struct):
     """
     earlier: Start = "warm"
     """What the earlier slices needed."""
+    caller: tuple[WorkerId, RunId] | None = None
+    """The run of a handler that waits for the answer."""
 
     @property
     def at(self) -> FunctionId:
