@@ -7,7 +7,6 @@ from benchmarks.torpor.setting import BERT
 from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.events import Event, RunEnded
 from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
-from overwinter.simulation.devices import weights_of
 from overwinter.simulation.executors import Executors
 from overwinter.simulation.scenario import Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
@@ -48,7 +47,7 @@ class Devices:
         """Run a function on a device that has it, or has nothing of it."""
         executor, spec = WorkerId(place), function.spec
         self._began[executor] = self.timeline.now
-        missing = sum(weights_of(spec).values()) if swapped else 0
+        missing = sum(spec.weights.values()) if swapped else 0
         if swapped:
             self.executors.unbind(executor, spec.id)
         action = RunOnDevice(

@@ -43,7 +43,7 @@ class Devices:
             del there[evicted]
         before = self.blocks(action.device)
         for function in functions:
-            there[function.id] = {b.address: b.nbytes for b in function.blobs if b.address != function.program}
+            there[function.id] = function.weights
         new = {address: size for address, size in self.blocks(action.device).items() if address not in before}
         assert action.missing_bytes == sum(new.values()), "the missing bytes are wrong"
         assert len(functions) == 1 or not action.evict, "something is evicted for a mate"

@@ -1,10 +1,12 @@
 """Functions of the pool run on any device, whose executor is started on need and replaced when it fails."""
 
+import msgspec
 import pytest
 
 from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.function import BlobSize
 from overwinter.core.policies import Policy
 from overwinter.scheduler.pool import UNPLACED_SWAPS
 from overwinter.scheduler.published import Published
@@ -80,6 +82,15 @@ def test_a_function_larger_than_every_device_is_refused_before_anything_is_loade
     assert answer.error == "NoSpaceError"
     assert all(part in answer.message for part in ("f@1", str(3 << 20), "virtual:1", str(2 << 20)))
     assert not world.loads
+
+
+def test_a_function_whose_weights_fill_a_device_exactly_runs_there():
+    world = World(devices=(device(0, 1 << 20),))
+    function = pooled()
+    filling = BlobSize("f-filling", (1 << 20) + 46, layout_bytes=46)
+    world.deploy(msgspec.structs.replace(function, blobs=(BlobSize(function.program, 100), filling)))
+    served(world, "f")
+    assert [run.missing_bytes for run in of(world, RunOnDevice)] == [1 << 20]
 
 
 def test_without_devices_a_function_of_the_pool_is_refused_with_the_remedy():

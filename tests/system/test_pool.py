@@ -12,7 +12,7 @@ from overwinter.api.client import Client
 from overwinter.core.errors import ConflictError, NoSpaceError, OverwinterError
 
 from . import test_families
-from .nodes import NodeProcess, asked_while_killing, deploy
+from .nodes import NodeProcess, ask, asked_while_killing, deploy
 from .test_shared_runs import near
 
 COUNT = 6
@@ -48,6 +48,17 @@ MODELS = {f"f{number}": (Sibling if number % 2 else Stranger)(number) for number
 def put(node: NodeProcess, tenant: str = "default") -> None:
     for name, model in MODELS.items():
         deploy(node, name, model, tenant=tenant, device="pool")
+
+
+class Full(torch.nn.Module):
+    """A model with one weight of exactly a MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.full((1 << 18,), 3.0), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x * self.own[:4]}
 
 
 def executors(node: NodeProcess) -> list[int]:
@@ -171,3 +182,14 @@ def test_a_deploy_is_refused_if_the_blocks_find_no_place(shared_node):
     with pytest.raises(NoSpaceError, match="call of 'f' .* find no place .*--device-memory"):
         deploy(node, "f", model, device="pool")
     assert node.client.functions() == []
+
+
+def test_weights_that_fill_a_device_exactly_are_served(shared_node):
+    node = shared_node("--devices", "1", "--device-memory", "1MiB")
+    deploy(node, "f", Full(), device="pool")
+    assert [ask(node, "f", float(number)) for number in range(3)] == [[3.0 * number] * 4 for number in range(3)]
+    explained = node.client.explain("f")
+    [tier] = [each for each in explained["tiers"] if each["tier"] == "virtual:0"]
+    assert (tier["resident"], tier["missing"], explained["pool"]["nbytes"]) == (1 << 20, 0, 1 << 20)
+    [seen] = node.client.devices()
+    assert (seen["taken_bytes"], [each["nbytes"] for each in seen["functions"]]) == (1 << 20, [1 << 20])

@@ -101,6 +101,8 @@ class BlobSize(msgspec.Struct, frozen=True, array_like=True):
 
     address: Address
     nbytes: int
+    layout_bytes: int = 0
+    """The part of them that describes its weights, which no device has."""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +134,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def has_program(self) -> bool:
         """Whether its program runs on devices as another function."""
         return self.settings.device != "cpu" and not self.on_pool
+
+    @property
+    def weights(self) -> dict[Address, int]:
+        """The blocks of a function that runs on devices, and what each takes there: all but the program."""
+        return {blob.address: blob.nbytes - blob.layout_bytes for blob in self.blobs if blob.address != self.program}
 
     @property
     def store(self) -> StoreName:

@@ -97,16 +97,12 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
 
 def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
     """Whether a device has places for all blocks, as far as the manifest alone tells: then the program is not cut."""
-    sizes = [_end(block) for block in manifest.blocks]
+    sizes = [block.weight_bytes for block in manifest.blocks]
     return any(_holds(device, sizes) for device in devices)
 
 
 def _holds(device: DeviceConfig, sizes: Sequence[int]) -> bool:
     return allocator_of(device.memory_bytes).place(sizes) is not None
-
-
-def _end(block: Block) -> int:
-    return max(piece.offset + piece.nbytes for piece in block.pieces)
 
 
 class _Cutting:

@@ -219,6 +219,8 @@ class DeployedFunction:
         """Return the function as the scheduler sees it."""
         # The workers of a handler do not run the program, so it is not prepared for them.
         runs = self._handler_address if self.handler_only else None
+        # A slice may use a part of a block, and brings all of it: the manifest has all blocks in full.
+        layouts = {block.address: block.nbytes - block.weight_bytes for block in self.manifest.blocks}
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
@@ -227,7 +229,7 @@ class DeployedFunction:
             settings=self.manifest.settings,
             program=runs or self.manifest.program.address,
             sandboxed=self.manifest.handler is not None,
-            blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
+            blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
             profile=self.profile,
             family=FamilyId("") if self.family.alone else self.family.id,
             following=self.later[0].id if self.later else None,

@@ -52,8 +52,8 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
 
 
 def _in_pool(cycle: Cycle, spec: FunctionSpec) -> PoolFunction:
-    """Return what is known of a new function of the pool. On a device lie its weights, not its program."""
-    sizes = sizes_of([blob for blob in spec.blobs if blob.address != spec.program])
+    """Return what is known of a new function of the pool."""
+    sizes = spec.weights
     nbytes = sum(sizes.values())
     return PoolFunction(sizes, nbytes, no_device(cycle.config.devices, spec.id, nbytes))
 

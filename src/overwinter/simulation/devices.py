@@ -5,18 +5,12 @@ from collections.abc import Collection, Mapping
 from math import ceil
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, DeviceId, FunctionId
 from overwinter.simulation.links import Switch
 from overwinter.simulation.timeline import Timeline
 
 Blocks = Mapping[Address, int]
 """The bytes of each block."""
-
-
-def weights_of(spec: FunctionSpec) -> Blocks:
-    """Return the blocks that a run needs on its device: all but the program."""
-    return {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
 
 
 class DeviceMemory:

@@ -13,7 +13,7 @@ from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
-from overwinter.simulation.devices import ModelledDevice, modelled, weights_of
+from overwinter.simulation.devices import ModelledDevice, modelled
 from overwinter.simulation.links import Switch, Transfer
 from overwinter.simulation.scenario import Simulated
 from overwinter.simulation.timeline import Timeline
@@ -156,7 +156,7 @@ class Executors:
         for each in action.evict:
             device.memory.forget(each)
         for function in functions:
-            blocks = weights_of(function.spec)
+            blocks = function.spec.weights
             missing |= device.memory.missing(blocks)
             device.memory.hold(function.spec.id, blocks)
         if sum(missing.values()) != action.missing_bytes:

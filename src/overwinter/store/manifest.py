@@ -64,6 +64,11 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     nbytes: Count
     pieces: tuple[Piece, ...]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Its bytes without its layout, as far as the pieces tell."""
+        return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
+
 
 def weight_places(blocks: Iterable[Block]) -> list[tuple[Address, int]]:
     """Return the block of each weight and its offset there, in the order of the weights."""

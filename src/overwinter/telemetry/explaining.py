@@ -263,13 +263,11 @@ def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
 
 def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling]) -> Iterator[TierBytes]:
     """Yield where the weights of a function's parts are on devices that have some of them."""
-    blobs = {
-        part.id: {blob.address: blob.nbytes for blob in part.blobs if blob.address != part.program} for part in parts
-    }
-    sizes = {address: nbytes for each in blobs.values() for address, nbytes in each.items()}
+    weights = {part.id: part.weights for part in parts}
+    sizes = {address: nbytes for each in weights.values() for address, nbytes in each.items()}
     for name, device in list(sources.statistics.pool.devices.items()):
         holding = [addresses for id_, addresses in others if device.blocks.held(id_)]
-        own = set[Address]().union(*(each for id_, each in blobs.items() if device.blocks.held(id_)))
+        own = set[Address]().union(*(each for id_, each in weights.items() if device.blocks.held(id_)))
         held = own | (set[Address]().union(*holding) & sizes.keys())
         if held:
             sharers = [addresses for addresses in holding if not held.isdisjoint(addresses)]

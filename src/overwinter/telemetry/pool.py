@@ -162,8 +162,7 @@ class TrackedPool(Generic[T]):
         executor.run = DeviceRun(action.run, now, parts, action.missing_bytes)
         for part in parts:
             spec = part.spec
-            sizes = {blob.address: blob.nbytes for blob in spec.blobs if blob.address != spec.program}
-            executor.device.hold(spec.id, part.tally, sizes, now)
+            executor.device.hold(spec.id, part.tally, spec.weights, now)
             self._end_idle(spec.id, now)
             self._running[spec.id] += 1
 
