@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Refuse, Reply, Run, RunOnDevice, StartWorker
-from overwinter.core.events import RunEnded, RunFailure, UnloadAsked
+from overwinter.core.events import LoadAsked, RunEnded, RunFailure, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.published import Published
@@ -126,6 +126,52 @@ def test_a_request_that_waits_for_a_worker_moves_to_a_free_device():
     assert world.devices.running
     world.settle()
     assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_request_whose_worker_hangs_moves_to_a_free_device():
+    world = known(cpu_s=0.1, device_s=0.35)
+    world.arrive()
+    world.settle_processes()
+    waiting, began = world.arrive(), world.now
+    assert list(world.state.functions["f@1"].queue) == [waiting]
+    while not world.devices.running:
+        world.ring()
+    assert [run.requests for run in world.devices.running.values()] == [(waiting,)]
+    assert world.running
+    assert world.now - began < 1.0
+
+
+@pytest.mark.parametrize("has_worker", [False, True])
+def test_a_request_whose_device_hangs_moves_to_a_worker(has_worker):
+    world = known(cpu_s=0.5, device_s=0.1)
+    if has_worker:
+        world.send(LoadAsked("f@1"))
+    world.settle_processes()
+    assert bool(world.state.workers) == has_worker
+    world.arrive()
+    waiting, began = world.arrive(), world.now
+    assert list(world.state.functions["f:program@1"].queue) == [waiting]
+    while not world.running:
+        world.ring()
+        world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(waiting,)]
+    assert world.devices.running
+    assert world.now - began < 1.0
+
+
+def test_a_request_whose_executor_does_not_start_moves_to_a_worker():
+    world = World(devices=(device(),))
+    world.deploy(either())
+    request = world.arrive()
+    world.load_blocks()
+    assert (list(world.starting.values()), of(world, StartWorker)) == (["virtual:0"], [])
+    while not of(world, StartWorker):
+        world.ring()
+        for _ in range(len(world.loads)):
+            world.load_blocks()
+    assert not world.stopping
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
 
 
 def test_a_request_without_a_place_for_a_worker_goes_to_a_device():

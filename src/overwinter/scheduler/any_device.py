@@ -2,10 +2,11 @@
 
 When it arrives, the time until its answer is estimated for both. Both use the same blocks in the host store, so loading
 them is no part of the estimates. A request that waits for one of them moves to the other if that is free while its own
-is not.
+is not. While one waits, that is checked at each event of workers and devices, and when an operation that it waits for
+is overdue.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from overwinter.core.profile import Point
@@ -14,11 +15,12 @@ from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import backlog_s, could_begin
 from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S
 from overwinter.scheduler.policies import either
 from overwinter.scheduler.policies.device_binding import transfer_s
 from overwinter.scheduler.policies.either import Estimate, Estimates
 from overwinter.scheduler.pool import Device
-from overwinter.scheduler.state import Function
+from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.swaps import facts, owner_of
 
 
@@ -33,13 +35,13 @@ def choose(cycle: Cycle, function: Function) -> Function:
 
 
 def pull(cycle: Cycle, function: Function) -> bool:
-    """Let a free worker of the function take a request that waits for a device; return whether it does."""
+    """Let a worker of the function take a request that waits for a device; return whether it does."""
     other = counterpart.of(cycle.state, function)
     if other is None or function.pool is not None or function.on_trial or not other.queue:
         return False
-    if not _has_free_worker(cycle, function) or could_begin(cycle, other):
+    if not _may_take(cycle, function, other) or could_begin(cycle, other):
         return False
-    if not facts(other).times.is_known:
+    if not facts(other).times.is_known and not _are_overdue(cycle, other):
         # It is being tried, and may wait for an executor that starts.
         return False
     if _is_on_device(cycle, function, other, is_first=True):
@@ -50,13 +52,16 @@ def pull(cycle: Cycle, function: Function) -> bool:
 
 def offer(cycle: Cycle) -> None:
     """Let each device that nobody waits for take a request that waits for a worker. Functions whose requests wait for a
-    device are asked whether a free worker takes one.
+    device are asked whether a worker takes one.
     """
     pool, now = cycle.state.pool, cycle.now
     for id_ in pool.waiting:
         other = counterpart.of(cycle.state, cycle.state.functions[id_])
-        if other is not None and _has_free_worker(cycle, other):
-            cycle.mark(other)
+        if other is not None:
+            function = cycle.state.functions[id_]
+            if _may_take(cycle, other, function):
+                cycle.mark(other)
+            _check_again(cycle, _on_devices_now(cycle, function))
     free = sum(each.executor is not None and each.is_free(now) for each in pool.devices.values())
     for function in list(pool.waiting_for_workers.values()):
         if not free:
@@ -70,6 +75,29 @@ def offer(cycle: Cycle) -> None:
         if _is_on_device(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
             free -= 1
+        else:
+            _check_again(cycle, (each for worker in function.usable() for each in _in_worker_now(worker)))
+
+
+def _may_take(cycle: Cycle, function: Function, other: Function) -> bool:
+    """Whether a worker may take a request that waits for a device: a free one, or a new one if devices are overdue."""
+    if function.usable():
+        return _has_free_worker(cycle, function)
+    return counterpart.is_usable(cycle, function) and _are_overdue(cycle, other)
+
+
+def _are_overdue(cycle: Cycle, function: Function) -> bool:
+    """Whether all devices that could run the function are overdue with something else."""
+    under_way = _on_devices_now(cycle, function)
+    return bool(under_way) and all(each.overdue_at <= cycle.now for each in under_way)
+
+
+def _check_again(cycle: Cycle, operations: Iterable[Operation]) -> None:
+    """Compare the estimates again when one of these operations is overdue: then it may never end."""
+    ends = (each.overdue_at if cycle.now < each.overdue_at else cycle.now + _left_s(cycle, each) for each in operations)
+    at = min(ends, default=inf)
+    if at < inf:
+        cycle.timers.arm("devices", at)
 
 
 def _has_free_worker(cycle: Cycle, function: Function) -> bool:
@@ -113,15 +141,29 @@ def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
         if worker.stopping or worker.drain is not None:
             continue
         bind_s = 0.0 if id_ in worker.bound else family.bind_s
-        if worker.has_slot:
-            wait_s = 0.0
-        else:
-            operations = [worker.start] if worker.start else [*worker.runs.values(), *worker.binds.values()]
-            wait_s = min(_left_s(cycle, each) for each in operations)
+        wait_s = 0.0 if worker.has_slot else min(_left_s(cycle, each) for each in _in_worker_now(worker))
         yield wait_s + bind_s, worker.point
     may_fork = len(usable) < family.max_workers and (cycle.policy.eager or not usable)
     if may_fork and _has_place(cycle, latency.usual):
         yield latency.wake_s, latency.usual
+
+
+def _in_worker_now(worker: Worker) -> list[Operation]:
+    return [worker.start] if worker.start else [*worker.runs.values(), *worker.binds.values()]
+
+
+def _on_devices_now(cycle: Cycle, function: Function) -> list[Operation]:
+    under_way = (_on_device_now(cycle, function, each) for each in swaps.fitting(cycle, function))
+    return [each for each in under_way if each is not None]
+
+
+def _on_device_now(cycle: Cycle, function: Function, device: Device) -> Operation | None:
+    """The run in progress, or the start of the executor, as an operation of the function."""
+    executor, start_s = device.executor, cycle.state.pool.start_s
+    if executor is None or executor.stopping or executor.ready_at is not None:
+        return device.operation
+    since = executor.since
+    return Operation(function, since, since + start_s, since + max(UNKNOWN_S, OVERDUE * start_s), inf)
 
 
 def _has_place(cycle: Cycle, point: Point) -> bool:
@@ -150,14 +192,13 @@ def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
 def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
     """The time until the execution could begin on a device, with the transfers that it does not hide."""
     executor, now, start_s = device.executor, cycle.now, cycle.state.pool.start_s
-    busy_s = 0.0 if device.operation is None else _left_s(cycle, device.operation)
+    under_way = _on_device_now(cycle, function, device)
+    busy_s = 0.0 if under_way is None else _left_s(cycle, under_way)
     if executor is None or executor.stopping or executor.owner != owner_of(cycle, function):
         transfer = transfer_s(device.config, facts(function).nbytes, 0)
         hidden_s = swaps.run_s(cycle, function, 1)
         backoff_s = max(0.0, device.backoff_until - now) if executor is None else 0.0
         return backoff_s + busy_s + start_s + max(0.0, transfer - hidden_s)
-    if executor.ready_at is None:
-        busy_s = max(0.0, executor.since + start_s - now)
     [option] = swaps.options(cycle, function, [device])
     return busy_s + min([option.start_s, *(peer.start_s for peer in option.peers)])
 
