@@ -8,7 +8,7 @@ from overwinter.core.actions import Refuse, Reply, StopWorker
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.scheduler.published import Published
-from tests.scheduler.test_devices import device, of, pooled
+from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World, spec
 from tests.telemetry.test_pool import Watched
 
@@ -103,6 +103,25 @@ def test_readers_see_one_function():
     assert published.siblings("f@1") == []
     world.send(UnloadAsked("f:program@1"))
     assert published.function("f@1", world.now).state == "unloaded"
+
+
+def test_readers_are_told_of_functions_and_not_of_their_parts():
+    world = World(devices=(device(),))
+    deploy(world, family="one")
+    world.deploy(pooled("g", family="one"))
+    calling(world)
+    world.settle()
+    served(world, "g")
+    published = Published(world.scheduler.cycle)
+    detail = published.detail("g@1", world.now)
+    assert detail.pool.last.endswith("; evicted f@1")
+    assert detail.members == ("f@1", "g@1")
+    assert published.family("g@1").name == "f@1"
+    _, waiting = world.arrive("f"), world.arrive("f")
+    world.send(Removed("f:program@1"))
+    world.send(Removed("f@1"))
+    world.settle()
+    assert world.answers[waiting].message == "function f@1 was removed"
 
 
 @pytest.mark.parametrize("policy", ["overwinter", Policy(order="arrival")])

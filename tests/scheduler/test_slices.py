@@ -8,7 +8,8 @@ from msgspec import structs
 from overwinter.core.actions import LoadBlocks, Refuse, Reply, RunOnDevice, StartExecutor
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.ids import FunctionId
-from tests.scheduler.test_devices import device, of
+from overwinter.scheduler.published import Published
+from tests.scheduler.test_devices import device, of, served
 from tests.scheduler.world import World, spec
 
 NAMES = "f", "f:2", "f:3"
@@ -48,6 +49,14 @@ def test_a_request_runs_through_all_slices_on_all_devices():
         (Reply, "f@1", "host"),
     ]
     assert len(of(world, StartExecutor)) == 2
+
+
+def test_readers_are_told_of_slices_by_their_numbers():
+    world = world_of(1)
+    served(world, "f", "f")
+    slices = Published(world.scheduler.cycle).detail("f@1", world.now).pool.slices
+    evicted = [each.last.partition("evicted ")[2] for each in slices]
+    assert evicted == ["slice 3 of f@1", "f@1", "slice 2 of f@1"]
 
 
 def test_with_a_device_for_each_slice_nothing_is_brought_again():

@@ -82,6 +82,12 @@ def whole_id(id_: FunctionId) -> FunctionId:
     return FunctionId(whole_names(id_))
 
 
+def described(id_: FunctionId) -> str:
+    """A function in the words of its users: which one, and which slice of its program if it is a later one."""
+    number, whole = slice_number(id_), whole_id(id_)
+    return whole if number is None else f"slice {number} of {whole}"
+
+
 def whole_names(text: str, of: FunctionId | None = None) -> str:
     """A text with the ids of functions in place of those of their parts. `of`: only of this function or part, because
     its code may have written the text.

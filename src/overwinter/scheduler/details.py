@@ -11,7 +11,13 @@ from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
-from overwinter.scheduler.snapshot import FunctionSnapshot, function_snapshot, parts_on_pool, workers_of
+from overwinter.scheduler.snapshot import (
+    FunctionSnapshot,
+    family_members,
+    function_snapshot,
+    parts_on_pool,
+    workers_of,
+)
 from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.scheduler.swaps import facts, run_s
 
@@ -128,7 +134,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         spec=function.spec,
         function=function_snapshot(cycle.state, function, now),
         versions=versions,
-        members=list(family.members),
+        members=family_members(family),
         rate=family.rates[-1] if family.rates else 0.0,
         expected_rate=expected or 0.0,
         run_s=function.latency.run_s,

@@ -84,13 +84,13 @@ def remove(cycle: Cycle, id_: FunctionId) -> None:
     """Remove a function at its owner's request."""
     function = cycle.state.functions.get(id_)
     if function is not None:
-        forget(cycle, function, "it was removed")
+        forget(cycle, function)
 
 
-def forget(cycle: Cycle, function: Function, reason: str) -> None:
+def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     """Remove a function from the tables; a run in progress may still end."""
     id_, spec, state = function.spec.id, function.spec, cycle.state
-    message = f"function {id_} was removed: {reason}"
+    message = f"function {id_} was removed{': ' if reason else ''}{reason}"
     if function.wants_wake:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.ids import Address, DeviceId, FunctionId, OperationId, RunId, Seconds, TenantId, WorkerId
+from overwinter.core.ids import (
+    Address,
+    DeviceId,
+    FunctionId,
+    OperationId,
+    RunId,
+    Seconds,
+    TenantId,
+    WorkerId,
+    described,
+)
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
 from overwinter.scheduler.residents import Residents
@@ -182,7 +192,7 @@ class LastBinding(msgspec.Struct, frozen=True):
             text += f"; {self.peer} provides what it has"
         others = [f"{name} ({missing} missing, {1e3 * start_s:.1f} ms)" for name, missing, start_s in self.free]
         text += f"; free: {', '.join(others)}"
-        evicted: list[str] = [id_ for id_ in self.evicted if id_ in own]
+        evicted = [described(id_) for id_ in self.evicted if id_ in own]
         if len(evicted) < len(self.evicted):
             evicted.append(f"{len(self.evicted) - len(evicted)} of other tenants")
         return text + (f"; evicted {', '.join(evicted)}" if evicted else "")

@@ -20,6 +20,7 @@ from overwinter.core.ids import (
     WorkerId,
     is_part,
     program_id,
+    whole_id,
     whole_names,
 )
 from overwinter.scheduler import counterpart
@@ -137,7 +138,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     return Snapshot(
         functions=functions,
         workers=workers,
-        families=sum(not is_part(family_name(family)) for family in state.families.values()),
+        families=sum(not all(map(is_part, family.members)) for family in state.families.values()),
         waiting={
             "core": len(state.cores.timely.keys() | state.cores.late.keys()),
             "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
@@ -181,7 +182,12 @@ def _device_snapshot(device: Device, now: Seconds) -> DeviceSnapshot:
 
 def family_name(family: Family) -> FunctionId:
     """Return the name of a family: its first member; without members, its id."""
-    return next(iter(family.members), FunctionId(family.id))
+    return next(map(whole_id, family.members), FunctionId(family.id))
+
+
+def family_members(family: Family) -> tuple[FunctionId, ...]:
+    """Return the members of a family, each as the function that its users know."""
+    return tuple(map(whole_id, family.members))
 
 
 def family_worker(worker: Worker) -> FamilyWorker:
@@ -198,7 +204,7 @@ def family_snapshot(function: Function) -> FamilySnapshot:
     """The function's family."""
     family = function.family
     workers = tuple(family_worker(worker) for worker in workers_of(function))
-    return FamilySnapshot(name=family_name(family), members=tuple(family.members), workers=workers)
+    return FamilySnapshot(name=family_name(family), members=family_members(family), workers=workers)
 
 
 def workers_of(function: Function) -> list[Worker]:
