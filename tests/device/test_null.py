@@ -79,3 +79,26 @@ def test_a_larger_batch_takes_the_time_of_its_requests(device):
         [output], _ = run(device, function, [x[:1].repeat(count, 1)], [route], Swapping(1 << 30))
         assert clock.now - before == pytest.approx(seconds)
         assert len(output) == count
+
+
+class Widened(torch.nn.Module):
+    """Returns a MiB for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Parameter(torch.ones(1 << 18), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x[:, :1] * self.wide}
+
+
+def test_outputs_are_kept_up_to_a_limit():
+    clock = Clock()
+    program, weights = export(Widened(), {"x": torch.ones(2, 4)}, {"x": {0: "batch"}})
+    compiled, kept = NullProgram(program, {1: 0.1}, clock, clock.sleep), []
+    for count in (1, 2, 4, 8, 1, 2, 32, 5, 64):
+        [output] = compiled.run([torch.zeros_like(each) for each in weights], [torch.ones(count, 4)])
+        assert (len(output), output.any()) == (count, False)
+        kept.append(compiled.kept_bytes >> 20)
+    # The outputs of 32 and 64 rows are too large to be kept, and those of 5 rows have no room beside the others.
+    assert kept == [1, 3, 7, 15, 15, 15, 15, 5, 5]

@@ -62,6 +62,7 @@ class Function:
             name, made.program, made.weights, assets=assets, handler=handler, tenant=tenant, settings=settings
         )
         self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
+        self.program = made.program
         self.files = {address: bytes(content()) for address, content in packed.contents.items()}
 
     def open(self, bare: bool = False) -> list[int]:

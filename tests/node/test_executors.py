@@ -22,6 +22,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.model.closeness import BOUNDS, is_near
 from overwinter.model.export import export
 from overwinter.node import executors
+from overwinter.node.device_fit import slices_for
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment, weight_places
@@ -89,6 +90,18 @@ class Scaled(torch.nn.Module):
 
     def forward(self, x):
         return {"y": x * self.factor}
+
+
+class Chain(torch.nn.Module):
+    """Has two weights of a MiB. The second one may be another."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(512, 512), requires_grad=False)
+        self.second = torch.nn.Parameter(torch.full((512, 512), number), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x @ self.first @ self.second}
 
 
 class Pool:
@@ -304,6 +317,31 @@ def test_functions_share_a_run_and_get_their_own_answers(rig, pool):
         assert all(map(near, pool.answers(), reversed(alone), [BOUNDS["float32"]] * 2))
         await pool.run(executor, second, one)
         assert pool.answers() == alone[1:]
+
+    rig.run(scene())
+
+
+def test_a_leader_that_is_removed_harms_no_mate(rig, pool):
+    one = {"x": torch.ones(2, 512)}
+    leader, mate = (Function(Chain(float(number)), one, name=f"chain{number}") for number in (2, 3))
+    for each in (leader, mate):
+        slices = slices_for(each.deployed.manifest, each.program, [DEVICES[1]])
+        assert len(slices) == 2
+        each.deployed.cut(slices)
+    pool.deploy(leader, mate)
+
+    async def remove():
+        del rig.registry.functions[leader.deployed.id]
+
+    async def scene():
+        executor = await pool.start()
+        for each in (leader, mate):
+            await pool.run(executor, each, one)
+        alone = rig.calls.payloads[pool.last[0]]
+        await asyncio.gather(pool.run_together(executor, leader, mate, inputs=one), remove())
+        # What later slices take is kept, and nothing is an answer yet.
+        kept = rig.calls.payloads[pool.last[1]]
+        assert (kept.outputs, [each.meta for each in kept.inputs]) == ([], [each.meta for each in alone.inputs])
 
     rig.run(scene())
 
