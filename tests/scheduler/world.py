@@ -42,7 +42,7 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import function_id, is_part, program_id, program_name
+from overwinter.core.ids import function_id, is_part, program_id, program_name, whole_id
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from tests.scheduler.devices import Devices
@@ -228,11 +228,10 @@ class World:
         return self.send(Deployed(function, on_trial, resident, quarantined))
 
     def manage(self, event) -> None:
-        """Load, unload or remove a function, and its program with it."""
+        """Load, unload or remove a function, and the parts of it that run on devices."""
         self.send(event)
-        program = program_id(event.function)
-        if program in self.deployed:
-            self.send(type(event)(program))
+        for part in [each for each in self.deployed if each != event.function and whole_id(each) == event.function]:
+            self.send(type(event)(part))
 
     def arrive(self, name="f", version=None, deadline=None, priority=0, due=None, caller=None) -> int:
         self.next_request += 1
