@@ -383,3 +383,36 @@ def test_the_last_binding_names_evicted_functions_of_the_same_tenant_only():
     served(world, "f", "g", "h")
     last = Published(world.scheduler.cycle).detail("h@1", world.now).pool.last
     assert last.endswith("evicted f@1, 1 of other tenants")
+
+
+def bound_until_idle(**config) -> World:
+    """A world with one device, to which `f` is bound until it was idle for 100 s; `g` has no room beside it."""
+    policy = Policy(device_binding="infless", keep_alive_s=100.0)
+    world = World(devices=(device(),), policy=policy, **config)
+    # The timer of a family is that of its first member, which is not used.
+    for name, family in (("e", "one"), ("f", "one"), ("g", "two")):
+        world.deploy(pooled(name, timeout_s=500.0, family=family))
+    served(world, "f")
+    return world
+
+
+def test_a_function_leaves_its_device_as_soon_as_its_keep_alive_ends():
+    world = bound_until_idle()
+    request = world.arrive("g")
+    while request not in world.answers:
+        world.ring()
+        world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert world.now < 200.0
+
+
+def test_a_function_without_a_device_keeps_none_from_that_which_is_bound_to_it():
+    world = bound_until_idle(device_isolation="function")
+    requests = [world.arrive("g")]
+    world.settle_processes()
+    requests.append(world.arrive("f"))
+    while not world.answers.keys() >= set(requests):
+        world.settle()
+        if not world.answers.keys() >= set(requests):
+            world.ring()
+    assert {type(world.answers[each]) for each in requests} == {Reply}

@@ -57,6 +57,12 @@ def _waiting(cycle: Cycle) -> list[Function]:
     return [cycle.state.functions[id_] for id_ in cycle.state.pool.waiting]
 
 
+def _servable(cycle: Cycle) -> list[Function]:
+    """Return the waiting functions that a device may serve: if functions are bound to devices, only those that are."""
+    bound = homes.are_used(cycle)
+    return [each for each in _waiting(cycle) if not bound or facts(each).home is not None]
+
+
 def _refuse_unservable(cycle: Cycle) -> None:
     """Refuse the requests of functions that no device in service can run."""
     pool, config = cycle.state.pool, cycle.config
@@ -96,8 +102,7 @@ def _serve_in_order(cycle: Cycle) -> None:
     pool = cycle.state.pool
     # An executor that starts will serve one of these functions.
     coming = [each for each in pool.devices.values() if each.coming_owner is not None]
-    bound = homes.are_used(cycle)
-    may = [each for each in _waiting(cycle) if each.queue and (not bound or facts(each).home is not None)]
+    may = [each for each in _servable(cycle) if each.queue]
     free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
     if long := device_order.waiting_long(cycle, may):
         _serve_one(cycle, long, free)
@@ -187,7 +192,7 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     for each in cycle.state.pool.devices.values():
         if not each.is_out(cycle.now):
             room[each.owner] = max(each.config.memory_bytes, room.get(each.owner, 0))
-    for function in _waiting(cycle):
+    for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), facts(function)
         if pooled.nbytes <= room.get(owner, 0) and pooled.home is None and not pooled.unplaced:
             continue
@@ -222,7 +227,7 @@ def _slice_ends(cycle: Cycle, device: Device) -> float:
 
 def _is_wanted(cycle: Cycle, device: Device) -> bool:
     """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
-    waiting = (each for each in _waiting(cycle) if owner_of(cycle, each) == device.owner)
+    waiting = (each for each in _servable(cycle) if owner_of(cycle, each) == device.owner)
     return any(device in swaps.fitting(cycle, each) for each in waiting)
 
 

@@ -66,6 +66,13 @@ def leaves_at(cycle: Cycle, function: Function) -> float:
     return function.used + keepalive.from_history(function.gaps, at_most_s)
 
 
+def watch(cycle: Cycle, function: Function) -> None:
+    """Set the function's timer to the end of its keep-alive."""
+    at = leaves_at(cycle, function)
+    if at < inf:
+        cycle.timers.arm(function.spec.id, at)
+
+
 def check(cycle: Cycle, function: Function) -> None:
     """Let a function leave its device that was idle for its keep-alive."""
     if leaves_at(cycle, function) <= cycle.now:

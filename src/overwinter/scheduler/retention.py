@@ -8,7 +8,7 @@ last one: while there are several, their number follows the rate, once the funct
 from math import inf
 
 from overwinter.core.ids import Seconds
-from overwinter.scheduler import families, idle, victims
+from overwinter.scheduler import families, homes, idle, victims
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
 from overwinter.scheduler.containment import call_policy
@@ -32,6 +32,8 @@ def settle(cycle: Cycle, function: Function) -> None:
         _settle_blocks(cycle, function)
     elif function.loaded:
         cycle.state.evictable.pop(function.spec.id, None)
+    if function.pool is not None:
+        homes.watch(cycle, function)
 
 
 def _note_waiting(cycle: Cycle, function: Function) -> None:
