@@ -68,6 +68,21 @@ def test_with_a_device_for_each_slice_nothing_is_brought_again():
     assert [each.start for each in world.answers.values()] == ["disk", "warm", "warm"]
 
 
+def test_a_slice_is_not_loaded_ahead_into_space_for_which_others_wait():
+    world = world_of(1, host_bytes=1_900_000)
+    world.deploy(spec("g", 1, [("g-weights", 1_350_000)]))
+    requests = [world.arrive("f")]
+    world.settle_processes()
+    # Without the later slices there would still be too little space for it.
+    requests.append(world.arrive("g"))
+    for _ in range(10):
+        if world.loads:
+            world.load_blocks()
+    assert not world.loads
+    world.calm()
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
 def test_slices_of_several_requests_run_at_once():
     world = world_of(3)
     world.arrive("f")

@@ -1,8 +1,8 @@
 """On which devices the later slices of programs run, and which of them are brought there before a request reaches them.
 
 A request needs the slices of its program one after the other. So while it is in one, the blocks of the later ones are
-loaded into the host store, if there is space, and are brought to idle devices, while no function waits for a device.
-Then a program that sleeps comes over the links of several devices at once.
+loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
+waits for a device. Then a program that sleeps comes over the links of several devices at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,8 @@ def check(cycle: Cycle) -> None:
             continue
         if function.loaded:
             _bring(cycle, function, list(coming.values()))
-        elif cycle.resources.host.fits(missing_bytes(cycle, function)):
+        # Whoever waits for bytes would evict it again at once.
+        elif not cycle.state.bytes and cycle.resources.host.fits(missing_bytes(cycle, function)):
             begin_load(cycle, function)
 
 
