@@ -89,6 +89,9 @@ def _bring(cycle: Cycle, function: Function, coming: Sequence[Function]) -> None
     victims: dict[Device, list[Function]] = {}
     for device in suitable(cycle, function, [each for each in idle if each.owner == owner]):
         missing = device.blocks.missing(sizes)
+        if not missing:
+            # Other functions have all its blocks there.
+            return
         short = device.blocks.nbytes + missing - device.capacity(missing)
         may = [each for each in swaps.victims(cycle, function, device) if each not in coming] if short > 0 else []
         if short <= sum(device.blocks.exclusive(facts(each).sizes) for each in may):
