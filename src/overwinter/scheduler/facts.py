@@ -136,7 +136,8 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     named = _named(cycle, event)
     if named is None:
         return
-    function, asked = any_device.choose(cycle, named), named.spec.id
+    either = named.spec.settings.device == "any"
+    function, asked = any_device.choose(cycle, named) if either else named, named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
         refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, asked)
@@ -144,7 +145,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     count_arrival(cycle, function)
     replicas.watch(cycle, function)
     # A program runs for requests that were accepted before, and a run of them has one call at a time.
-    queued = counterpart.queued(cycle.state, function)
+    queued = counterpart.queued(cycle.state, function) if either else len(function.queue)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
