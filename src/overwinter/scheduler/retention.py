@@ -26,7 +26,7 @@ def settle(cycle: Cycle, function: Function) -> None:
         _note_waiting(cycle, function)
     if family.workers:
         _settle_workers(cycle, family)
-    if not function.is_used and function.spec.id == cycle.state.releasing:
+    if function.spec.id == cycle.state.releasing and not function.is_used:
         _release(cycle, function)
     if _is_unused(function):
         _settle_blocks(cycle, function)
@@ -47,7 +47,7 @@ def _note_waiting(cycle: Cycle, function: Function) -> None:
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:
     is_wanted = bool(family.wanting)
-    for worker in list(family.workers.values()):
+    for worker in family.workers.values():
         if worker.runs or not worker.is_idle:
             continue
         spare = cycle.state.tenants[worker.tenant].spare

@@ -57,10 +57,9 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
 
 def watch_suspects(cycle: Cycle, worker: Worker) -> None:
     """Set the timer of a worker to the time when a run of a suspect is overdue: other functions stop waiting for it."""
-    overdue = [run.overdue_at for run in worker.runs.values() if is_suspect(run.function)]
-    later = [at for at in overdue if at > cycle.now]
-    if later:
-        cycle.timers.arm(worker.id, min(later))
+    for run in worker.runs.values():
+        if is_suspect(run.function) and run.overdue_at > cycle.now:
+            cycle.timers.arm(worker.id, run.overdue_at)
 
 
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
