@@ -205,15 +205,17 @@ class StepReader(Tracker[Outcomes]):
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
         self._action_handlers[Drop] = self._dropped
+        if settle_s:
+            self._event_handlers[Arrived] = self._arrived_after_settling
 
     def _report_of(self, name: FunctionName) -> Outcomes:
         return self._reports.setdefault(name, Outcomes(name))
 
-    def _arrived(self, event: Arrived, now: Seconds) -> None:
+    def _arrived_after_settling(self, event: Arrived, now: Seconds) -> None:
         if now < self._settle_s:
             self._requests[event.request] = OpenRequest(self._settling, now)
         else:
-            super()._arrived(event, now)
+            self._arrived(event, now)
 
     def _answered(self, tally: Outcomes, action: Reply, seconds: float, now: Seconds) -> None:
         tally.latencies.add(seconds)
