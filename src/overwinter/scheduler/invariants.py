@@ -3,6 +3,7 @@ check them.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import ahead, device_invariants, order, victims
@@ -10,7 +11,7 @@ from overwinter.scheduler.admission import has_place
 from overwinter.scheduler.binding import claim_of_queued, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.ledger import Claim, Owner
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.state import Function, State, Worker
@@ -177,9 +178,7 @@ def _check_ledger(cycle: Cycle) -> None:
     claims |= device_invariants.claims(cycle)
     claims |= {request_owner(id_): {resources.requests: 1} for id_ in state.requests}
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
-    taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
-    wanted = {owner: amounts for owner, claim in claims.items() if (amounts := _amounts(claim))}
-    assert taken == wanted, "the claims in the ledger do not match the operations"
+    assert _amounts(cycle.ledger.claims()) == _amounts(claims), "the claims in the ledger do not match the operations"
     stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.stopping_bytes(cycle)
     assert resources.memory.fits(0, resources.memory.taken - stopping), "workers use more memory than allowed"
     for resource in (resources.workers, resources.requests):
@@ -190,8 +189,14 @@ def _of_operation(cycle: Cycle, owner: tuple[str, int], cores: int) -> Claim:
     return cycle.resources.of_cores(cores, owner in cycle.state.holding)
 
 
-def _amounts(claim: Claim) -> dict[str, int]:
-    return {resource.name: amount for resource, amount in claim.items() if amount}
+def _amounts(claims: Mapping[Owner, Claim]) -> dict[Owner, Claim]:
+    """Return the claims without those of nothing."""
+    found: dict[Owner, Claim] = {}
+    for owner, claim in claims.items():
+        amounts = claim if all(claim.values()) else {each: amount for each, amount in claim.items() if amount}
+        if amounts:
+            found[owner] = amounts
+    return found
 
 
 def _check_stores(cycle: Cycle) -> None:

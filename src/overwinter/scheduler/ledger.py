@@ -151,24 +151,18 @@ class Ledger:
 
     def check(self) -> None:
         """Raise AssertionError unless the stored sums equal the sums of the claims."""
-        entries = list(self._entries.values())
-        named = {resource for entry in entries for resource in entry.claim}
-        assert named <= set(self.resources), "a claim is on a resource of another ledger"
-        for resource in self.resources:
-            shares: dict[TenantId, int] = {}
-            shares_draining: dict[TenantId, int] = {}
-            for entry in entries:
-                amount = entry.claim.get(resource, 0)
-                if entry.tenant is not None:
-                    _count(shares, entry.tenant, amount)
-                    _count(shares_draining, entry.tenant, amount if entry.draining else 0)
-            taken = sum(entry.claim.get(resource, 0) for entry in entries)
-            assert resource.taken == taken >= 0, (
-                f"{resource.taken} of {resource.name} are recorded as taken, {taken} are claimed"
+        summed = {resource: Resource(resource.name) for resource in self.resources}
+        for entry in self._entries.values():
+            for resource, amount in entry.claim.items():
+                assert resource in summed, "a claim is on a resource of another ledger"
+                if amount:
+                    summed[resource]._add(entry, amount)
+        for resource, sums in summed.items():
+            assert resource.taken == sums.taken >= 0, (
+                f"{resource.taken} of {resource.name} are recorded as taken, {sums.taken} are claimed"
             )
-            assert resource._shares == shares, f"the tenants' shares of {resource.name} are wrong"
-            draining = sum(entry.claim.get(resource, 0) for entry in entries if entry.draining)
-            assert (resource._draining, resource.draining) == (shares_draining, draining), (
+            assert resource._shares == sums._shares, f"the tenants' shares of {resource.name} are wrong"
+            assert (resource._draining, resource.draining) == (sums._draining, sums.draining), (
                 f"the draining part of {resource.name} is wrong"
             )
 
