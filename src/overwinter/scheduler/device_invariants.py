@@ -5,7 +5,7 @@ from collections import Counter
 from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import could_begin
-from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.ledger import Claim, Owner
 from overwinter.scheduler.pool import Device
 from overwinter.scheduler.resources import device_owner, run_owner
 from overwinter.scheduler.swaps import facts, owner_of
@@ -36,9 +36,9 @@ def check(cycle: Cycle) -> None:
         assert not waits or (at is not None and at <= device.backoff_until), "a device in backoff has no timer"
 
 
-def claims(cycle: Cycle) -> dict[tuple[str, int | str], Claim]:
+def claims(cycle: Cycle) -> dict[Owner, Claim]:
     """Return the claims of the devices that the ledger should have."""
-    found: dict[tuple[str, int | str], Claim] = {}
+    found: dict[Owner, Claim] = {}
     for name, device in cycle.state.pool.devices.items():
         found[device_owner(name)] = {cycle.resources.device_bytes[name]: device.blocks.nbytes}
         if device.executor is not None and device.executor.run is not None:

@@ -158,7 +158,7 @@ def _check_ledger(cycle: Cycle) -> None:
     """The amounts taken are the sums of the current claims, and within the capacity."""
     state, resources = cycle.state, cycle.resources
     cycle.ledger.check()
-    claims: dict[tuple[str, int | str], Claim] = {}
+    claims: dict[Owner, Claim] = {}
     for worker in state.workers.values():
         claims[worker_owner(worker.id)] = {
             **resources.of_worker(worker.point, worker.nbytes),
