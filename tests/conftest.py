@@ -21,9 +21,12 @@ IDLE_MAX = 4
 
 
 def pytest_collection_finish():
-    """Keep the garbage collector from going through all imported modules again and again."""
+    """Keep the garbage collector from going through all imported modules again and again, and through what tests make
+    more often than is of use.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20)
 
 
 @pytest.fixture
