@@ -23,33 +23,40 @@ REMOVE = "/overwinter/v1/functions/mine"
 class Failing(Door):
     """A node whose operations fail or never end."""
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.waits = asyncio.Event()
+        """Set while an operation never ends."""
+
     def owner(self, name: str) -> str:
         return "acme"
 
     async def remove(self, name: str, version: int | None) -> None:
         if version is None:
             raise ZeroDivisionError
+        self.waits.set()
         await asyncio.sleep(60)
 
 
 async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
-    """Return a function that sends requests to a node with a token; slow requests are cancelled, as at the end of a
-    drain.
-    """
+    """Send requests to a node with a token; those that wait are cancelled, as at the end of a drain."""
     door = Failing(root)
     app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:
         answers = [
-            await cancelled_late(http.request(method, path, headers=headers)) for method, path, headers in requests
+            await cancelled_late(door, http.request(method, path, headers=headers))
+            for method, path, headers in requests
         ]
     door.repository.close()
     return answers
 
 
-async def cancelled_late(answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
-    asking = asyncio.create_task(answer)
-    await asyncio.wait([asking], timeout=0.2)
+async def cancelled_late(door: Failing, answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    asking, waits = asyncio.create_task(answer), asyncio.create_task(door.waits.wait())
+    await asyncio.wait([asking, waits], return_when=asyncio.FIRST_COMPLETED)
     asking.cancel()
+    door.waits.clear()
+    waits.cancel()
     return await asking
 
 

@@ -94,14 +94,15 @@ def test_variants_share_a_worker_while_one_is_removed_and_one_updated(shared_nod
 def test_a_killed_worker_loses_no_request(shared_node):
     node = shared_node()
     for number in (11, 12):
-        put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_workers=1)
+        put(node, number, concurrency=2, keep_alive_s=30.0, max_workers=1)
     put_to_sleep(node)
     assert right(node, 11)
     assert right(node, 12)
+    [process] = node.worker_pids()
+    os.kill(process, signal.SIGSTOP)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answers = [pool.submit(right, node, number, wait_s=1.5) for number in (11, 12)]
+        answers = [pool.submit(right, node, number) for number in (11, 12)]
         wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
-        [process] = node.worker_pids()
         os.kill(process, signal.SIGKILL)
         assert all(answer.result() for answer in answers)
 
@@ -109,7 +110,7 @@ def test_a_killed_worker_loses_no_request(shared_node):
 def test_a_variant_whose_runs_hang_twice_gets_a_dedicated_worker(shared_node):
     node = shared_node()
     for number in (21, 22):
-        put(node, number, handler=SLOW, timeout_s=3.0)
+        put(node, number, handler=SLOW, timeout_s=4.0)
     put_to_sleep(node)
     for _ in range(2):
         assert right(node, 21)

@@ -246,8 +246,8 @@ def test_a_request_expires_within_a_call(slow: NodeProcess):
 
 
 def test_a_busy_device_costs_no_worker(make_node, together):
-    node = make_node("--devices", "1", "--device-memory", "4MiB", "--device-bandwidth", "512KiB")
-    deploy(node, "f", handler=PLUS + MORE, device="pool", timeout_s=0.5)
+    node = make_node("--devices", "1", "--device-memory", "4MiB", "--device-bandwidth", "256KiB")
+    deploy(node, "f", handler=PLUS + MORE, device="pool", timeout_s=1.5)
     deploy(node, "long", Scale(3.0, 1 << 18), device="pool")
     first, before = workers(node), runs(node)
     busy = together.submit(ask, node, "long")
