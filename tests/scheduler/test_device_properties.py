@@ -100,7 +100,7 @@ def test_no_request_is_forgotten_while_functions_are_brought_to_every_idle_devic
     examples = settings(max_examples=10, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
     roomy = tuple(msgspec.structs.replace(each, memory_bytes=100 + each.memory_bytes, switch="") for each in few)
-    worlds = [World(policy=policy, devices=roomy, device_isolation=isolation) for _ in range(6)]
+    worlds = [World(policy=policy, devices=roomy, device_isolation=isolation) for _ in range(3)]
     for seed, world in enumerate(worlds):
         replayed.play(world, Random(f"{seed} {name_of(policy)} {isolation}"), 600)
         world.end_well(replayed.NAMES, OnDevices.soon_s)

@@ -44,7 +44,7 @@ def test_every_policy_grows_shrinks_and_sleeps(policy):
     world = made(policy, keep_alive_s=30.0)
     play(world, 0.5, 60)
     few = workers(world)
-    play(world, 60, 48)
+    play(world, 40, 40)
     many = workers(world)
     play(world, 0.5, 340)
     assert few <= 2
@@ -68,9 +68,9 @@ def test_a_forecast_is_believed():
 
 def test_a_steady_rate_changes_nothing_once_served():
     world = made()
-    play(world, 30, 60)
+    play(world, 30, 40)
     world.log.clear()
-    play(world, 30, 120)
+    play(world, 30, 80)
     assert not [action for action in world.log if isinstance(action, StartWorker)]
 
 
