@@ -45,21 +45,20 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
         small = {"model": "mlp", "memory_bytes": PARTITION_BYTES, "most": 12} if quick else {}
         return {"throughput_over_native": falling.measure(seconds, seed, **small)}
     if part == "balance":
-        small = {"model": "mlp", "functions": 8} if quick else {}
+        small = {"model": "mlp", "functions": 6, "count": 2} if quick else {}
         variances = balance.measure(seconds, seed, **small)
         return {"load_variance": variances["missing-bytes"], "load_variances": variances}
     if part == "allocation":
         names = SMALL_MODELS if quick else allocation.MODELS
         return allocation.measure(names, 100 if quick else allocation.REQUESTS, seed=seed)
     if part == "links":
-        return {
-            "swap_over_alone": links.measure(2 if quick else 12, **({"model": "mlp", "burst": 16} if quick else {}))
-        }
+        small = {"model": "mlp", "burst": 16, "every_s": 0.4} if quick else {}
+        return {"swap_over_alone": links.measure(2 if quick else 12, **small)}
     if part == "simulated":
         small = {"model": "mlp", "functions": 6, "memory_bytes": PARTITION_BYTES} if quick else {}
         return {"live_over_simulated": simulated.measure(seconds, seed, **small)}
     if part == "cut":
-        return {"cut": cut.measure(**({"rounds": 3, "model": "mlp", "slices": 2} if quick else {}))}
+        return {"cut": cut.measure(**({"rounds": 3, "model": "mlp", "slices": 2, "every_s": 0.1} if quick else {}))}
     small = {"functions": 6, "models": SMALL_MODELS} if quick else {}
     return {"trace": trace.measure(seconds if quick else 4 * seconds, options.traces, seed, **small)}
 

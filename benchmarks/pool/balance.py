@@ -24,18 +24,20 @@ SLACK = 1.25
 BINDINGS: tuple[DeviceBinding, ...] = ("missing-bytes", "native", "random")
 
 
-def measure(seconds: float, seed: int, *, model: str = MODEL, functions: int = FUNCTIONS) -> dict[str, float]:
+def measure(
+    seconds: float, seed: int, *, model: str = MODEL, functions: int = FUNCTIONS, count: int = DEVICES
+) -> dict[str, float]:
     """Print the table; return the variance of the load by policy."""
     family = Family(model, tokens=TOKENS)
     random = Random(f"{seed} rates")
     weights = [random.expovariate(1.0) ** STEEPNESS for _ in range(functions)]
     total = CORES / request_seconds(family)
     rates = [total * weight / sum(weights) for weight in weights]
-    memory_bytes = -(-int(functions * family.nbytes * SLACK / DEVICES) // PARTITION_BYTES) * PARTITION_BYTES
-    pool = devices(DEVICES, memory_bytes)
+    memory_bytes = -(-int(functions * family.nbytes * SLACK / count) // PARTITION_BYTES) * PARTITION_BYTES
+    pool = devices(count, memory_bytes)
     names = [device.name for device in pool]
     print(
-        f"\n{functions} functions of {model} on {DEVICES} devices, {total:.1f} requests/s, the most popular one ",
+        f"\n{functions} functions of {model} on {count} devices, {total:.1f} requests/s, the most popular one ",
         end="",
     )
     print(

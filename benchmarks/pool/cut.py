@@ -18,7 +18,9 @@ STEP_BYTES = 4 << 20
 """Devices have a multiple of it, because a part of a partition is of no use."""
 
 
-def measure(rounds: int = 30, model: str = MODEL, slices: int = SLICES) -> Mapping[str, Mapping[str, float]]:
+def measure(
+    rounds: int = 30, model: str = MODEL, slices: int = SLICES, every_s: float = EVERY_S
+) -> Mapping[str, Mapping[str, float]]:
     """Print the latency of requests and the bytes moved for each; return the figures."""
     family = Family(model, tokens=TOKENS)
     room = 1 << int(1.1 * family.nbytes).bit_length()
@@ -32,8 +34,8 @@ def measure(rounds: int = 30, model: str = MODEL, slices: int = SLICES) -> Mappi
         with pool_node(scheduling(pool)) as node:
             targets = deployed(node, family, 1)
             # The first requests start the executors and compile.
-            send(node, targets, [payload(family)], [(EVERY_S * number, 0) for number in range(6)])
-            sent = send(node, targets, [payload(family)], [(EVERY_S * number, 0) for number in range(rounds)])
+            send(node, targets, [payload(family)], [(every_s * number, 0) for number in range(6)])
+            sent = send(node, targets, [payload(family)], [(every_s * number, 0) for number in range(rounds)])
         runs = sent.readings.runs
         figures = {
             "runs": len(runs) / rounds,

@@ -21,34 +21,35 @@ BYTES_PER_S = 1e8
 PEER_BYTES_PER_S = 4e8
 EVERY_S = 1.0
 """The time between two swaps, or pairs of swaps."""
-LATER_S = 0.5
 
 Arrivals = list[tuple[float, int]]
 
 
-def alone(rounds: int) -> Arrivals:
+def alone(rounds: int, every_s: float) -> Arrivals:
     """Return requests for one function after the other: none lies on a device when its turn comes."""
-    return [(EVERY_S * number, number % FUNCTIONS) for number in range(rounds)]
+    return [(every_s * number, number % FUNCTIONS) for number in range(rounds)]
 
 
-def at_once(rounds: int) -> Arrivals:
+def at_once(rounds: int, every_s: float) -> Arrivals:
     """Return requests for two functions at a time."""
-    return [(EVERY_S * (number // 2), number % FUNCTIONS) for number in range(2 * rounds)]
+    return [(every_s * (number // 2), number % FUNCTIONS) for number in range(2 * rounds)]
 
 
-def again(rounds: int, burst: int) -> Arrivals:
+def again(rounds: int, every_s: float, burst: int) -> Arrivals:
     """Return a request for a function, and later several at a time: the other device then copies it from the first."""
 
     def of_round(number: int) -> Iterator[tuple[float, int]]:
-        at, function = EVERY_S * number, number % FUNCTIONS
+        at, function = every_s * number, number % FUNCTIONS
         yield (at, function)
-        yield from [(at + LATER_S, function)] * burst
+        yield from [(at + every_s / 2, function)] * burst
 
     return [each for number in range(rounds) for each in of_round(number)]
 
 
-def swaps(family: Family, arrivals: Arrivals, **links: Any) -> list[Ran]:
-    """Return the runs that brought blocks, on two devices with these links."""
+def swaps(family: Family, first: Arrivals, *plans: Arrivals, **links: Any) -> list[list[Ran]]:
+    """Return the runs that brought blocks, of each plan, on two devices with these links. The first requests load the
+    blocks and start the executors.
+    """
     # The smallest power of two in which a function finds places, and two do not.
     memory_bytes = 1 << int(1.1 * family.nbytes).bit_length()
     pool = tuple(
@@ -64,22 +65,25 @@ def swaps(family: Family, arrivals: Arrivals, **links: Any) -> list[Ran]:
     )
     with pool_node(scheduling(pool)) as node:
         targets = deployed(node, family, FUNCTIONS)
-        # The first requests load the blocks and start the executors.
-        send(node, targets, [payload(family)], at_once(FUNCTIONS))
-        sent = send(node, targets, [payload(family)], arrivals)
-    return [each for each in sent.readings.runs if each.moved_bytes]
+        send(node, targets, [payload(family)], first)
+        sent = [send(node, targets, [payload(family)], plan) for plan in plans]
+    return [[run for run in each.readings.runs if run.moved_bytes] for each in sent]
 
 
-def measure(rounds: int, *, model: str = MODEL, burst: int = 2) -> Mapping[str, float]:
+def measure(rounds: int, *, model: str = MODEL, burst: int = 2, every_s: float = EVERY_S) -> Mapping[str, float]:
     """Print the table; return the time of each kind of swap over that of one alone. `burst`: the requests for one
     function at a time, of which one must find its device busy; a model with short runs needs more.
     """
     family = Family(model, tokens=TOKENS)
+    first, pairs = at_once(FUNCTIONS, every_s), at_once(rounds, every_s)
+    one, two = swaps(family, first, alone(rounds, every_s), pairs)
+    [switched] = swaps(family, first, pairs, switch="a")
+    [repeated] = swaps(family, first, again(rounds, every_s, burst), peers=True)
     found = {
-        "alone": swaps(family, alone(rounds)),
-        "two links": swaps(family, at_once(rounds)),
-        "one switch": swaps(family, at_once(rounds), switch="a"),
-        "from the peer": [each for each in swaps(family, again(rounds, burst), peers=True) if each.peer_bytes],
+        "alone": one,
+        "two links": two,
+        "one switch": switched,
+        "from the peer": [each for each in repeated if each.peer_bytes],
     }
     if not all(found.values()):
         raise RuntimeError(f"a kind of swap did not occur: { {kind: len(runs) for kind, runs in found.items()} }")
