@@ -1,6 +1,7 @@
 """Fixtures: a node for tests that only add functions to it, nodes that tests use one after another, and new nodes."""
 
 import gc
+import logging
 from contextlib import ExitStack
 from itertools import count
 
@@ -16,6 +17,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 # Other parts of the tests run at the same time.
 torch.set_num_threads(1)
+# PyTorch writes down every step of an export for the handlers of this logger. Pytest adds handlers to each logger that
+# does not pass its records on, so that this one would have some.
+logging.getLogger("torch.__trace").propagate = True
 IDLE_MAX = 4
 """The most nodes that wait for a test."""
 
