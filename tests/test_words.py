@@ -62,7 +62,7 @@ RIGHT = {
     "tests/api/": HTTP,
     "tests/store/": HTTP,
     "tests/system/test_conformance.py": HTTP,
-    "tests/system/test_profiling.py": HTTP,
+    "tests/profiling/test_on_nodes.py": HTTP,
     "tests/system/test_tokens.py": HTTP,
     "tests/benchmarks/": HTTP,
     "benchmarks/faults.py": HTTP,

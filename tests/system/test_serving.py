@@ -170,7 +170,7 @@ def test_unload_releases_memory_and_load_makes_it_ready(node: NodeProcess):
 
 
 def test_an_unload_ends_a_load_in_progress(node: NodeProcess):
-    deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(1.0)\n{SLOW}")
+    deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(2.0)\n{SLOW}")
     node.client.unload("slow-to-wake")
     with Client(node.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
         loading = pool.submit(client.load, "slow-to-wake")

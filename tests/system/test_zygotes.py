@@ -138,7 +138,7 @@ def test_workers_with_and_without_a_handler_wake_from_their_tenants_zygote(node:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(shared_node, which):
-    node = shared_node("--zygote-timeout-s", "0.6")
+    node = shared_node("--zygote-timeout-s", "1.5")
     deploy(node, "plain", keep_alive_s=0.0)
     assert ask(node, "plain") == [3.0] * 4
     wait_until(lambda: len(node.zygotes()) == 2)
@@ -152,9 +152,9 @@ def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(shared_node, 
 
 
 def test_a_node_is_not_ready_while_its_base_zygote_hangs(shared_node):
-    node = shared_node("--zygote-timeout-s", "0.6")
+    node = shared_node("--zygote-timeout-s", "1.5")
+    wait_until(node.client.ready)
     base = node.zygotes()[0]
-    assert node.client.ready()
     os.kill(base, signal.SIGSTOP)
     wait_until(lambda: not node.client.ready())
     wait_until(node.client.ready)
@@ -169,7 +169,7 @@ HANGS = (
 
 
 def test_trials_that_hang_end_and_others_deploy_and_wake_meanwhile(make_node):
-    node = make_node("--start-timeout-s", "8", "--cores", "4")
+    node = make_node("--start-timeout-s", "12", "--cores", "4")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
     wait_until(lambda: not node.worker_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:

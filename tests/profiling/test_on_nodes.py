@@ -20,8 +20,7 @@ from overwinter.model.export import export
 from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.observer import RUNS_MIN
 from overwinter.store.repository import Repository
-
-from .nodes import NodeProcess, ask, deploy, wait_until
+from tests.system.nodes import NodeProcess, ask, deploy, wait_until
 
 
 def exported_model(name: str, seed: int = 0):
