@@ -326,7 +326,7 @@ def test_a_peer_provides_the_blocks_of_a_busy_device():
 
 
 def test_alpha_is_halved_when_fewer_functions_comply_and_old_answers_are_forgotten():
-    world = World(devices=(device(),))
+    world = World(devices=(device(),), policy=Policy(device_order="rrc"))
     world.deploy(pooled("f", 1000, slo_ms=500.0))
     pool = world.state.pool
 

@@ -146,7 +146,7 @@ def test_the_report_has_the_figures_of_each_device():
     devices, functions = report.devices, report.functions.values()
     assert devices.keys() == {"a", "b"}
     assert all(0 < each.busy_share < 1 and 0 < each.hit_ratio < 1 for each in devices.values())
-    assert all(each.executors > each.crashes > 0 for each in devices.values())
+    assert all(each.executors >= each.crashes > 0 for each in devices.values())
     assert sum(each.unplaced for each in devices.values()) > 0
     busy_s = sum(each.busy_share for each in devices.values()) * report.duration_s
     assert busy_s == pytest.approx(report.total.device_seconds)

@@ -1,12 +1,12 @@
 """The queue for devices: its order, and the periods in which the order adapts to the load."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from overwinter.core.ids import FunctionId, Seconds
+from overwinter.scheduler import swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.families import due_at
 from overwinter.scheduler.policies.device_queueing import (
-    COUNTING,
     EVERYONE,
     LONG,
     PERIOD_S,
@@ -16,7 +16,7 @@ from overwinter.scheduler.policies.device_queueing import (
     boundary,
     next_alpha,
 )
-from overwinter.scheduler.pool import Pool
+from overwinter.scheduler.pool import Device, Pool
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts
 
@@ -24,17 +24,25 @@ KEY = "alpha"
 """The timer of the periods."""
 
 
-def ranks(cycle: Cycle, functions: Iterable[Function]) -> list[Rank]:
-    """Return the ranks of functions with waiting requests; the lowest gets the next device."""
+def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
+    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices."""
     _update_boundary(cycle)
-    rule, last, requests = RULES[cycle.policy.device_order], cycle.state.pool.boundary, cycle.state.requests
-    found: list[Rank] = []
-    for function in functions:
-        first, required = requests[function.queue[0]], facts(function).outcomes.required
-        # A stage of a pipeline may have the SLO of the pipeline.
-        has_slo = function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
-        found.append(rule(Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo), last))
-    return found
+    rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary
+    beside = {each: len(swaps.neighbours(cycle, each)) for each in free}
+    return [rule(_waiting(cycle, function, beside), last) for function in functions]
+
+
+def _waiting(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
+    """Describe a function to the policy. `beside`: the neighbours of each free device that bring blocks."""
+    first, required = cycle.state.requests[function.queue[0]], facts(function).outcomes.required
+    # A stage of a pipeline may have the SLO of the pipeline.
+    has_slo = function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
+    run_s = swaps.run_s(cycle, function, 1)
+    start_s = swaps.least_start_s(cycle, function, beside, run_s)
+    is_late = cycle.now + start_s + run_s > first.due
+    return Waiting(
+        function.spec.id, first.level, first.arrived, first.due, required, has_slo, start_s=start_s, is_late=is_late
+    )
 
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[Function]:
@@ -55,7 +63,7 @@ def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[Function]:
 def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
     """Count an answer to a request of a function."""
     pool, id_ = cycle.state.pool, function.spec.id
-    if cycle.policy.device_order not in COUNTING or function.removed:
+    if cycle.policy.device_order != "rrc" or function.removed:
         return
     facts(function).outcomes.add(cycle.now, in_time)
     pool.judged[id_] = function

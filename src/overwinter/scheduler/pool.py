@@ -106,6 +106,8 @@ class Device(msgspec.Struct, eq=False):
     residents: dict[FunctionId, Resident] = msgspec.field(default_factory=dict)
     """The least recently used first."""
     blocks: Residents = msgspec.field(default_factory=Residents)
+    missing: "dict[PoolFunction, int]" = msgspec.field(default_factory=dict)
+    """The missing bytes of functions, as far as they were computed since the blocks changed."""
     unplaced: Unplaced | None = None
     """None: there was none lately."""
     swap_s: float = 0.0
@@ -143,6 +145,13 @@ class Device(msgspec.Struct, eq=False):
     def operation(self) -> Operation | None:
         """The run in progress."""
         return None if self.executor is None else self.executor.operation
+
+    def missing_bytes(self, function: "PoolFunction") -> int:
+        """The bytes of a function that are not there."""
+        found = self.missing.get(function)
+        if found is None:
+            found = self.missing[function] = self.blocks.missing(function.sizes)
+        return found
 
     def capacity(self, missing: int) -> int:
         """The most bytes that may lie there if so many are brought: fewer than when as many found no places."""

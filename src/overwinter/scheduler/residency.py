@@ -20,6 +20,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
     if resident is None:
         resident = Resident(function, function.pool.sizes, cycle.now)
         device.blocks.hold(resident.sizes)
+        device.missing.clear()
     resident.used = cycle.now
     device.residents[id_] = resident
     if device.executor is not None:
@@ -32,6 +33,7 @@ def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
     resident = device.residents.pop(id_)
     device.blocks.release(resident.sizes)
     device.blocks.remove_unused(set(resident.sizes))
+    device.missing.clear()
     _count(cycle, device)
 
 

@@ -1,6 +1,7 @@
 """Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -74,8 +75,26 @@ def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list
     return [_option(cycle, function, device, execution_s) for device in devices]
 
 
+def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], run_s: float) -> float:
+    """The least time for which a run of so many seconds would wait for blocks, on these devices and those peers that
+    have the whole function; 0 if none of them serves it. `beside`: the neighbours of each device that bring blocks.
+    """
+    owner, pool, least_s = owner_of(cycle, function), cycle.state.pool, inf
+    for device in fitting(cycle, function):
+        if device not in beside or device.executor is None or device.owner != owner:
+            continue
+        missing = device.missing_bytes(facts(function))
+        swap_s = transfer_s(device.config, missing, beside[device])
+        for name, rate in device.config.peers.items() if missing else ():
+            peer = pool.devices.get(name)
+            if peer is not None and function.spec.id in peer.residents and _may_provide(cycle, device, peer):
+                swap_s = min(swap_s, device.config.latency_s + missing / rate)
+        least_s = min(least_s, max(0.0, swap_s - run_s))
+    return 0.0 if least_s == inf else least_s
+
+
 def _option(cycle: Cycle, function: Function, device: Device, execution_s: float) -> Option:
-    missing, others = device.blocks.missing(facts(function).sizes), neighbours(cycle, device)
+    missing, others = device.missing_bytes(facts(function)), neighbours(cycle, device)
     doing: Swapping = "heavy" if any(each.swaps_heavy for each in others) else "light" if others else "nothing"
     swap_s = transfer_s(device.config, missing, len(others))
     waits_s = max(0.0, swap_s - execution_s)

@@ -68,11 +68,15 @@ def test_high_priority_is_served_by_descending_count_and_low_by_ascending_count(
     assert in_order(RULES["rrc"], functions, EVERYONE) == ["farther", "far", "near", "met"]
 
 
-def test_functions_without_an_slo_come_before_those_of_low_priority_in_the_order_of_arrival():
-    functions = [waiting("met", -7.0), waiting("near", 5.0), waiting("far", 90.0)]
-    last = boundary([(each.required, each.function) for each in functions], 0.06)
-    many, few = waiting("many", -90.0, arrived=1.0, has_slo=False), waiting("few", 9.0, arrived=2.0, has_slo=False)
-    assert in_order(RULES["overwinter"], [few, many, *functions], last) == ["near", "met", "many", "few", "far"]
+def test_in_time_come_those_first_for_which_least_is_brought_then_those_without_an_slo_then_late_ones():
+    waits = Waiting("waits", 100, 0.0, 1.0, 0.0, start_s=0.03)
+    shorter = Waiting("shorter", 100, 2.0, 3.0, 90.0, start_s=0.01)
+    same = Waiting("same", 100, 1.0, 3.0, 0.0, start_s=0.01)
+    late, later = (Waiting(name, 100, at, at, 0.0, is_late=True) for name, at in (("late", 0.1), ("later", 0.2)))
+    urgent = Waiting("urgent", 0, 5.0, 5.0, 0.0, is_late=True)
+    free = waiting("free", arrived=0.5, has_slo=False)
+    shuffled = [later, free, waits, shorter, late, urgent, same]
+    assert in_order(RULES["overwinter"], shuffled) == ["urgent", "same", "shorter", "waits", "free", "late", "later"]
 
 
 def test_the_baselines_order_by_arrival_and_by_due_time_after_the_priority_of_requests():

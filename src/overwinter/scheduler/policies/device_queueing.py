@@ -5,7 +5,7 @@ of its requests was in time. Functions with a small RRC can still meet their SLO
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from types import MappingProxyType
 
@@ -110,6 +110,10 @@ class Waiting(msgspec.Struct, frozen=True):
     due: float
     required: float
     has_slo: bool = True
+    start_s: float = 0.0
+    """The time for which its run would wait for blocks on the best of the free devices."""
+    is_late: bool = False
+    """Whether its first request would be late even if it ran now."""
 
 
 Rank = tuple[int, int, float, float, FunctionId]
@@ -126,14 +130,13 @@ def required_requests(waiting: Waiting, last: Boundary) -> Rank:
     return waiting.level, is_low, count, waiting.arrived, waiting.function
 
 
-def with_slo_first(waiting: Waiting, last: Boundary) -> Rank:
-    """As by required requests, but those of functions without an SLO come after all with high priority, in the order of
-    arrival. By the count, one with many requests would wait for all with few.
+def least_start_in_time(waiting: Waiting, last: Boundary) -> Rank:
+    """Requests that can be in time first, in the order of the time for which their runs would wait for blocks: so the
+    links, which overload fills first, are used for the fewest requests. Then those without an SLO, then late ones, both
+    in the order of arrival.
     """
-    if not waiting.has_slo:
-        return waiting.level, 1, waiting.arrived, waiting.arrived, waiting.function
-    level, is_low, count, arrived, function = required_requests(waiting, last)
-    return level, 2 * is_low, count, arrived, function
+    kind = 1 if not waiting.has_slo else 2 if waiting.is_late else 0
+    return waiting.level, kind, 0.0 if kind else waiting.start_s, waiting.arrived, waiting.function
 
 
 def first_in_first_out(waiting: Waiting, last: Boundary) -> Rank:
@@ -148,13 +151,11 @@ def earliest_due(waiting: Waiting, last: Boundary) -> Rank:
 
 RULES: Mapping[DeviceOrder, Rule] = MappingProxyType(
     {
-        "overwinter": with_slo_first,
+        "overwinter": least_start_in_time,
         "rrc": required_requests,
         "fifo": first_in_first_out,
         "deadline": earliest_due,
     }
 )
-COUNTING: Collection[DeviceOrder] = ("overwinter", "rrc")
-"""The orders that count required requests."""
 EVERYONE: Boundary = (inf, FunctionId(""))
 """All functions have high priority."""
