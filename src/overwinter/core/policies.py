@@ -77,9 +77,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     joins: bool = True
     """Whether requests of functions of one family share runs, if they share workers."""
     device_order: DeviceOrder = "overwinter"
-    """Whose request gets the next free device: by the required request count (`rrc`; Torpor, A.3), in the order of
-    arrival, or by due time. The default is `rrc` for functions with an SLO; the others follow in the order of arrival,
-    and some runs are for requests that have waited for long.
+    """Whose request gets the next free device: by default those that can be in time, in the order of the time for which
+    their runs would wait for blocks, then those without an SLO, then late ones; and some runs are for requests that
+    have waited for long. The others: by the required request count (`rrc`; Torpor, A.3), in the order of arrival, or by
+    due time.
     """
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or at random;
