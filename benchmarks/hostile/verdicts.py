@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 
 from benchmarks.hostile.exchange import Reply
 
-Harm = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
+Harm = Literal["crashes", "unforeseen_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
 HARMS: tuple[Harm, ...] = get_args(Harm)
 
 EXAMPLES_MAX = 3
@@ -65,7 +65,7 @@ class Tally:
         """Count an unexpected answer; a missing answer is no harm by itself."""
         fault = unexpected(reply)
         if fault:
-            self.add("unexpected_5xx", fault)
+            self.add("unforeseen_5xx", fault)
 
 
 def unexpected(reply: Reply | None) -> str:
