@@ -230,3 +230,21 @@ def test_where_the_host_store_has_no_space_later_slices_are_loaded_when_they_are
     assert [each.function for each in of(world, LoadBlocks)] == ["f@1"]
     world.settle()
     assert isinstance(world.answers[request], Reply)
+
+
+@pytest.mark.parametrize(("devices", "keep_alive_s"), [(1, 0.0), (1, 1.0), (2, 1.0)])
+def test_slices_whose_keep_alive_ends_are_loaded_once_while_the_first_runs(devices, keep_alive_s):
+    world = world_of(devices, host_keep_alive_s=keep_alive_s)
+    request = world.arrive("f")
+    world.settle_processes()
+    for _ in range(20):
+        for run in [each for each in world.devices.running.values() if not each.requests]:
+            world.send(world.devices.end(run, (), False))
+        world.now += 0.5
+        if world.alarm is not None and world.alarm <= world.now:
+            world.ring()
+        world.settle_processes()
+    assert [each.function for each in of(world, LoadBlocks)] == ["f@1", "f:2@1", "f:3@1"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert [each.function for each in of(world, LoadBlocks)].count("f:2@1") == 2

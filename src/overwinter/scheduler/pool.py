@@ -1,6 +1,7 @@
 """The tables of the pool: devices, their executors, and the functions that run there. Data, and no decisions."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -260,6 +261,8 @@ class PoolFunction(msgspec.Struct, eq=False):
     """The device to which it is bound, under the policies that bind before the first request."""
     crowded: int | None = None
     """`left` of the pool when it fitted on no device beside the functions that are bound there."""
+    loaded_ahead: float = -inf
+    """When a load of its blocks last began before a request reached it."""
     preparation_failed: bool = False
     """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)

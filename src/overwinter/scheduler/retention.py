@@ -146,7 +146,7 @@ def keep_alive_of_blocks_ends(cycle: Cycle, function: Function) -> Seconds | Non
     """Return when the function leaves the host store for lack of use, if `host_keep_alive_s` is set."""
     if cycle.config.host_keep_alive_s is None or not _is_unused(function):
         return None
-    return Seconds(function.used + cycle.config.host_keep_alive_s)
+    return Seconds(function.kept_since + cycle.config.host_keep_alive_s)
 
 
 def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:

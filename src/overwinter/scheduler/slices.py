@@ -5,9 +5,9 @@ loaded into the host store, if there is space for which nobody waits, and are br
 waits for a device. Then a program that sleeps comes over the links of several devices at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from overwinter.core.ids import slice_number
+from overwinter.core.ids import Seconds, slice_number
 from overwinter.scheduler import device_runs, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
@@ -49,26 +49,32 @@ def check(cycle: Cycle) -> None:
     """Begin the loads and transfers of the slices that requests will reach."""
     if cycle.policy.device_ahead != "replicas" or are_used(cycle):
         return
-    coming = {each.spec.id: each for each in _coming(cycle)}
-    for function in coming.values():
+    coming = dict(_coming(cycle))
+    for function, since in coming.items():
         if not _may_come(cycle, function):
             continue
         if function.loaded:
-            _bring(cycle, function, list(coming.values()))
-        # Whoever waits for bytes would evict it again at once.
-        elif not cycle.state.bytes and cycle.resources.host.fits(missing_bytes(cycle, function)):
+            _bring(cycle, function, coming)
+        # Whoever waits for bytes would evict it again at once, and so may its keep-alive: once for each run.
+        elif facts(function).loaded_ahead < since and not cycle.state.bytes and _fits(cycle, function):
+            facts(function).loaded_ahead = cycle.now
             begin_load(cycle, function)
 
 
-def _coming(cycle: Cycle) -> Iterator[Function]:
-    """Yield the later slices of the programs that have requests in an earlier one."""
-    functions = cycle.state.functions
-    for device in cycle.state.pool.executors.values():
-        for part in () if device.operation is None else device.operation.parts:
+def _coming(cycle: Cycle) -> Iterator[tuple[Function, Seconds]]:
+    """Yield the later slices of the programs that have requests in an earlier one, and since when."""
+    functions, devices = cycle.state.functions, cycle.state.pool.executors.values()
+    for operation in [each.operation for each in devices if each.operation is not None]:
+        for part in operation.parts:
             following = part.function.spec.following
             while following is not None and following in functions:
-                yield functions[following]
+                yield functions[following], operation.began
                 following = functions[following].spec.following
+
+
+def _fits(cycle: Cycle, function: Function) -> bool:
+    """Whether the host store has space for the blocks of a function."""
+    return cycle.resources.host.fits(missing_bytes(cycle, function))
 
 
 def _may_come(cycle: Cycle, function: Function) -> bool:
@@ -80,7 +86,7 @@ def _may_come(cycle: Cycle, function: Function) -> bool:
     return may and cycle.now >= function.backoff_until and not any(True for _ in cycle.state.pool.holders(function))
 
 
-def _bring(cycle: Cycle, function: Function, coming: Sequence[Function]) -> None:
+def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> None:
     """Bring a slice to an idle device, while no function waits for one. `coming`: what is not evicted for it."""
     if cycle.state.pool.waiting:
         return

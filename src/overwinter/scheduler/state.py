@@ -236,6 +236,11 @@ class Function(msgspec.Struct, eq=False):
         return bool(self.workers) or (self.pool is not None and self.pool.running > 0)
 
     @property
+    def kept_since(self) -> float:
+        """When the keep-alive of its blocks began: at its last use, or at the last load before a request."""
+        return self.used if self.pool is None else max(self.used, self.pool.loaded_ahead)
+
+    @property
     def wants_wake(self) -> bool:
         """Whether a caller waits for it to be awake, without a request."""
         return self.on_trial or self.awaited
