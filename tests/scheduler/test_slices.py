@@ -248,3 +248,21 @@ def test_slices_whose_keep_alive_ends_are_loaded_once_while_the_first_runs(devic
     world.settle()
     assert isinstance(world.answers[request], Reply)
     assert [each.function for each in of(world, LoadBlocks)].count("f:2@1") == 2
+
+
+@pytest.mark.parametrize("start_timeout_s", [1.0, 120.0])
+def test_a_slice_does_not_wait_for_an_executor_whose_start_hangs(start_timeout_s):
+    world = world_of(2, start_timeout_s=start_timeout_s)
+    request = world.arrive("f")
+    world.settle_processes()
+    world.finish_on_device()
+    # The second slice has a device for itself, if its executor becomes ready.
+    assert world.devices.executors.keys() & world.starting.keys()
+    while request not in world.answers:
+        if world.loads:
+            world.load_blocks()
+        elif world.devices.running:
+            world.finish_on_device()
+        else:
+            world.ring()
+    assert isinstance(world.answers[request], Reply)

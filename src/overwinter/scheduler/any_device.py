@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from overwinter.core.profile import Point
-from overwinter.scheduler import counterpart, order, swaps
+from overwinter.scheduler import counterpart, executors, order, swaps
 from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import backlog_s, could_begin
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S
 from overwinter.scheduler.policies import either
 from overwinter.scheduler.policies.device_binding import transfer_s
 from overwinter.scheduler.policies.either import Estimate, Estimates
@@ -163,7 +162,7 @@ def _on_device_now(cycle: Cycle, function: Function, device: Device) -> Operatio
     if executor is None or executor.stopping or executor.ready_at is not None:
         return device.operation
     since = executor.since
-    return Operation(function, since, since + start_s, since + max(UNKNOWN_S, OVERDUE * start_s), inf)
+    return Operation(function, since, since + start_s, executors.overdue_at(cycle, executor), inf)
 
 
 def _has_place(cycle: Cycle, point: Point) -> bool:

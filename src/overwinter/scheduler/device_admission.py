@@ -49,8 +49,11 @@ def give(cycle: Cycle) -> None:
             _replace_for_unserved(cycle)
         _serve_in_order(cycle)
     for device in devices if cycle.state.pool.waiting else ():
-        if device.executor is None and device.backoff_until > now:
+        executor = device.executor
+        if executor is None and device.backoff_until > now:
             cycle.timers.arm("devices", device.backoff_until)
+        elif executor is not None and executor.ready_at is None and executors.overdue_at(cycle, executor) > now:
+            cycle.timers.arm("devices", executors.overdue_at(cycle, executor))
 
 
 def _waiting(cycle: Cycle) -> list[Function]:

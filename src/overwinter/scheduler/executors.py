@@ -17,7 +17,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import judge
 from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
 from overwinter.scheduler.operation import Operation, Part
-from overwinter.scheduler.operations import smoothed
+from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
 from overwinter.scheduler.pool import Device, Executor, Owner
 from overwinter.scheduler.state import Function
 
@@ -29,6 +29,11 @@ def start(cycle: Cycle, device: Device, owner: Owner) -> None:
     cycle.state.pool.executors[id_] = device
     cycle.timers.arm(id_, cycle.now + cycle.config.start_timeout_s)
     cycle.actions.append(StartExecutor(id_, device.config.name, owner[0]))
+
+
+def overdue_at(cycle: Cycle, executor: Executor) -> float:
+    """Return when an executor that starts is overdue: then it may never be ready."""
+    return executor.since + max(UNKNOWN_S, OVERDUE * cycle.state.pool.start_s)
 
 
 def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
@@ -121,6 +126,8 @@ def _hung(cycle: Cycle, device: Device) -> None:
     operation = end_operation(cycle, device)
     preparing = None if device.executor is None else device.executor.preparing
     stop(cycle, device, kill=True)
+    # Functions may wait for its start.
+    cycle.devices_changed = True
     if preparing is not None:
         device_ahead.preparation_failed(cycle, preparing.function, operation)
         return

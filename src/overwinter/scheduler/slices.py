@@ -8,7 +8,7 @@ waits for a device. Then a program that sleeps comes over the links of several d
 from collections.abc import Collection, Iterator, Sequence
 
 from overwinter.core.ids import Seconds, slice_number
-from overwinter.scheduler import device_runs, swaps
+from overwinter.scheduler import device_runs, executors, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.homes import are_used
@@ -21,8 +21,8 @@ from overwinter.scheduler.swaps import facts, owner_of
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
     """Return those of the devices that serve a function on which it may run: all, unless it is a later slice. Because
     each request needs all slices, one of those runs where nothing is evicted for it. It waits for the end of its
-    transfer, or for an executor on such a device, which starts or can be started; if there is no such device, it may
-    run on all.
+    transfer, or for an executor on such a device, which can be started or starts, unless the start is overdue; if there
+    is no such device, it may run on all.
     """
     if slice_number(function.spec.id) is None or are_used(cycle):
         return serving
@@ -34,9 +34,14 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
         return has_room
     for each in swaps.fitting(cycle, function):
         is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
-        if is_empty or each.coming_owner == owner:
+        if is_empty or (each.coming_owner == owner and not _is_overdue(cycle, each)):
             return []
     return serving
+
+
+def _is_overdue(cycle: Cycle, device: Device) -> bool:
+    executor = device.executor
+    return executor is not None and not executor.stopping and executors.overdue_at(cycle, executor) <= cycle.now
 
 
 def _is_brought(function: Function, device: Device) -> bool:
