@@ -70,6 +70,8 @@ def _check_executor(cycle: Cycle, device: Device) -> None:
 
 def _check_residents(cycle: Cycle, device: Device) -> None:
     name, wanted = device.config.name, Counter[Address]()
+    for pooled, nbytes in device.missing.items():
+        assert nbytes == device.blocks.missing(pooled.sizes), f"the missing bytes on {name} are out of date"
     for id_, resident in device.residents.items():
         function = resident.function
         wanted.update(resident.sizes.keys())
