@@ -75,3 +75,40 @@ def test_a_function_of_low_priority_is_served_under_overload_only_by_default(ord
         world.now += 1.0
         world.finish_on_device()
     assert (low in world.answers) == (order == "overwinter")
+
+
+def busy_world(**slos) -> World:
+    """Return a world whose device runs a function, and has run each of these before."""
+    world = World(devices=(DEVICE,))
+    for name, slo_ms in {"first": None, **slos}.items():
+        world.deploy(pooled(name, slo_ms))
+        world.arrive(name)
+        world.settle()
+    world.arrive("first")
+    world.settle_processes()
+    return world
+
+
+def test_those_behind_a_late_request_can_still_be_in_time():
+    world = busy_world(f=4_000.0, other=None)
+    late = world.arrive("f")
+    others = [world.arrive("other") for _ in range(3)]
+    world.now += 5.0
+    timely = world.arrive("f")
+    before = len(runs_of(world))
+    world.settle()
+    served = [request for run in runs_of(world)[before:] for request in run.requests]
+    assert served == [timely, *others, late]
+
+
+def test_of_those_that_waited_for_long_one_without_an_slo_has_the_first_turn():
+    world = busy_world(f=4_000.0, other=None)
+    late = world.arrive("f")
+    world.now += 1.0
+    other = world.arrive("other")
+    world.now += LONG * TIMEOUT_S + 1.0
+    timely = world.arrive("f")
+    before = len(runs_of(world))
+    world.settle()
+    served = [request for run in runs_of(world)[before:] for request in run.requests]
+    assert served == [other, timely, late]

@@ -29,6 +29,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
 from overwinter.scheduler.pool import Device, LastBinding, Owner
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
 
@@ -125,9 +126,11 @@ def _serve_in_order(cycle: Cycle) -> None:
         free = [each for each in free if each.is_free(cycle.now)]
 
 
-def _serve_one(cycle: Cycle, long: list[Function], free: list[Device]) -> None:
-    """Begin a run of the first of these functions that have waited for long that a free device serves."""
-    for function in long:
+def _serve_one(cycle: Cycle, long: Sequence[tuple[Function, Request]], free: list[Device]) -> None:
+    """Begin a run with the first of these requests, which have waited for long, that a free device serves."""
+    for function, request in long:
+        function.queue.remove(request.id)
+        function.queue.appendleft(request.id)
         if _begin(cycle, function, free):
             cycle.mark(function)
             cycle.state.pool.long_at = cycle.state.pool.bindings + LONG_EVERY - 1

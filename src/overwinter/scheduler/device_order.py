@@ -16,7 +16,9 @@ from overwinter.scheduler.policies.device_queueing import (
     boundary,
     next_alpha,
 )
+from overwinter.scheduler.policies.queueing import late_last
 from overwinter.scheduler.pool import Device, Pool
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts
 
@@ -33,31 +35,45 @@ def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -
 
 
 def _waiting(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
-    """Describe a function to the policy. `beside`: the neighbours of each free device that bring blocks."""
-    first, required = cycle.state.requests[function.queue[0]], facts(function).outcomes.required
-    # A stage of a pipeline may have the SLO of the pipeline.
-    has_slo = function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
+    """Describe a function to the policy, by its first request that can be in time if there is one, which gets the first
+    place in its queue. `beside`: the neighbours of each free device that bring blocks.
+    """
+    requests, required = cycle.state.requests, facts(function).outcomes.required
+    first = requests[function.queue[0]]
+    has_slo = _has_slo(function, first)
     run_s = swaps.run_s(cycle, function, 1)
     start_s = swaps.least_start_s(cycle, function, beside, run_s)
-    is_late = cycle.now + start_s + run_s > first.due
+    soonest = cycle.now + start_s + run_s
+    if has_slo and first.due < soonest and cycle.policy.device_order == "overwinter":
+        # The others would otherwise wait behind it until they are late, too.
+        late_last(function.queue, requests, soonest, late_first=False)
+        first = requests[function.queue[0]]
+    is_late = first.due < soonest
     return Waiting(
         function.spec.id, first.level, first.arrived, first.due, required, has_slo, start_s=start_s, is_late=is_late
     )
 
 
-def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[Function]:
-    """Return the functions whose first request has waited for long, ordered by level and arrival, if the next run is
-    for one of them (one in LONG_EVERY runs is): otherwise, requests of low priority could wait until they expire.
+def _has_slo(function: Function, first: Request) -> bool:
+    # A stage of a pipeline may have the SLO of the pipeline.
+    return function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
+
+
+def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
+    """Return the requests that have waited for long, one of each function, if the next run is for one of them (one in
+    LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level and arrival, but those of
+    functions without an SLO first, because late requests also get the devices that nobody else uses.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.long_at:
         return []
-    found: list[tuple[int, Seconds, FunctionId]] = []
+    found: list[tuple[int, bool, Seconds, FunctionId, Request]] = []
     for function in functions:
-        first = requests[function.queue[0]]
+        first = min((requests[id_] for id_ in function.queue), key=lambda each: (each.level, each.arrived))
         if cycle.now - first.arrived > LONG * (first.deadline - first.arrived):
-            found.append((first.level, first.arrived, function.spec.id))
-    return [cycle.state.functions[id_] for *_, id_ in sorted(found)]
+            found.append((first.level, _has_slo(function, first), first.arrived, function.spec.id, first))
+    found.sort(key=lambda each: each[:-1])
+    return [(cycle.state.functions[id_], first) for *_, id_, first in found]
 
 
 def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
