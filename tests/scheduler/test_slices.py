@@ -5,7 +5,7 @@ import random
 import pytest
 from msgspec import structs
 
-from overwinter.core.actions import LoadBlocks, Refuse, Reply, RunOnDevice, StartExecutor
+from overwinter.core.actions import LoadBlocks, Refuse, Reply, RunOnDevice, StartExecutor, StopWorker
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler.published import Published
@@ -177,13 +177,30 @@ def test_whatever_happens_requests_end(seed, isolation):
     assert not world.state.requests
 
 
-def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
-    world = world_of(3)
+def with_another(**config) -> World:
+    """Return a world with three devices, which had a cut program and then another one."""
+    world = world_of(3, **config)
     for each in slices(("g", "g:2", "g:3")):
         world.deploy(each)
     for name in ("f", "g"):
         world.arrive(name)
         world.settle()
+    return world
+
+
+def test_an_executor_is_not_taken_for_hung_while_a_transfer_takes_long():
+    world = with_another(start_timeout_s=0.5)
+    world.arrive("f")
+    world.settle_processes()
+    assert any(not run.requests for run in world.devices.running.values())
+    world.now += 0.59
+    while world.alarm is not None and world.alarm <= world.now:
+        world.ring()
+    assert not of(world, StopWorker)
+
+
+def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
+    world = with_another()
     before = len(of(world, RunOnDevice))
     request = world.arrive("f")
     world.settle_processes()

@@ -73,7 +73,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     missing, is_prepared = device.blocks.missing(sizes), function.spec.program in executor.given.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
     device.swaps_until, device.swaps_heavy = now + host_s, True
-    ends, hangs_at = now + device.swap_s, now + cycle.config.start_timeout_s
+    ends, hangs_at = now + device.swap_s, now + max(cycle.config.start_timeout_s, OVERDUE * device.swap_s)
     run = executor.run = RunId(next(cycle.run_ids))
     executor.operation, executor.since = Operation(function, now, ends, hangs_at, hangs_at), now
     residency.hold(cycle, device, function)
