@@ -27,7 +27,9 @@ KEY = "alpha"
 
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
-    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices."""
+    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. By
+    default, late requests of a function first go behind its others.
+    """
     _update_boundary(cycle)
     rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary
     beside = {each: len(swaps.neighbours(cycle, each)) for each in free}

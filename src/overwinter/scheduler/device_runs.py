@@ -70,7 +70,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     assert executor.is_idle
     evicted = _make_room(cycle, function, device, iter(others))
     sizes, pooled = facts(function).sizes, facts(function)
-    missing, is_prepared = device.blocks.missing(sizes), function.spec.program in executor.given.values()
+    missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.given.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
     device.swaps_until, device.swaps_heavy = now + host_s, True
     ends, hangs_at = now + device.swap_s, now + max(cycle.config.start_timeout_s, OVERDUE * device.swap_s)
@@ -140,9 +140,9 @@ def _make_room(
 ) -> tuple[FunctionId, ...]:
     """Evict functions from the device until the function fits, by default any others."""
     pooled, evicted = facts(function), list[FunctionId]()
-    capacity = device.capacity(device.blocks.missing(pooled.sizes))
+    capacity = device.capacity(device.missing_bytes(pooled))
     least = 1 if device.config.name in pooled.unplaced else 0
-    while len(evicted) < least or device.blocks.nbytes + device.blocks.missing(pooled.sizes) > capacity:
+    while len(evicted) < least or device.blocks.nbytes + device.missing_bytes(pooled) > capacity:
         victims = iter(swaps.victims(cycle, function, device)) if victims is None else victims
         victim = next(victims, None)
         if victim is None:

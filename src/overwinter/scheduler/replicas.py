@@ -79,7 +79,7 @@ def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
 
 def _start_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
     """The time for which a run on a device would wait for blocks from the nearest place, if nothing else is brought."""
-    config, missing = device.config, device.blocks.missing(facts(function).sizes)
+    config, missing = device.config, device.missing_bytes(facts(function))
     rate = max(config.bytes_per_s, *(config.peers.get(each.config.name, 0.0) for each in holders))
     return max(0.0, config.latency_s + missing / rate - run_s)
 

@@ -28,8 +28,8 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
         return serving
     if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
         return []
-    sizes, owner = facts(function).sizes, owner_of(cycle, function)
-    has_room = [each for each in serving if each.blocks.nbytes + each.blocks.missing(sizes) <= each.config.memory_bytes]
+    pooled, owner = facts(function), owner_of(cycle, function)
+    has_room = [e for e in serving if e.blocks.nbytes + e.missing_bytes(pooled) <= e.config.memory_bytes]
     if has_room:
         return has_room
     for each in swaps.fitting(cycle, function):
@@ -60,7 +60,7 @@ def check(cycle: Cycle) -> None:
             continue
         if function.loaded:
             _bring(cycle, function, coming)
-        # Whoever waits for bytes would evict it again at once, and so may its keep-alive: once for each run.
+        # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
         elif facts(function).loaded_ahead < since and not cycle.state.bytes and _fits(cycle, function):
             facts(function).loaded_ahead = cycle.now
             begin_load(cycle, function)
@@ -95,11 +95,11 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> No
     """Bring a slice to an idle device, while no function waits for one. `coming`: what is not evicted for it."""
     if cycle.state.pool.waiting:
         return
-    owner, sizes = owner_of(cycle, function), facts(function).sizes
+    owner, pooled = owner_of(cycle, function), facts(function)
     idle = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.executor.is_idle]
     victims: dict[Device, list[Function]] = {}
     for device in suitable(cycle, function, [each for each in idle if each.owner == owner]):
-        missing = device.blocks.missing(sizes)
+        missing = device.missing_bytes(pooled)
         if not missing:
             # Other functions have all its blocks there.
             return

@@ -79,15 +79,14 @@ def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int]
     """The least time for which a run of so many seconds would wait for blocks, on these devices and those peers that
     have the whole function; 0 if none of them serves it. `beside`: the neighbours of each device that bring blocks.
     """
-    owner, pool, least_s = owner_of(cycle, function), cycle.state.pool, inf
+    owner, least_s = owner_of(cycle, function), inf
     for device in fitting(cycle, function):
         if device not in beside or device.executor is None or device.owner != owner:
             continue
         missing = device.missing_bytes(facts(function))
         swap_s = transfer_s(device.config, missing, beside[device])
-        for name, rate in device.config.peers.items() if missing else ():
-            peer = pool.devices.get(name)
-            if peer is not None and function.spec.id in peer.residents and _may_provide(cycle, device, peer):
+        for peer, rate in _providers(cycle, device) if missing else ():
+            if function.spec.id in peer.residents:
                 swap_s = min(swap_s, device.config.latency_s + missing / rate)
         least_s = min(least_s, max(0.0, swap_s - run_s))
     return 0.0 if least_s == inf else least_s
@@ -104,18 +103,25 @@ def _option(cycle: Cycle, function: Function, device: Device, execution_s: float
 
 
 def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execution_s: float) -> tuple[Peer, ...]:
-    """The devices that could provide blocks, of the same owner, because executors of different owners share nothing."""
+    """The devices that have some of the missing blocks and could provide them."""
     found = []
-    for name, rate in device.config.peers.items():
-        peer = cycle.state.pool.devices.get(name)
-        if peer is None or peer is device or not _may_provide(cycle, device, peer):
-            continue
+    for peer, rate in _providers(cycle, device):
         host, provided = missing_from(facts(function).sizes, device, peer)
         if provided:
             swap_s = device.config.latency_s + provided / rate + transfer_s(device.config, host, sharing)
             has_all = function.spec.id in peer.residents
-            found.append(Peer(name, rate, max(0.0, swap_s - execution_s), has_all, host))
+            found.append(Peer(peer.config.name, rate, max(0.0, swap_s - execution_s), has_all, host))
     return tuple(found)
+
+
+def _providers(cycle: Cycle, device: Device) -> Iterator[tuple[Device, float]]:
+    """Yield the devices of the same owner that could provide blocks to a device, with the bandwidth of the link.
+    Executors of different owners share nothing.
+    """
+    for name, rate in device.config.peers.items():
+        peer = cycle.state.pool.devices.get(name)
+        if peer is not None and peer is not device and _may_provide(cycle, device, peer):
+            yield peer, rate
 
 
 def _may_provide(cycle: Cycle, device: Device, peer: Device) -> bool:
@@ -152,7 +158,7 @@ def worth_less(cycle: Cycle, function: Function, device: Device) -> dict[Functio
     """Return the functions that were not used for a period, and are worth less on a device than this one would be
     there, the first to evict first; with the bytes that the eviction of each frees.
     """
-    rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.blocks.missing(facts(function).sizes)
+    rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(facts(function))
     alone = _candidate(cycle, function, device, Resident(function, {}, cycle.now))
     rate = max((_fastest_link(cycle, each) for each in cycle.state.pool.holders(function)), default=0.0)
     own = msgspec.structs.replace(
