@@ -36,10 +36,12 @@ _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
+_MADV_HUGEPAGE = 14
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
+_IGNORE = (_RETURN, 0, 0, 0x00050000)
 _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 _OWN = 0xFFFFFFFE
 """A placeholder for the process id, which is unknown when the filter is built."""
@@ -144,6 +146,9 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         }
     return {
         **checks,
+        # A heap that grows fast in huge pages can stop a whole virtual machine for a tenth of a second: while the
+        # kernel clears such a page, the host has to provide its memory. The C library asks for them; it is told "done".
+        "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
         "prctl": _one_of(0, *_PRCTL),
         "clone": [
             _low(0),
