@@ -217,20 +217,32 @@ def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
 
 
 def test_a_slice_waits_for_its_transfer():
-    world = world_of(2)
-    world.arrive("f")
-    world.settle()
+    world = with_another()
     world.arrive("f")
     world.settle_processes()
-    while not any(not run.requests for run in world.devices.running.values()):
-        world.finish_on_device()
-    [brought] = [run for run in world.devices.running.values() if not run.requests]
-    assert brought.function == "f:3@1"
-    # The run of the earlier slice ends first.
+    # The run of the first slice ends before the transfers of the others.
     world.finish_on_device()
-    assert list(world.devices.running.values()) == [brought]
+    assert [(run.function, run.requests) for run in world.devices.running.values()] == [("f:2@1", ()), ("f:3@1", ())]
     world.settle()
-    assert [each.missing_bytes for each in runs(world) if each.function == "f:3@1"] == [0, 0]
+    assert [each.missing_bytes for each in runs(world)[-2:]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("number", "moved"), [(4, [4] + [0] * 6), (3, [4, 1, 1, 2, 1, 1, 2]), (2, [4, 2, 3, 3, 2, 3, 3])]
+)
+def test_each_slice_takes_the_place_of_the_one_that_is_needed_last(number, moved):
+    """As few transfers as the best cache needs: of four slices in turn, (devices - 1) / 3 are there (Belady)."""
+    names = ("f", "f:2", "f:3", "f:4")
+    world = World(devices=tuple(map(device, range(number))))
+    for each in slices(names):
+        world.deploy(each)
+    found = []
+    for _ in moved:
+        before = len(of(world, RunOnDevice))
+        world.arrive("f")
+        world.settle()
+        found.append(sum(bool(run.missing_bytes) for run in of(world, RunOnDevice)[before:]))
+    assert found == moved
 
 
 def test_the_blocks_of_later_slices_are_loaded_while_the_first_runs():

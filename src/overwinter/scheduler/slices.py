@@ -3,11 +3,15 @@
 A request needs the slices of its program one after the other. So while it is in one, the blocks of the later ones are
 loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
 waits for a device. Then a program that sleeps comes over the links of several devices at once.
+
+With fewer devices than slices, each slice takes the place of the one that requests need last. If every slice took the
+place of the one that was used longest ago, all of them would be brought for each request.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import inf
 
-from overwinter.core.ids import Seconds, slice_number
+from overwinter.core.ids import Seconds, slice_number, whole_id
 from overwinter.scheduler import device_runs, executors, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
@@ -15,17 +19,23 @@ from overwinter.scheduler.homes import are_used
 from overwinter.scheduler.policies.device_binding import least_start
 from overwinter.scheduler.pool import Device
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import facts, later_slices, owner_of
+
+NEVER = (True, inf)
+"""When a device's slices of a program are needed, if it has none."""
 
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
-    """Return those of the devices that serve a function on which it may run: all, unless it is a later slice. Because
-    each request needs all slices, one of those runs where nothing is evicted for it. It waits for the end of its
-    transfer, or for an executor on such a device, which can be started or starts, unless the start is overdue; if there
-    is no such device, it may run on all.
+    """Return those of the devices that serve a function on which it may run: all, unless it is a slice. Because each
+    request needs all slices, a later one runs where nothing is evicted for it. It waits for the end of its transfer, or
+    for an executor on such a device, which can be started or starts, unless the start is overdue. If there is no such
+    device, a slice runs where it takes the place of other functions, or of the slice that is needed last.
     """
-    if slice_number(function.spec.id) is None or are_used(cycle):
+    is_later = slice_number(function.spec.id) is not None
+    if are_used(cycle) or not (is_later or function.spec.following):
         return serving
+    if not is_later:
+        return _sparing(cycle, function, serving)
     if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
         return []
     pooled, owner = facts(function), owner_of(cycle, function)
@@ -36,7 +46,40 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
         is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
         if is_empty or (each.coming_owner == owner and not _is_overdue(cycle, each)):
             return []
-    return serving
+    return _sparing(cycle, function, serving)
+
+
+def _sparing(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
+    """Return those of these devices where the evicted slices of the program are those that are needed last."""
+    needed = {each: min(_needed(cycle, function, each), default=NEVER) for each in serving}
+    last = max(needed.values(), default=NEVER)
+    return [each for each in serving if needed[each] == last]
+
+
+def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[bool, float]]:
+    """Yield when the slices of the program that would be evicted from a device for this one are needed: first those
+    that its requests will reach, then those that the next requests need first.
+    """
+    number = slice_number(function.spec.id) or 1
+    for each in _evicted(function, device, swaps.victims(cycle, function, device)):
+        if _is_same_program(each, function):
+            other = slice_number(each.spec.id) or 1
+            yield other < number, other
+
+
+def _evicted(function: Function, device: Device, victims: Iterable[Function]) -> Iterator[Function]:
+    """Yield those of these functions that have to be evicted from a device for another, in their order."""
+    missing = device.missing_bytes(facts(function))
+    short = device.blocks.nbytes + missing - device.capacity(missing)
+    for each in victims:
+        if short <= 0:
+            return
+        short -= device.blocks.exclusive(facts(each).sizes)
+        yield each
+
+
+def _is_same_program(one: Function, other: Function) -> bool:
+    return whole_id(one.spec.id) == whole_id(other.spec.id)
 
 
 def _is_overdue(cycle: Cycle, device: Device) -> bool:
@@ -68,13 +111,11 @@ def check(cycle: Cycle) -> None:
 
 def _coming(cycle: Cycle) -> Iterator[tuple[Function, Seconds]]:
     """Yield the later slices of the programs that have requests in an earlier one, and since when."""
-    functions, devices = cycle.state.functions, cycle.state.pool.executors.values()
+    devices = cycle.state.pool.executors.values()
     for operation in [each.operation for each in devices if each.operation is not None]:
         for part in operation.parts:
-            following = part.function.spec.following
-            while following is not None and following in functions:
-                yield functions[following], operation.began
-                following = functions[following].spec.following
+            for each in later_slices(cycle, part.function):
+                yield each, operation.began
 
 
 def _fits(cycle: Cycle, function: Function) -> bool:
@@ -92,7 +133,9 @@ def _may_come(cycle: Cycle, function: Function) -> bool:
 
 
 def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> None:
-    """Bring a slice to an idle device, while no function waits for one. `coming`: what is not evicted for it."""
+    """Bring a slice to an idle device, while no function waits for one. Neither slices of its program are evicted for
+    it nor these.
+    """
     if cycle.state.pool.waiting:
         return
     owner, pooled = owner_of(cycle, function), facts(function)
@@ -104,7 +147,8 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> No
             # Other functions have all its blocks there.
             return
         short = device.blocks.nbytes + missing - device.capacity(missing)
-        may = [each for each in swaps.victims(cycle, function, device) if each not in coming] if short > 0 else []
+        others = swaps.victims(cycle, function, device) if short > 0 else []
+        may = [each for each in others if each not in coming and not _is_same_program(each, function)]
         if short <= sum(device.blocks.exclusive(facts(each).sizes) for each in may):
             victims[device] = may
     if not victims:

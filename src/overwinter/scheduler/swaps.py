@@ -178,19 +178,30 @@ def worth_less(cycle: Cycle, function: Function, device: Device) -> dict[Functio
 
 
 def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
-    """Return the functions that may be evicted from a device for this one, the first to evict first."""
-    rule = device_eviction.RULES[cycle.policy.device_eviction]
+    """Return the functions that may be evicted from a device for this one, the first to evict first. The slices that
+    its requests will reach come last, the next one at the end.
+    """
+    rule, later = device_eviction.RULES[cycle.policy.device_eviction], list(later_slices(cycle, function))
     may = [
         each
         for each in device.residents.values()
         if each.function is not function and facts(each.function).home != device.config.name
     ]
 
-    def value(resident: Resident) -> Value:
-        candidate = _candidate(cycle, function, device, resident)
-        return call_policy(cycle.state, resident.function, WORTHLESS, rule, candidate)
+    def value(resident: Resident) -> tuple[int, Value]:
+        other, candidate = resident.function, _candidate(cycle, function, device, resident)
+        order = len(later) - later.index(other) if other in later else 0
+        return order, call_policy(cycle.state, other, WORTHLESS, rule, candidate)
 
     return [each.function for each in sorted(may, key=value)]
+
+
+def later_slices(cycle: Cycle, function: Function) -> Iterator[Function]:
+    """Yield the slices of its program that requests reach after this one, the next one first."""
+    functions, following = cycle.state.functions, function.spec.following
+    while following is not None and following in functions:
+        yield functions[following]
+        following = functions[following].spec.following
 
 
 def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:
