@@ -74,9 +74,9 @@ def test_names_say_something():
     assert [name_of(path) for path in SOURCES if path.stem in VAGUE or path.parent.name in VAGUE] == []
 
 
-def test_tests_mirror_the_rooms():
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+def test_tests_mirror_the_packages():
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages <= {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
 
 
 def test_nothing_names_a_machine():

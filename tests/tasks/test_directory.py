@@ -90,7 +90,7 @@ def test_missing_tokenizer_and_labels_are_named(weather, tmp_path):
 def test_model_that_does_not_heed_the_mask_is_refused(tmp_path):
     path = text_directory(tmp_path, "FNetForSequenceClassification", WEATHER)
     with pytest.raises(
-        ProgramError, match="FNetForSequenceClassification gives other outputs for a text that is padded"
+        ProgramError, match="FNetForSequenceClassification gives other outputs for an input that is padded"
     ):
         open_directory(path, "text-classification")
 

@@ -181,7 +181,7 @@ class Client:
     # Profiles
 
     def known_profile(self, name: str, version: int | None = None) -> Profile:
-        """The profile of a function on the node's machine; NotFoundError when there is none."""
+        """The profile of a function on the node's machine; raises NotFoundError if there is none."""
         return _json(self._send("GET", f"{_function(name, version)}/profile"), Profile)
 
     def profile(

@@ -153,11 +153,11 @@ class Telemetry(Protocol):
         ...
 
     async def explain(self, name: FunctionName, version: int | None, /) -> object:
-        """The explanation of a function; NotFoundError."""
+        """The explanation of a function; raises NotFoundError if there is none."""
         ...
 
     async def logs(self, name: FunctionName, version: int | None, /) -> object:
-        """The last output of a function's code; NotFoundError."""
+        """The last output of a function's code; raises NotFoundError if there is none."""
         ...
 
 

@@ -69,8 +69,8 @@ class TenantTelemetry:
         return await asyncio.to_thread(self._translated_metrics, text, own)
 
     def _translated_metrics(self, text: bytes, own: Container[bytes]) -> bytes:
-        """The samples of these functions under the tenant's names. Line by line, because the replacement in a text of
-        megabytes keeps the loop from running, in a thread too.
+        """The samples of these functions under the tenant's names. Each line is translated separately: one replacement
+        in a text of megabytes would block the loop, also from a thread, because it holds the GIL.
         """
         lines = own_metrics(text, own).splitlines(keepends=True)
         return b"".join(map(self._names.translated_bytes, lines))
@@ -104,7 +104,7 @@ class TenantTelemetry:
         return self._names.translated_json(of_tenant(cast(list[DeviceActivity], found), self._tenant))
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
-        """The explanation of a function of the tenant; NotFoundError."""
+        """The explanation of a function of the tenant; raises NotFoundError if there is none."""
         explained = cast(Explanation, await self._node.telemetry.explain(self._inner(name), version))
         if explained.pool is not None and not self._operator:
             pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
@@ -112,7 +112,7 @@ class TenantTelemetry:
         return self._names.translated_json(explained)
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
-        """The last output of the code of a function of the tenant; NotFoundError."""
+        """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
         return self._names.translated_json(await self._node.telemetry.logs(self._inner(name), version))
 
     async def _activity(self) -> NodeActivity:

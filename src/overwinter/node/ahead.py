@@ -70,8 +70,8 @@ class AheadProcesses:
     def advance(self, tenant: TenantId) -> None:
         """Let the tenant's zygote fork the requested processes if it can, and has prepared all its programs.
 
-        A pending request counts as starting: it does not wait for a zygote that has ended or could not fork at the last
-        request.
+        If the zygote has ended or could not fork at its last request, the requested processes are ended: the scheduler
+        would otherwise count them as starting for as long as the zygote cannot fork.
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):

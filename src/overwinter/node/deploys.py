@@ -204,7 +204,7 @@ class Deploys:
         """
         versions = self._versions_of(name)
         left = [version for version in versions.numbers if gone not in (None, version)]
-        # A version with a share cannot be removed alone.
+        # A version with a share is removed only together with all others.
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
         self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 

@@ -38,7 +38,7 @@ class Node:
         telemetry: Telemetry,
         find: Find,
     ) -> None:
-        """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""
+        """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
         self.parts = parts
         self.repository = parts.repository
         self.profiler = profiler

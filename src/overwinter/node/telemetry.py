@@ -49,7 +49,7 @@ class Telemetry:
     """The telemetry of a node. Used on the loop's thread only; slow work runs in other threads."""
 
     def __init__(self, parts: Parts, pipelines: Pipelines, find: Find, observer: ServiceObserver) -> None:
-        """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""
+        """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
         self._parts = parts
         self._pipelines = pipelines
         self._find = find

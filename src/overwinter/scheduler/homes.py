@@ -27,7 +27,7 @@ def find(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
     pooled, left = facts(function), cycle.state.pool.left
     if pooled.home is None and pooled.crowded != left:
-        pooled.home = home(dict(_rooms(cycle, function)))
+        pooled.home = home(dict(_bytes_left(cycle, function)))
         pooled.crowded = left if pooled.home is None else None
     return pooled.home
 
@@ -37,10 +37,10 @@ def has_room(cycle: Cycle, function: Function) -> bool:
     pooled, left = facts(function), cycle.state.pool.left
     if not are_used(cycle) or pooled.home is not None:
         return True
-    return pooled.crowded != left and home(dict(_rooms(cycle, function))) is not None
+    return pooled.crowded != left and home(dict(_bytes_left(cycle, function))) is not None
 
 
-def _rooms(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
+def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
     """Yield the bytes that would remain on each device beside the functions that are bound to it."""
     pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), facts(function).sizes
     bound: dict[DeviceId, list[Function]] = {name: [] for name in pool.devices}

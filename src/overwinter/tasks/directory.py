@@ -175,6 +175,6 @@ def _check_padding(
         bound = max(PADDING_TOLERANCE, 8 * torch.finfo(wanted.dtype).eps)
         if not torch.allclose(row, wanted[0], rtol=bound, atol=bound, equal_nan=True):
             raise ProgramError(
-                f"{type(plain.model).__name__} gives other outputs for a text that is padded: it ignores the mask; "
+                f"{type(plain.model).__name__} gives other outputs for an input that is padded: it ignores the mask; "
                 "deploy the directory without a task"
             )

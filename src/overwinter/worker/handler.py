@@ -1,4 +1,6 @@
-"""Executes a function's handler, in the worker's sandbox and nowhere else."""
+"""Executes a function's handler. On a node this happens only in the sandbox of a worker; a deployer tries the handlers
+of tasks (`tasks/`) on its own machine.
+"""
 
 import inspect
 import linecache

@@ -41,7 +41,7 @@ class Option(msgspec.Struct, frozen=True):
     device: DeviceId
     missing_bytes: int
     start_s: float
-    """The time that the execution waits for blocks from the host, behind its switch as it is now."""
+    """The time that the execution waits for blocks from the host, given what now passes through the device's switch."""
     neighbour: Swapping = "nothing"
     """What the other devices behind its switch bring now."""
     peers: tuple[Peer, ...] = ()
@@ -78,9 +78,9 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
 
 
 def least_start(options: Sequence[Option], run: int) -> Choice:
-    """The device and the peer with which the execution waits least for blocks. A transfer that it hides is not free: of
-    equals, those that bring the fewest bytes from the host, then the fewest at all, then behind the switch where the
-    host brings least, then the device that was idle longest.
+    """The device and the peer with which the execution waits least for blocks. A hidden transfer is not free either, so
+    among equals: the fewest bytes from the host, then the fewest bytes in all, then the switch through which the host
+    transfers least now, then the device that was idle longest.
     """
     ways = [
         (start_s, host_bytes, each.missing_bytes, _beside(each, host_bytes), number, peer)
@@ -130,11 +130,11 @@ def _mixed(number: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def home(rooms: Mapping[DeviceId, int]) -> DeviceId | None:
-    """Return the device to which a function is bound: the one on which most bytes remain beside it, given the bytes
-    that would remain on each; None: it fits on none.
+def home(free_bytes: Mapping[DeviceId, int]) -> DeviceId | None:
+    """Return the device to which a function is bound: the one on which the most bytes would remain free, given that
+    number for each device, which is negative where the function does not fit; None: it fits on none.
     """
-    fitting = {device: left for device, left in rooms.items() if left >= 0}
+    fitting = {device: left for device, left in free_bytes.items() if left >= 0}
     return max(fitting, key=fitting.__getitem__, default=None)
 
 

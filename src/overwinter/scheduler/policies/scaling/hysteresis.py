@@ -1,7 +1,7 @@
 """Decides when a function gets or loses workers, for all scaling algorithms.
 
-This is AsyFunc 4.1, the same for all algorithms, so that they differ only in their choice of configurations. R_max is
-the sum over the workers of the most that each can serve within the SLO:
+This is AsyFunc 4.1, the same for all algorithms, so that they differ only in their choice of configurations. R is the
+expected request rate, and R_max the sum over the workers of the rate that each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
     R < beta·R_max       workers are released, one after the other, while R < beta·(R_max after) holds
@@ -83,8 +83,8 @@ def configurations(points: Points) -> tuple[Configuration, ...]:
 def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
     """Return the changes by one algorithm.
 
-    If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the answer says
-    so: Tetris's algorithm would never end then.
+    If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the result is
+    marked `best_effort`. Tetris's algorithm would never end then.
     """
     if not demand.workers and expected(demand) == 0:
         return Scaled()
