@@ -106,7 +106,9 @@ def taken_whole(scheduler: Scheduler, now: Seconds) -> Snapshot:
 
 @click.command()
 @click.option("--functions", default=1000, show_default=True)
-@click.option("--requests", default=20_000, show_default=True, help="All functions being awake.")
+@click.option(
+    "--requests", default=20_000, show_default=True, help="Requests that are measured, with all functions awake."
+)
 def main(functions: int, requests: int) -> None:
     """Print the microseconds of a step, and the milliseconds of an answer to Prometheus and to `top`."""
     served = Served(functions)

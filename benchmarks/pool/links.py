@@ -36,7 +36,9 @@ def at_once(rounds: int, every_s: float) -> Arrivals:
 
 
 def again(rounds: int, every_s: float, burst: int) -> Arrivals:
-    """Return a request for a function, and later several at a time: the other device then copies it from the first."""
+    """Return a request for a function, and later a burst of requests for it: the first device is then busy with one of
+    them, and the other device copies the function from it.
+    """
 
     def of_round(number: int) -> Iterator[tuple[float, int]]:
         at, function = every_s * number, number % FUNCTIONS
@@ -50,7 +52,7 @@ def swaps(family: Family, first: Arrivals, *plans: Arrivals, **links: Any) -> li
     """Return the runs that brought blocks, of each plan, on two devices with these links. The first requests load the
     blocks and start the executors.
     """
-    # The smallest power of two in which a function finds places, and two do not.
+    # A power of two that holds one function, with some space lost between blocks, and not two.
     memory_bytes = 1 << int(1.1 * family.nbytes).bit_length()
     pool = tuple(
         structs.replace(

@@ -33,7 +33,7 @@ from benchmarks.measure import MIB, print_result, quantile
 from benchmarks.openloop import Outcome, Plan, Sender, attainment, fates
 from benchmarks.siege.attacks import ATTACKS
 from benchmarks.siege.defended import Defended, phase_of
-from benchmarks.siege.rest import Rest
+from benchmarks.siege.recovery import Recovery
 from benchmarks.siege.watch import Watch, own
 
 RATE = 50.0
@@ -128,11 +128,11 @@ def besiege(
     """Run all phases, one after the other."""
     calm_s = CALM_SHARE * seconds
     each_s = (seconds - calm_s) / len(names)
-    rest = Rest(found.node, keep)
+    recovery = Recovery(found.node, keep)
     found.tally.begin(CALM, CALM, 0)
     wait(found, WARM_S)
     began = time.monotonic()
-    rest.learn(lambda: wait(found, calm_s))
+    recovery.learn(lambda: wait(found, calm_s))
     ended = time.monotonic()
     phases = [Phase(CALM, began, ended, watch.phase(), ended, ended)]
     for number, name in enumerate(names):
@@ -143,7 +143,7 @@ def besiege(
         ended, peak = time.monotonic(), watch.phase()
         besiegers.end()
         over = time.monotonic()
-        rest.wait(lambda seconds: wait(found, seconds))
+        recovery.wait(lambda seconds: wait(found, seconds))
         phases.append(Phase(name, began, ended, peak, over, time.monotonic()))
         print(
             f"{name}: {ended - began:.0f} s, quiet {phases[-1].quiet - over:.0f} s later", file=sys.stderr, flush=True

@@ -29,11 +29,11 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(EVERY_S):
-            self._peak = max(self._peak, quick(self._node))
+            self._peak = max(self._peak, estimated_bytes(self._node))
 
     def phase(self) -> int:
         """Return the peak since the last call in bytes, including a full count now."""
-        peak, self._peak = max(self._peak, full(self._node)), 0
+        peak, self._peak = max(self._peak, measured_bytes(self._node)), 0
         return peak
 
     def stop(self) -> None:
@@ -42,18 +42,18 @@ class Watch:
         self._thread.join(10)
 
 
-def quick(node: Node) -> int:
+def estimated_bytes(node: Node) -> int:
     """Return the private memory of all processes, the host store, and the memory files of tensors."""
     return pages(node.pids()) + common(node)
 
 
-def full(node: Node) -> int:
+def measured_bytes(node: Node) -> int:
     """Return the same with the share of files, and with all shared memory that processes created."""
     try:
         held = memory(node.pids())
     except PermissionError:
         # The kernel does not report the workers of an unprivileged user.
-        return quick(node)
+        return estimated_bytes(node)
     return held.anonymous + held.files + max(held.shared, common(node))
 
 

@@ -8,7 +8,7 @@ from benchmarks.openloop import Outcome
 from benchmarks.siege.__main__ import PATIENCE_S, slowness, wrong
 from benchmarks.siege.attacks import ATTACKS, slow_program
 from benchmarks.siege.defended import phase_of
-from benchmarks.siege.rest import Rest
+from benchmarks.siege.recovery import Recovery
 from benchmarks.siege.watch import own, pages
 from overwinter.model.program import validate
 
@@ -46,9 +46,9 @@ def test_an_attack_is_not_over_while_something_of_it_is_left(tmp_path):
 
     client = SimpleNamespace(functions=functions)
     node = SimpleNamespace(pids=lambda: [os.getpid()], process=None, host_store=tmp_path, client=client)
-    rest = Rest(node, ["mine"])
-    rest.learn(work)
-    rest.wait(lambda seconds: time.sleep(0.05))
+    recovery = Recovery(node, ["mine"])
+    recovery.learn(work)
+    recovery.wait(lambda seconds: time.sleep(0.05))
     assert seen[-1] == ["mine"]
     assert len(seen) == 3
 

@@ -10,7 +10,9 @@ from ctypes import c_double
 from typing import NamedTuple
 
 PIECE_S = 1e-3
-"""The time at full bandwidth of a piece of a transfer. Longer than a sleep is inexact, short beside a transfer."""
+"""The time of a piece of a transfer at full bandwidth. It is longer than the error of a sleep, and much shorter than a
+transfer.
+"""
 
 
 class Switch:
@@ -27,7 +29,8 @@ class Switch:
     def take(self, nbytes: int, from_s: float) -> float:
         """Return when the switch will have passed these bytes on, after all that came before.
 
-        There is no lock, which a process might hold at its end. If two take at the same instant, one is not counted.
+        There is no lock, because a process could end while it holds the lock. If two processes call this at the same
+        instant, one of the two pieces may not be counted.
         """
         own_s = nbytes / self.bytes_per_s
         others_s = self._free_at_s.value - from_s
