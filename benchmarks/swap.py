@@ -281,7 +281,7 @@ def main() -> None:
     group_bytes, times = measure_elbow(options.rounds)
     print_elbow(group_bytes, times)
     print("\ntime of a run over that of the resident model; `transfer`: of the transfer alone; `limit`: grouped over")
-    print("the larger of transfer and resident run, and the first group; `to control`: with the control as the run")
+    print("the larger of transfer and resident run, plus the first group; `to control`: with the control as the run")
     titles = ("control", "whole", "by weight", "grouped", "peer", "transfer", "limit", "to control")
     print(f"{'model':16}{'MB':>8}" + "".join(f"{title:>12}" for title in titles))
     over_limit, over_control, shares = {}, {}, {}

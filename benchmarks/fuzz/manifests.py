@@ -9,7 +9,7 @@ import msgspec
 from benchmarks.fuzz.kind import judged, quietly
 from benchmarks.hostile import mutation
 from benchmarks.hostile.arena import Arena
-from benchmarks.hostile.exchange import Reply, ask, connect, exchange, of, receive, request
+from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request, tenant_header
 from benchmarks.hostile.functions import DEPLOY_S, Functions, infer_request, source, stage
 from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
@@ -85,10 +85,10 @@ class Manifests:
         block = manifest["blocks"][0]
         data = bytes(block[1]) + text + len(text).to_bytes(4, "little")
         block[0], block[1] = address_of(data), len(data)
-        exchange(self._arena.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data, of("mutants")))
+        exchange(self._arena.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data, tenant_header("mutants")))
 
     def _register(self, name: str, body: bytes, kind: str, rng: Random) -> None:
-        sent = request("POST", "/overwinter/v1/functions", body, f"content-type: {kind}\r\n{of('mutants')}")
+        sent = request("POST", "/overwinter/v1/functions", body, f"content-type: {kind}\r\n{tenant_header('mutants')}")
         reply = judged(self._arena, exchange(self._arena.port, sent, DEPLOY_S))
         if reply is None or reply.status != 201:
             return

@@ -99,7 +99,7 @@ def request(method: str, path: str, body: bytes = b"", headers: str = "") -> byt
     return head.encode("latin-1", "replace") + body
 
 
-def of(tenant: str) -> str:
+def tenant_header(tenant: str) -> str:
     """Return the tenant header of a request."""
     return f"overwinter-tenant: {tenant}\r\n"
 
@@ -108,7 +108,9 @@ def ask(
     port: int, method: str, path: str, body: bytes = b"", patience_s: float = PATIENCE_S, tenant: str = "default"
 ) -> Reply | None:
     """Send one valid request for a tenant."""
-    return exchange(port, request(method, path, body, f"content-type: application/json\r\n{of(tenant)}"), patience_s)
+    return exchange(
+        port, request(method, path, body, f"content-type: application/json\r\n{tenant_header(tenant)}"), patience_s
+    )
 
 
 def _whole_size(received: bytearray) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.families import as_tensors
-from benchmarks.hostile.exchange import PATIENCE_S, Reply, ask, exchange, of, request
+from benchmarks.hostile.exchange import PATIENCE_S, Reply, ask, exchange, request, tenant_header
 from benchmarks.wire import binary_request
 from overwinter.api.client import Client
 from overwinter.api.deployer import Package, package, settings_of
@@ -100,7 +100,9 @@ def stage(port: int, made: Package) -> None:
     """Upload all blobs of a package as an attacker."""
     for blob in made.manifest.blobs():
         content = bytes(made.contents[blob.address]())
-        exchange(port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content, of(made.manifest.tenant)))
+        exchange(
+            port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content, tenant_header(made.manifest.tenant))
+        )
 
 
 def register(port: int, made: Package, patience_s: float = DEPLOY_S) -> Reply | None:

@@ -16,7 +16,7 @@ from benchmarks.fuzz.manifests import NUMERIC
 from benchmarks.fuzz.uploads import begun
 from benchmarks.hostile import wires
 from benchmarks.hostile.bodies import HEAVY
-from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, of, receive, request
+from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive, request, tenant_header
 from benchmarks.hostile.functions import Functions, infer_request, order_request, register, source, stage
 from benchmarks.hostile.mutation import LARGE
 from overwinter.api.deployer import Package, package, settings_of
@@ -79,7 +79,7 @@ class Attackers:
         self._deployed[name] = tenant
         with suppress(OSError, HungError):
             stage(self.port, made)
-        self.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest), of(tenant)))
+        self.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest), tenant_header(tenant)))
 
     def remove(self, name: str) -> None:
         """Remove a function."""

@@ -57,7 +57,7 @@ def device_options() -> list[click.Option]:
             type=click.IntRange(1, MOST),
             metavar="NUMBER",
             default=1,
-            help="Devices behind one switch, which share the bandwidth of one of them.",
+            help="Devices behind one switch, which has the bandwidth of one link for all of them.",
         ),
         click.Option(
             ["--device-peers"],

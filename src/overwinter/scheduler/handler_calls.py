@@ -1,7 +1,7 @@
 """Runs of handlers that wait for the answer of their program on the pool, and do not count as hung meanwhile.
 
-A call ends with the last request of its run at the latest. Then the handler gets a moment to react: a device that is
-busy must not cost workers.
+Otherwise a busy device would cost workers. A call ends with the last request of its run at the latest. Then the handler
+gets at least `stop_timeout_s` to continue.
 """
 
 from math import inf
@@ -12,14 +12,14 @@ from overwinter.scheduler.request import Request
 
 
 def begin(cycle: Cycle, request: Request) -> None:
-    """A request is open; a handler may have made it."""
+    """A request was accepted: if a handler made it, the handler's run does not count as hung until the answer."""
     run = _caller(cycle, request)
     if run is not None:
         run.hangs_at = inf
 
 
 def end(cycle: Cycle, request: Request) -> None:
-    """A request is answered or cancelled."""
+    """A request was answered or cancelled: if a handler made it, the handler's run can count as hung again."""
     run = _caller(cycle, request)
     if run is not None and request.caller is not None:
         run.hangs_at = max(run.began + hangs_s(run.parts, run.patience), cycle.now + cycle.config.stop_timeout_s)

@@ -40,7 +40,7 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 
 def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield those of them on which its blocks may find places."""
+    """Yield the devices with enough memory for the function on which its blocks may also find places."""
     unplaced = facts(function).unplaced
     for device in large_enough(cycle, function):
         if not unplaced.get(device.config.name):
