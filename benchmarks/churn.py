@@ -27,7 +27,7 @@ import torch
 from benchmarks.families import Family, as_tensors
 from benchmarks.measure import MIB, print_result
 from benchmarks.nodes import Node, parents_of_all, running_node
-from benchmarks.standing import HEADER, Standing, at_rest, growth, row
+from benchmarks.resources_held import HEADER, ResourcesHeld, at_rest, growth, row
 from benchmarks.wire import Connection, binary_request
 from overwinter.core.errors import CallerError
 
@@ -140,14 +140,14 @@ class Churn:
             for cycle in range(STEPS // 8 - PROGRAMS_KEPT):
                 self.deploy(cycle, connection)
 
-    def standing(self) -> Standing:
+    def held(self) -> ResourcesHeld:
         """Return what the node holds when it is idle and no client is connected."""
         found = at_rest(self.node)
         if found.processes < PROCESSES or self.node.worker_pids():
             raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {found.processes}")
         return found
 
-    def run(self, count: int, cycle: Callable[[int, Connection], None]) -> Iterator[tuple[int, Standing, float]]:
+    def run(self, count: int, cycle: Callable[[int, Connection], None]) -> Iterator[tuple[int, ResourcesHeld, float]]:
         """Run the cycles in parts; after each part, yield the number of cycles, what the node holds, and the
         seconds.
         """
@@ -159,16 +159,16 @@ class Churn:
                     cycle(done, connection)
                     done += 1
             took = time.perf_counter() - began
-            yield done, self.standing(), took
+            yield done, self.held(), took
 
 
 def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str, float]:
     """Print the table; return what the last reading has more than the first."""
     churn = Churn(node, models)
     churn.warm_up()
-    start = end = churn.standing()
+    start = end = churn.held()
     print(HEADER)
-    print(row("start line", start, None), flush=True)
+    print(row("after the warm-up", start, None), flush=True)
     for title, count, cycle in (("wakes", wakes, churn.wake), ("deploys", deploys, churn.deploy)):
         before = end
         for done, end, took in churn.run(count, cycle):

@@ -14,8 +14,8 @@ For comparison it prints what batches of 8 gain for a single model:
 
 A measurement lasts for enough batches that one more or one less does not change the result.
 
-Before, all variants are called at the same time on both nodes, and each answer is compared with plain PyTorch's, within
-the bound of docs/decisions/agreement.md.
+Before the measurement, all variants are called at the same time on both nodes, and each answer is compared with plain
+PyTorch's, within the bound of docs/decisions/agreement.md.
 
 With `--pool` the functions run on one virtual device instead of in a worker.
 """

@@ -136,7 +136,7 @@ def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
 
 
 def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cell]]:
-    """Return cells in the order of the models, repeatedly."""
+    """Split cells into groups of one cell for each model, each by the model's name."""
     return [dict(zip(models, cells[at : at + len(models)], strict=True)) for at in range(0, len(cells), len(models))]
 
 
@@ -185,19 +185,20 @@ The paper and this
   {new["on-demand"].violations:.1%} and {new["last-value"].violations:.1%} where a process must be started, \
 {ready["on-demand"].violations:.1%} and {ready["last-value"].violations:.1%} in prepared containers, and \
 {ready["k-last-value"].workers / ready["oracle"].workers:.2f} times the
-  oracle's workers. Loading is what on demand pays for: it takes less than a second here once a container is there, and
-  last value waits for the end of its period all the same. The ratio is 1.5 where workers are many; the paper's few are
-  rounded up. Its optimum scales at once and so violates nothing; the oracle here knows the mean of the period ahead.
+  oracle's workers. On demand violates while workers load, which takes less than a second here in a prepared container;
+  last value also waits for the end of its period. k is 1.5, and so is the ratio where there are many workers; the
+  paper has few, and rounds their number up. The paper's optimum scales at once and so violates nothing; the oracle here
+  knows the mean of the period ahead.
 * with alpha 0.8 last value violates {violated["last-value"]:.1%} and on demand {violated["on-demand"]:.1%}: \
 the headroom takes most bursts.
 * memory of MLS below BATCH's: {min(saved.values()):.0%} to {max(saved.values()):.0%}, \
 mean {fmean(saved.values()):.0%}; the paper's AsyFunc, with shadows, up to 23.4 %.
-  Agrees in kind and for its reasons: BATCH keeps what the last peak needed, and workers of few cores.
+  The direction and the reasons agree: BATCH keeps the workers of the last peak, and each has few cores.
 * CPU utility: the paper has up to 96 % with shadows and 84 % for BATCH. Here MLS {utility["mls"]:.0%}, \
 BATCH {utility["batch"]:.0%}, BATCH+ {utility["batch+"]:.0%}.
-  Without shadows alpha and beta themselves keep it between 60 and 80 %. Adaptive batching adds none, as here batches
-  gain nothing (the paper: 11 % for InceptionV3), but it lowers the violations of BATCH from {violated["batch"]:.1%} \
-to {violated["batch+"]:.1%}.
+  Without shadows alpha and beta themselves keep it between 60 and 80 %. Adaptive batching does not raise it, because
+  batches gain nothing here (the paper: 11 % for InceptionV3), but it lowers the violations of BATCH
+  from {violated["batch"]:.1%} to {violated["batch+"]:.1%}.
 * overwinter against MLS: see the table of equal conditions below.""")
 
 
@@ -206,7 +207,7 @@ def run(seconds: float | None, seed: int | None, seeds: int) -> None:
     scenario = read_scenario(SCENARIO)
     changes = {"duration_s": seconds, "seed": seed}
     scenario = msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
-    print(f"{scenario.duration_s:.0f} s around the greatest burst of a made day, {scenario.node.cores} cores")
+    print(f"{scenario.duration_s:.0f} s around the greatest burst of a generated day, {scenario.node.cores} cores")
     cells = table(scenario)
     print(f"\nmeans over the models\n{HEAD}")
     for policy in REPORTED:

@@ -20,7 +20,7 @@ that size fixed.
 * **refused clearly**: the deploy, or a size at which eager PyTorch runs, is refused in one sentence, which the table
   shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal is correct and not shown.
 * **shared runs**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its
-  own input alone: the largest difference, and the number of runs in which the node answered.
+  own input alone: the largest difference, and the number of runs that the node needed for these requests.
 * **drawn**: the model type was selected at random, by the seed, from all those of `transformers`.
 
 PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers without it, and so a

@@ -71,7 +71,7 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     for note, times_ in tally.notes.most_common(NOTES_SHOWN):
         print(f"noted {times_} times: {note}")
     asked = Counter({each.what: int(each.said) for each in records if each.fate == "asked"})
-    print(f"the neighbour asked {asked['infer']} times for an answer and {asked['live']} times for a sign of life")
+    print(f"the neighbour called its function {asked['infer']} times, and asked {asked['live']} times for liveness")
     worst = {what: max([0.0, *(took for took, _ in found.values())]) for what, found in stalls.items()}
     print_result(
         {

@@ -1,9 +1,9 @@
-"""Does a node answer a well-behaved neighbour while others attack it? Three questions, each every 10 ms, for ever.
+"""Does a node answer a well-behaved client while others attack it? Sends three kinds of requests, each every 10 ms.
 
-`python -m benchmarks.hostile.neighbour PORT_FILE REQUEST ANSWER` asks whether the node is live, asks a function whose
-answer is known, and asks an idle process that does nothing but answer: the control, which tells what the machine alone
-kept waiting. Each line of its output is JSON: what was asked, when (of the system's monotonic clock), how long it took,
-what came of it. Answers that are right and quick are only counted. It ends when its input does.
+`python -m benchmarks.hostile.neighbour PORT_FILE REQUEST ANSWER` asks whether the node is live, calls a function whose
+answer is known, and sends to an echo process: the control, which shows the delays that the machine alone causes. Each
+line of its output is a Record as JSON. Answers that are right and quick are only counted. It ends when its standard
+input is closed.
 """
 
 import json
@@ -26,12 +26,14 @@ AGAIN_S = 0.1
 
 
 class Record(NamedTuple):
-    """A line of the output."""
+    """A line of the output: one request and its outcome."""
 
     what: str
     """live, infer or control."""
     at: float
+    """When it was sent, on the system's monotonic clock."""
     took: float
+    """The seconds until the outcome."""
     fate: str
     """right, wrong, down (no connection, or it broke), silent (timed out), or an HTTP status."""
     said: str = ""

@@ -1,8 +1,8 @@
 """Throughput over early binding, as the rates of functions fall (Torpor, fig. 8).
 
 One device, and functions without common blocks. As their rates fall, there are more of them, so that the load of the
-device stays. `native` serves as many functions as fit on the device, and refuses the others; by default each request
-brings what its function misses. Both nodes get the same requests, by turns.
+device stays the same. `native` serves as many functions as fit on the device, and refuses the others; by default each
+request brings what its function misses. Both nodes get the same requests, by turns.
 """
 
 from benchmarks.allocation import run_seconds
@@ -18,7 +18,7 @@ MEMORY_BYTES = 4 * PARTITION_BYTES
 LOAD = 0.5
 """The load of the device, if each request takes as long as a run or a transfer."""
 SLACK = 1.06
-"""What packing blocks into partitions takes."""
+"""The space that blocks take in partitions, relative to their bytes."""
 FACTORS = (1, 2, 4, 8, 16)
 MOST = 120
 """The most functions."""

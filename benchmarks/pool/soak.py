@@ -17,10 +17,10 @@ from benchmarks.harm import kill
 from benchmarks.openloop import Outcome
 from benchmarks.pool.readings import read
 from benchmarks.pool.serving import PoolNode, devices, pool_node, scheduling
+from benchmarks.resources_held import ResourcesHeld
 from benchmarks.soak.__main__ import BETWEEN_KILLS_S, UNNEEDED_S, Soak, list_counts, measure
 from benchmarks.soak.members import TIMEOUT_S
 from benchmarks.soak.steps import Steps
-from benchmarks.standing import Standing
 from overwinter.core.devices import DeviceIsolation
 
 DEVICES = 4
@@ -50,7 +50,7 @@ class PoolSoak(Soak):
     def judge_expired(self, steps: Steps) -> None:
         """Judge timeouts: what explains them is a fault."""
         for span, line in self.expired:
-            explained = self.weather.kills.meet(span)
+            explained = self.events.kills.meet(span)
             self.counts["refused" if explained else "lost"] += 1
             if not explained:
                 self.say(line)
@@ -70,18 +70,18 @@ class PoolSoak(Soak):
             return False
         pid = random.choice(pids)
         if kind == "kill executor":
-            self.weather.killed()
+            self.events.killed()
             _signal(pid, signal.SIGKILL)
             return True
         stopped_s = TIMEOUT_S if kind == "hang executor" else random.uniform(*STOP_S)
-        self.weather.killed(stopped_s)
+        self.events.killed(stopped_s)
         _signal(pid, signal.SIGSTOP)
         timer = threading.Timer(stopped_s, _signal, (pid, signal.SIGCONT))
         timer.daemon = True
         timer.start()
         return True
 
-    def rest(self) -> Standing:
+    def rest(self) -> ResourcesHeld:
         """Return what the node holds without executors."""
         for pid in self.node.executor_pids():
             _signal(pid, signal.SIGKILL)

@@ -43,10 +43,10 @@ from benchmarks.harm import Span, kill
 from benchmarks.measure import print_result
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender
+from benchmarks.resources_held import HEADER, ResourcesHeld, at_rest, growth, row
 from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, made
 from benchmarks.soak.steps import Steps
-from benchmarks.soak.verdicts import Weather, verdict
-from benchmarks.standing import HEADER, Standing, at_rest, growth, row
+from benchmarks.soak.verdicts import NodeEvents, verdict
 from overwinter.core.errors import OverwinterError
 
 PATIENCE_S = 70.0
@@ -59,12 +59,13 @@ RETURNS = 0.5
 """The share of changes that bring back an absent or unloaded function, if there is one."""
 VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
 """The parts of messages that vary: versions and times."""
-ROLL_CALL_RATE = 20.0
+UNDISTURBED_RATE = 20.0
+"""The requests per second when each function is called once more without faults."""
 RETRIES = 20
 UNNEEDED_S = "5"
 """Unneeded blocks leave the disk soon, because a soak has thousands."""
 READ_MAX = 60
-COUNTED = slice(Standing._fields.index("descriptors"), None)
+COUNTED = slice(ResourcesHeld._fields.index("descriptors"), None)
 """The parts of a reading that count: all but memory."""
 
 
@@ -83,7 +84,7 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
-        self.weather = Weather()
+        self.events = NodeEvents()
         self.expired: list[tuple[Span, str]] = []
         """The requests that timed out, with a message if one was not due to overload."""
         self._random = Random(options.seed)
@@ -95,18 +96,18 @@ class Soak:
         """Run a round: deploy all functions, call them with changes and kills for `seconds`, and remove them."""
         self.rounds += 1
         for member in self.members:
-            self._surely(member, "deploy")
+            self._change_with_retries(member, "deploy")
         plan = arrivals(seconds, self.rate, self.sizes, self._random)
         with self._trouble():
             self._send(plan)
         for member in self.members:
             if member.state != "present":
-                self._surely(member, CHANGES[member.state][0])
-        self._send([(number / ROLL_CALL_RATE, number) for number in range(len(self.targets))])
+                self._change_with_retries(member, CHANGES[member.state][0])
+        self._send([(number / UNDISTURBED_RATE, number) for number in range(len(self.targets))])
         for member in self.members:
-            self._surely(member, "remove")
+            self._change_with_retries(member, "remove")
 
-    def rest(self) -> Standing:
+    def rest(self) -> ResourcesHeld:
         """Return what the node holds, once two readings agree in descriptors, processes and files."""
         before = at_rest(self.node)
         for _ in range(READ_MAX):
@@ -130,7 +131,7 @@ class Soak:
     def judge(self, outcome: Outcome, began: float) -> None:
         place, input_ = divmod(outcome.target, ROWS)
         member = self.members[place]
-        found, span = verdict(outcome, began, input_, member.history, self.weather)
+        found, span = verdict(outcome, began, input_, member.history, self.events)
         message = VARYING.sub("N", outcome.start.replace(member.name, "NAME"))[:120]
         if outcome.status != 200:
             self.refusals[f"{outcome.status} {found}: {message}"] += 1
@@ -179,7 +180,7 @@ class Soak:
         while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
             kind = "zygote" if random.random() < ZYGOTES else "worker"
             if kill(self.node, kind, random):
-                self.weather.killed()
+                self.events.killed()
                 self.done[f"kill {kind}"] += 1
 
     def _change(self, member: Member, what: str) -> bool:
@@ -189,7 +190,7 @@ class Soak:
         try:
             member.change(what, self.node.client, self._variants)
         except OverwinterError as error:
-            explained = self.weather.kills.meet(Span(began, time.monotonic()))
+            explained = self.events.kills.meet(Span(began, time.monotonic()))
             self.counts["refused" if explained else "lost"] += 1
             self.refusals[
                 f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]
@@ -200,7 +201,7 @@ class Soak:
         self.done[what] += 1
         return True
 
-    def _surely(self, member: Member, what: str) -> None:
+    def _change_with_retries(self, member: Member, what: str) -> None:
         """Make a change, again if a kill interrupted it."""
         if not any(self._change(member, what) for _ in range(RETRIES)):
             raise RuntimeError(f"{what} of {member.name} fails")
@@ -215,12 +216,12 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
     `journal`: the node's journal.
     """
     print(HEADER)
-    readings: list[Standing] = []
+    readings: list[ResourcesHeld] = []
     for number in range(rounds + 1):
         began = time.monotonic()
         soak.round(seconds / (rounds + 1))
         readings.append(soak.rest())
-        title = f"after round {number}" if number else "start line"
+        title = f"after round {number}" if number else "after the warm-up"
         print(row(title, readings[-1], time.monotonic() - began), flush=True)
     steps = Steps(journal)
     soak.judge_expired(steps)

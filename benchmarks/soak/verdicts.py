@@ -80,7 +80,7 @@ class History:
         self.unloaded = Spans()
 
 
-class Weather:
+class NodeEvents:
     """Events that affect the whole node."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Weather:
         self.kills.add(Span(now, now + stopped_s + AFTERMATH_S))
 
 
-def verdict(outcome: Outcome, began: float, row: int, history: History, weather: Weather) -> tuple[str, Span]:
+def verdict(outcome: Outcome, began: float, row: int, history: History, events: NodeEvents) -> tuple[str, Span]:
     """Judge an outcome: right, wrong, refused, expired (which only overload explains) or lost; and return its period.
 
     `began`: the start of its plan on the monotonic clock; `row`: its input.
@@ -104,23 +104,23 @@ def verdict(outcome: Outcome, began: float, row: int, history: History, weather:
         return "right" if any(version.served.meet(span) for version in known) else "wrong", span
     if outcome.status == 504 and "was not answered within" in outcome.start:
         return "expired", span
-    explained = outcome.fate == "refused" and may_refuse(outcome, span, history, weather)
+    explained = outcome.fate == "refused" and may_refuse(outcome, span, history, events)
     return "refused" if explained else "lost", span
 
 
-def may_refuse(outcome: Outcome, span: Span, history: History, weather: Weather) -> bool:
+def may_refuse(outcome: Outcome, span: Span, history: History, events: NodeEvents) -> bool:
     """Whether what the refusal says was so in that time; what it does not say explains nothing."""
     match outcome.status:
         case 404:
             return history.gone.meet(span)
         case 500:
             known = any(why in outcome.start for why in ("failed twice", "are out of service"))
-            return known and weather.kills.meet(span)
+            return known and events.kills.meet(span)
         case 503 if "is unloaded" in outcome.start:
             return history.unloaded.meet(span)
         case 503:
             return "can no longer answer" in outcome.start and not history.may_be_late
         case 504:
-            return "hung on" in outcome.start and weather.kills.meet(span)
+            return "hung on" in outcome.start and events.kills.meet(span)
         case _:
             return False

@@ -4,7 +4,7 @@ The scenarios are scenarios/tetris/*.toml, which say where each number comes fro
 machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
 
   infless     one run at a time, batches where they fill in time, best rate a core; keep-alive by history
-  photons     as many runs at once as the SLO bears, with a fixed number of cores for each; no batches
+  photons     as many runs at once as the SLO allows, with a fixed number of cores for each; no batches
   tetris-ro   Tetris's choice of batch, concurrency and cores for the least memory (DTS), weights not shared
   tetris      the same with weights shared
   overwinter, same workers   this project's policy with the paper's workers: it weighs a core as 64 MiB, and starts a
@@ -12,8 +12,8 @@ machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
   overwinter, memory alone   the same where a core weighs nothing, as in tetris
   overwinter  the same with this project's workers, which are forked from one zygote
 
-Memory is, where weights are shared, each block once and what each worker has for itself; else, for each worker, that
-and its own copy of the weights. Nothing counts of the first minute, in which load rises.
+Memory is the private memory of each worker plus the weights: each block once where they are shared, otherwise a copy
+for each worker. The first minute, in which the load rises, is not counted.
 """
 
 from collections.abc import Mapping
@@ -110,7 +110,7 @@ def report(outcomes: Outcomes) -> None:
                 print(f"  {policy:24}{row_text(row, by_policy)}")
             print()
     print(
-        "Where a load rises at once, those that look at the rate every 10 s are late; bursts last 12 s here on average."
+        "Where a load rises at once, policies that read the rate every 10 s are late; bursts last 12 s here on average."
     )
     compare(outcomes["stable"])
 
@@ -125,7 +125,7 @@ def row_text(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
 
 def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
     """Print the paper's claims beside these results."""
-    print("Less mean memory under the stable load: at least so much by the paper, and here by Tetris and by Overwinter")
+    print("Saved share of mean memory under the stable load: the paper's claim (at least), and each policy's here")
     print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same workers':>13}{'memory alone':>14}{'overwinter':>12}")
     short = []
     for name, by_policy in stable.items():
@@ -137,11 +137,9 @@ def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
     for name, baseline, claimed, policy, share in short:
         here, theirs = stable[name][policy], stable[name]["tetris"]
         missed = f"{share:.1%} of {baseline}'s, claimed {claimed:.0%}"
-        print(
-            f"short: {policy}, {name}: {missed}. {own_share(name):.0%} of its workers' memory is their own, which only"
-        )
-        print(f"  fewer workers save: it has {here.workers:.1f} with {here.cores:.1f} cores, Tetris", end=" ")
-        print(f"{theirs.workers:.1f} with {theirs.cores:.1f}. It starts what a moment needs, and weighs cores besides.")
+        print(f"less than claimed: {policy}, {name}: {missed}. {own_share(name):.0%} of a worker's memory is private,")
+        print(f"  which only fewer workers save: {here.workers:.1f} with {here.cores:.1f} cores here, Tetris", end=" ")
+        print(f"{theirs.workers:.1f} with {theirs.cores:.1f}. Overwinter reacts at once, and also counts cores.")
     print()
 
 

@@ -1,15 +1,16 @@
 """How fast does an instance start? The paper's figures 9b, 11b and 14e.
 
-A start is what an answer takes more than a warm one. Without Overwinter: a new process imports and loads with
-`torch.load`, from the disk (its page cache dropped) or from the page cache; and of that, what bringing the model into a
-process that has imported everything takes. With it: a function of which nothing is in use is asked for, while
+The time of a start is the time to the first answer minus that of a warm answer. Without Overwinter, a new process
+imports its libraries and loads the model with `torch.load`, from the disk (page cache dropped) or from the page cache;
+the part without the imports is reported too. With Overwinter, a function without a worker is called, while
 
 * same: another function with the same blocks lies in the host store,
 * other: only a variant lies there, so that the last layer comes from the repository,
-* page cache, disk: nothing lies there, and the repository is in the page cache, or not.
+* none: nothing lies there, and the repository is in the page cache,
+* none, disk: nothing lies there, and the page cache was dropped.
 
-Contention: the mean time to load for many functions that start at the same moment from the disk, beside as many plain
-processes that load at the same moment, imports done.
+Contention: the mean time to load for many functions that start at the same moment from the disk, compared with as many
+plain processes that have done their imports and load at the same moment.
 """
 
 import tempfile
@@ -203,7 +204,9 @@ def _start_at_once(node: Node, names: Sequence[str]) -> list[float]:
 
 def report(rows: dict[str, Start]) -> None:
     """Print the table of starts."""
-    print("\nstart of an instance in ms: to the first answer, less a warm one; saved by `same` of `page cache`")
+    print(
+        "\nstart of an instance in ms: first answer minus a warm one; `saved`: by `same`, of a process from page cache"
+    )
     print(f"{'':16}{'plain process':>24}{'its loading alone':>24}{'Overwinter: what lies in the host store':>46}")
     titles = ("disk", "page cache", "disk", "page cache", "same", "other", "none", "none, disk")
     print(f"{'model':16}" + "".join(f"{title:>12}" for title in titles) + f"{'saved':>9}{'of loading':>12}")

@@ -14,7 +14,7 @@ from benchmarks.openloop import Outcome
 from benchmarks.soak.__main__ import Soak, measure
 from benchmarks.soak.members import BURST_SIZE, ROWS, arrivals
 from benchmarks.soak.steps import Steps
-from benchmarks.soak.verdicts import NEAR, History, Spans, Version, Weather, verdict
+from benchmarks.soak.verdicts import NEAR, History, NodeEvents, Spans, Version, verdict
 from overwinter.core.actions import SetAlarm
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm
@@ -43,8 +43,8 @@ def answered(sent, until, answer):
     return Outcome(0, sent, 0.0, until - sent, 200, "warm", False, hashlib.sha256(answer).digest(), answer)
 
 
-def verdict_of(outcome, began, row, history, weather):
-    return verdict(outcome, began, row, history, weather)[0]
+def verdict_of(outcome, began, row, history, events):
+    return verdict(outcome, began, row, history, events)[0]
 
 
 def refused(status, why="no", sent=20.0, until=21.0):
@@ -65,17 +65,17 @@ def refused(status, why="no", sent=20.0, until=21.0):
     ],
 )
 def test_an_answer_is_that_of_a_version_that_could_have_given_it(sent, until, answer, wanted):
-    assert verdict_of(answered(sent, until, answer), 0.0, 0, updated(), Weather()) == wanted
+    assert verdict_of(answered(sent, until, answer), 0.0, 0, updated(), NodeEvents()) == wanted
 
 
 def test_an_answer_to_another_input_is_wrong():
-    assert verdict_of(answered(5, 6, 2 * OLD), 0.0, 1, updated(), Weather()) == "right"
-    assert verdict_of(answered(5, 6, OLD), 0.0, 1, updated(), Weather()) == "wrong"
+    assert verdict_of(answered(5, 6, 2 * OLD), 0.0, 1, updated(), NodeEvents()) == "right"
+    assert verdict_of(answered(5, 6, OLD), 0.0, 1, updated(), NodeEvents()) == "wrong"
 
 
 def test_a_request_that_was_sent_late_counts_from_when_it_was_sent():
     late = Outcome(0, 11.0, 1.5, 2.0, 200, "warm", False, hashlib.sha256(OLD).digest())
-    assert verdict_of(late, 0.0, 0, updated(), Weather()) == "wrong"
+    assert verdict_of(late, 0.0, 0, updated(), NodeEvents()) == "wrong"
 
 
 @pytest.mark.parametrize(("off", "wanted"), [(0.0, "right"), (0.9 * NEAR, "right"), (1.1 * NEAR, "wrong")])
@@ -85,8 +85,8 @@ def test_an_answer_of_a_shared_run_is_near(off, wanted):
     history.versions = [Version((right.tobytes(), b""), exact=False)]
     history.versions[0].served.add(Span(0, 10))
     given = (right + np.array([4.0 * off, 0.0], np.float32)).astype(np.float32)
-    assert verdict_of(answered(5, 6, given.tobytes()), 0.0, 0, history, Weather()) == wanted
-    assert verdict_of(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, Weather()) == "wrong"
+    assert verdict_of(answered(5, 6, given.tobytes()), 0.0, 0, history, NodeEvents()) == wanted
+    assert verdict_of(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, NodeEvents()) == "wrong"
 
 
 REASONS = {
@@ -99,26 +99,26 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_else(reason):
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
-        history, weather = History(), Weather()
-        getattr(history if hasattr(history, reason) else weather, reason).add(Span(begin, until))
-        found = {why: verdict_of(refused(*why), 0.0, 0, history, weather) for why in REASONS.values()}
+        history, events = History(), NodeEvents()
+        getattr(history if hasattr(history, reason) else events, reason).add(Span(begin, until))
+        found = {why: verdict_of(refused(*why), 0.0, 0, history, events) for why in REASONS.values()}
         assert {why for why, said in found.items() if said == "refused"} == ({REASONS[reason]} if there else set())
         assert set(found.values()) <= {"refused", "lost"}
 
 
 def test_late_requests_are_refused_only_for_functions_that_want_it():
     late = refused(503, "function f@1 can no longer answer this request within 50 ms")
-    assert verdict_of(late, 0.0, 0, History(may_be_late=False), Weather()) == "refused"
-    assert verdict_of(late, 0.0, 0, History(), Weather()) == "lost"
+    assert verdict_of(late, 0.0, 0, History(may_be_late=False), NodeEvents()) == "refused"
+    assert verdict_of(late, 0.0, 0, History(), NodeEvents()) == "lost"
 
 
 @pytest.mark.parametrize("status", [0, 400, 404, 500, 503, 504, 507])
 def test_no_answer_and_a_refusal_that_tells_nothing_known_are_lost_whatever_was_so(status):
-    history, weather = History(may_be_late=False), Weather()
-    for spans in (history.unloaded, weather.kills):
+    history, events = History(may_be_late=False), NodeEvents()
+    for spans in (history.unloaded, events.kills):
         spans.add(Span(0, 100))
     for why in ("", "no"):
-        assert verdict_of(refused(status, why), 0.0, 0, history, weather) == "lost"
+        assert verdict_of(refused(status, why), 0.0, 0, history, events) == "lost"
 
 
 class Recorded(World):
@@ -136,7 +136,7 @@ class Recorded(World):
 
 def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_give(tmp_path):
     late = refused(504, "the request for function f@1 was not answered within 1.000 s")
-    assert verdict(late, 100.0, 0, History(), Weather()) == ("expired", Span(120.0, 121.0))
+    assert verdict(late, 100.0, 0, History(), NodeEvents()) == ("expired", Span(120.0, 121.0))
     path = tmp_path / "journal"
     with path.open("wb") as file:
         world = Recorded(Journal(SchedulerConfig(cores=1), 1, file), cores=1)

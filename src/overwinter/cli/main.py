@@ -54,7 +54,7 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="overwinter", message="%(prog)s %(version)s")
 def main() -> None:
-    """Serverless inference for many models on few machines."""
+    """Serverless inference for many models on one machine."""
 
 
 for _command in (

@@ -22,7 +22,7 @@ HEADER = (
 )
 
 
-class Standing(NamedTuple):
+class ResourcesHeld(NamedTuple):
     """What an idle node holds."""
 
     daemon: int
@@ -45,13 +45,13 @@ class Standing(NamedTuple):
         return self.daemon + self.zygotes + self.shared + self.store
 
 
-def at_rest(node: Node) -> Standing:
+def at_rest(node: Node) -> ResourcesHeld:
     """Return what the node holds when it is idle; its client's connections are closed first."""
     node.hang_up()
     node.wait_quiet()
     time.sleep(IDLE_S)
     pids = node.pids()
-    return Standing(
+    return ResourcesHeld(
         *(memory(part).anonymous for part in (pids[:1], pids[1:])),
         shared=memory(pids).shared,
         store=occupied_bytes(node.host_store),
@@ -70,15 +70,15 @@ def _descriptors(pids: list[int]) -> int:
     return min(counts)
 
 
-def row(title: str, standing: Standing, took: float | None) -> str:
+def row(title: str, held: ResourcesHeld, took: float | None) -> str:
     """Return a line of the table, under HEADER; `took` is in seconds."""
-    parts = (*standing[:4], standing.nbytes, standing.resident)
+    parts = (*held[:4], held.nbytes, held.resident)
     sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
-    counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
+    counts = f"{held.descriptors:13}{held.processes:11}{held.files:7}"
     return f"{title:26}{sizes}{counts}" + ("" if took is None else f"{took:9.1f}")
 
 
-def growth(start: Standing, end: Standing) -> dict[str, float]:
+def growth(start: ResourcesHeld, end: ResourcesHeld) -> dict[str, float]:
     """Return what the second reading has more than the first."""
     return {
         "growth_mib": (end.nbytes - start.nbytes) / MIB,
