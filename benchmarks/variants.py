@@ -82,7 +82,9 @@ def check(node: Node, family: Family, kind: str, right: dict[str, bytes]) -> Non
 
 
 def measure_variants(model: str, count: int) -> dict[str, float]:
-    """Print the table; return for each kind the share of its full size that a variant adds where it adds more."""
+    """Print the table; return for each kind what a variant adds to the repository or to the host store, whichever is
+    more, as a share of its full size.
+    """
     family = Family(model)
     with running_node() as node:
         family.deploy(node.client, model, keep_alive_s=0)

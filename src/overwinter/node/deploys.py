@@ -258,7 +258,9 @@ class Deploys:
 
 
 def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:
-    """Make other functions of its program, as far as that runs on the pool apart from its workers, or in slices."""
+    """Turn its program into separate functions: one on the pool if the function itself runs in workers, and one for
+    each slice but the first if the program is cut.
+    """
     function.device_warning = placed.why_not
     if function.handler_only or (function.on_either and not placed.why_not):
         function.split(program)

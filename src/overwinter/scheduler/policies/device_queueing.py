@@ -1,7 +1,7 @@
 """Policies for devices: whose waiting requests get the next free one (Torpor 5.2 and A.3).
 
-The required request count (RRC) of a function is the number of requests that it must answer in time before a given part
-of its requests was in time. Functions with a small RRC can still meet their SLO: they have high priority.
+The required request count (RRC) of a function is the number of further requests that it must answer in time until a
+given part of its requests was in time. Functions with a small RRC can still meet their SLO: they have high priority.
 """
 
 from collections import deque
@@ -77,8 +77,8 @@ Boundary = tuple[float, FunctionId]
 
 
 def boundary(required: Iterable[Boundary], alpha: float) -> Boundary:
-    """Return the last function with high priority. In ascending RRC the first functions have it whose positive RRCs sum
-    up to at most `alpha` of the total.
+    """Return the last function with high priority. Functions get high priority in ascending RRC, as long as the sum of
+    their positive RRCs is at most `alpha` of the total.
     """
     positive = sorted(each for each in required if each[0] > 0)
     left = alpha * sum(count for count, _ in positive) + EPSILON
