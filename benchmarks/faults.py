@@ -106,7 +106,7 @@ class Subject:
         self.damaged = False
 
 
-class Storm:
+class FaultRun:
     """A node under load and faults, with the outcome of each request."""
 
     def __init__(self, site: Site, subjects: list[Subject], seed: int) -> None:
@@ -290,37 +290,37 @@ def left_files(site: Site, before: set[str]) -> list[str]:
 
 
 def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
-    """Run the storm, print its tables, and return what is left."""
+    """Run the load and the faults, print the tables, and return the counts."""
     before = {*os.listdir("/dev/shm")}
     families = [Family(name, small=True) for name in MODELS]
     subjects = [Subject(family, variant, tenant) for family in families for variant, tenant in enumerate(TENANTS, 1)]
     site.node.start()
     for subject in subjects:
         subject.deploy(site.node.url)
-    storm = Storm(site, subjects, seed)
+    faulty = FaultRun(site, subjects, seed)
     held = _at_rest(site)
-    storm.run(seconds)
-    unrecovered = storm.recover()
+    faulty.run(seconds)
+    unrecovered = faulty.recover()
     grown = _at_rest(site) - held
     site.node.stop()
     left = [f"process {pid}" for pid in below(os.getpid())] + left_files(site, before)
     left += [f"{grown} descriptors"] if grown > DESCRIPTORS_SPARE else []
-    for title, counts in (("faults", storm.faults), ("errors that callers got", storm.refusals)):
+    for title, counts in (("faults", faulty.faults), ("errors that callers got", faulty.refusals)):
         print(f"{title}:")
         for what, count in counts.most_common():
             print(f"{count:8} {what}")
     for each in left:
         print(f"left behind: {each}")
-    print(f"a changed block in memory was found after {max(storm.found_s):.1f} s at most")
+    print(f"a changed block in memory was found after {max(faulty.found_s):.1f} s at most")
     kinds = ("right", "wrong", "unverified_wrong", "refused", "daemon_down", "hung", "unexplained")
     return {
-        "requests": storm.counts.total(),
-        **{kind: storm.counts[kind] for kind in kinds},
+        "requests": faulty.counts.total(),
+        **{kind: faulty.counts[kind] for kind in kinds},
         "left": len(left),
         "unrecovered": unrecovered,
         "starts_refused": len(site.refused_starts),
-        "faults": storm.faults.total(),
-        "found_after_s": max(storm.found_s),
+        "faults": faulty.faults.total(),
+        "found_after_s": max(faulty.found_s),
     }
 
 

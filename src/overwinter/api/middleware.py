@@ -73,7 +73,9 @@ class RequestMiddleware:
             self._drain.leave()
 
     def _admit(self, scope: Scope) -> None:
-        """Find the caller; OverloadedError, UnauthorizedError, ForbiddenError, RateError, StoreError."""
+        """Find the caller; raise OverloadedError, UnauthorizedError, ForbiddenError, RateError or StoreError if the
+        request is refused.
+        """
         if scope["path"] in self._open_paths:
             scope[CALLER] = self._access.anonymous
         elif self._drain.begun:

@@ -10,7 +10,7 @@ import torch
 
 from overwinter.core.ids import Address
 from overwinter.device.interface import FoundBlocks, Source
-from overwinter.device.shared import Entry, find_line, table_start
+from overwinter.device.shared import Entry, find_entry, table_start
 from overwinter.store.mapping import map_read_only, unmap
 
 
@@ -29,7 +29,7 @@ class PeerMemory(Source):
 
     def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
         """Return the bytes of the blocks that are there now."""
-        entries = {address: entry for address in blocks if (entry := find_line(self._table, address))}
+        entries = {address: entry for address in blocks if (entry := find_entry(self._table, address))}
         found = {
             address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
             for address, entry in entries.items()
@@ -38,4 +38,4 @@ class PeerMemory(Source):
         return FoundBlocks(found, partial(self._has_changed, entries))
 
     def _has_changed(self, entries: Mapping[Address, Entry], address: Address) -> bool:
-        return find_line(self._table, address) != entries[address]
+        return find_entry(self._table, address) != entries[address]

@@ -1,8 +1,8 @@
 """The memory of a device out of which other processes copy blocks, without asking its owner.
 
-It is a file that both map. Behind the blocks lies a table of what is where. The owner clears a line before it frees or
-moves the block, and never waits: whoever has copied a block looks at its line again, and the copy is void if the line
-has changed. So no process waits for another, and the end of one disturbs no other.
+It is a file that both map. Behind the blocks lies a table of what is where. The owner clears a block's entry before it
+frees or moves the block, and never waits. A process that has copied a block looks at its entry again, and the copy is
+void if the entry has changed. So no process waits for another, and the end of one disturbs no other.
 """
 
 import fcntl
@@ -17,20 +17,20 @@ from overwinter.core.ids import Address
 from overwinter.device.allocation import Extent
 from overwinter.device.partitions import GRANULE_BYTES
 
-BYTES_A_LINE = GRANULE_BYTES
-"""The memory for which the table has a line. Almost all blocks are larger, so few lines are used."""
+BYTES_PER_SLOT = GRANULE_BYTES
+"""The memory for which the table has one slot. Almost all blocks are larger, so few slots are used."""
 PROBES = 8
-"""The lines at which a block may be entered, one after the other. If all are taken, no other device gets the block."""
+"""The slots in which a block may be entered, one after the other. If all are taken, no other device gets the block."""
 
 _SEAL_FUTURE_WRITE = 0x10
 
-_LINE = struct.Struct("@QQQ64s")
-"""A number that no other entry has, or 0 if the line is empty; the offset, the bytes and the address of the block."""
-_WORDS = _LINE.size // 8
+_ENTRY = struct.Struct("@QQQ64s")
+"""A number that no other entry has, or 0 if the slot is empty; the offset, the bytes and the address of the block."""
+_WORDS = _ENTRY.size // 8
 
 
 class Entry(NamedTuple):
-    """A line of the table."""
+    """The content of a slot of the table."""
 
     number: int
     offset: int
@@ -40,8 +40,8 @@ class Entry(NamedTuple):
 
 def shared_bytes(nbytes: int) -> int:
     """Return the size of the file for a device's memory with its table."""
-    nbytes = -(-nbytes // BYTES_A_LINE) * BYTES_A_LINE
-    return nbytes + nbytes // BYTES_A_LINE * _LINE.size
+    nbytes = -(-nbytes // BYTES_PER_SLOT) * BYTES_PER_SLOT
+    return nbytes + nbytes // BYTES_PER_SLOT * _ENTRY.size
 
 
 def shared_memory(nbytes: int) -> int:
@@ -74,11 +74,11 @@ def forbid_writing(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
 
-def find_line(table: memoryview, address: Address) -> Entry | None:
-    """Return the line of a block in a table that its owner may be writing; None: others cannot copy the block."""
+def find_entry(table: memoryview, address: Address) -> Entry | None:
+    """Return the entry of a block in a table that its owner may be writing; None: others cannot copy the block."""
     key = address.encode().ljust(64, b"\0")
-    for line in _lines(address, len(table) // _LINE.size):
-        entry = Entry(*_LINE.unpack_from(table, line * _LINE.size))
+    for slot in _slots(address, len(table) // _ENTRY.size):
+        entry = Entry(*_ENTRY.unpack_from(table, slot * _ENTRY.size))
         if entry.number and entry.address == key:
             return entry
     return None
@@ -93,28 +93,28 @@ class Table:
         # One instruction writes a word, so a reader never sees a part of a number.
         self._numbers = self._bytes.cast("Q")
         self._entered: dict[Address, tuple[int, Extent]] = {}
-        """The line of each block, and where it lies."""
+        """The slot of each block's entry, and where the block lies."""
         self._next = count(1)
 
     def enter(self, address: Address, extent: Extent) -> None:
         """Let others copy a block, whose bytes are there."""
         self.clear(address)
-        lines = _lines(address, len(self._bytes) // _LINE.size)
-        line = next((each for each in lines if not self._numbers[each * _WORDS]), None)
-        if line is None:
+        slots = _slots(address, len(self._bytes) // _ENTRY.size)
+        slot = next((each for each in slots if not self._numbers[each * _WORDS]), None)
+        if slot is None:
             return
-        self._entered[address] = line, extent
-        _LINE.pack_into(self._bytes, line * _LINE.size, 0, *extent, address.encode())
-        self._numbers[line * _WORDS] = next(self._next)
+        self._entered[address] = slot, extent
+        _ENTRY.pack_into(self._bytes, slot * _ENTRY.size, 0, *extent, address.encode())
+        self._numbers[slot * _WORDS] = next(self._next)
 
     def clear(self, address: Address) -> None:
         """Void the copies of a block that have not ended; its memory may change afterwards."""
-        line, _ = self._entered.pop(address, (None, None))
-        if line is not None:
-            self._numbers[line * _WORDS] = 0
+        slot, _ = self._entered.pop(address, (None, None))
+        if slot is not None:
+            self._numbers[slot * _WORDS] = 0
 
     def clear_moved(self, extent: Callable[[Address], Extent]) -> list[Address]:
-        """Clear the lines of the blocks that are to be moved, and return these blocks."""
+        """Clear the entries of the blocks that are to be moved, and return these blocks."""
         moved = [address for address, (_, old) in self._entered.items() if extent(address) != old]
         for address in moved:
             self.clear(address)
@@ -123,9 +123,9 @@ class Table:
 
 def table_start(nbytes: int) -> int:
     """Return where the table of a memory with this many bytes starts."""
-    return nbytes - nbytes // (BYTES_A_LINE + _LINE.size) * _LINE.size
+    return nbytes - nbytes // (BYTES_PER_SLOT + _ENTRY.size) * _ENTRY.size
 
 
-def _lines(address: Address, number: int) -> Iterator[int]:
+def _slots(address: Address, number: int) -> Iterator[int]:
     first = zlib.crc32(address.encode())
     return ((first + each) % number for each in range(min(PROBES, number)))

@@ -38,8 +38,8 @@ class ContainedProcess:
     def __init__(
         self, worker: WorkerId, tenant: TenantId | None, what: str, slots: int, log: Log, keep: Callable[[str], None]
     ) -> None:
-        """`tenant`: the only one whose functions it runs; `what` it is, for the log, which gets its output, as does
-        `keep`. OSError when the system has no descriptors left.
+        """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `log` and `keep` get
+        its output. Raises OSError when the system has no descriptors left.
         """
         self.worker = worker
         self.forked_as = worker

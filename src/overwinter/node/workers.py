@@ -46,7 +46,7 @@ class WorkerProcess(ContainedProcess):
     def __init__(
         self, worker: WorkerId, function: DeployedFunction, load: Load, listener: WorkerListener, log: Log
     ) -> None:
-        """`function` is the one for which it is forked; `log` gets its output. OSError when the system has no
+        """`function` is the one for which it is forked; `log` gets its output. Raises OSError when the system has no
         descriptors left.
         """
         tenant = function.family.tenant

@@ -1,8 +1,8 @@
 """Records which tenant holds which blobs.
 
-An address gives no permission, because who knows it may not know the content. A tenant holds a blob after
-it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after it last asked
-for it or sent it. Nothing here reveals to one tenant what another holds.
+An address gives no permission, because a tenant may know the address without knowing the content. A tenant holds a blob
+after it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after it last
+asked for it or sent it. Nothing here reveals to one tenant what another holds.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set

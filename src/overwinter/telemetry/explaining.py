@@ -216,8 +216,8 @@ class Times(msgspec.Struct, frozen=True):
 def tiers_of(
     sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling], places: tuple[Place, Place]
 ) -> list[TierBytes]:
-    """Return where a function's blocks are. `parts` are those of it that run on the pool for it, and itself; `places`
-    are its repository and its host store. It reads the disk: call it in a thread.
+    """Return where a function's blocks are. `parts`: the functions on the pool into which it is divided, if any, and
+    last the function itself; `places`: its repository and its host store. It reads the disk: call it in a thread.
     """
     seen, function = sources.statistics, parts[-1]
     empty: Shares[FunctionId] = Shares()
