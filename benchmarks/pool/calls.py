@@ -75,7 +75,7 @@ def poisson(rates: Sequence[float], seconds: float, seed: int) -> list[tuple[flo
 def send(
     node: PoolNode, targets: Sequence[Target], payloads: Sequence[bytes], arrivals: list[tuple[float, int]]
 ) -> Sent:
-    """Carry out a plan. RuntimeError for a wrong or a lost answer."""
+    """Carry out a plan. Raises RuntimeError for a wrong or a lost answer."""
     plan = Plan(list(targets), list(payloads), arrivals, PATIENCE_S)
     with (
         tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root,

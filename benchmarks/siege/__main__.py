@@ -4,7 +4,7 @@
 total, open-loop; each answer is compared with plain PyTorch's, bit for bit. During the first phase, `calm`, there is no
 other load. Then each attack of other tenants and callers runs in turn (`benchmarks/siege/attacks.py`), and the table
 shows the effect of each. The attackers share the machine with the node. So their process has a high nice value and may
-use a fifth of a core: the attack's cost is to the node, not to the machine.
+use only a fifth of a core: what an attack slows down is the node, not the machine.
 
 After each attack the node has time to become idle. The table shows how long that took, and the tenant's service during
 that time, in the row of the attack that caused it.
@@ -185,7 +185,7 @@ def row(
 
 
 def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], measured: dict) -> None:
-    """Print the table and the line for programs; `records` has the SLOs and the memory limit."""
+    """Print the table and RESULT; `measured` has the SLOs, the memory limit, and the memory of daemon and zygotes."""
     by_phase = parts(outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases])
     afters = parts(outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases])
     print(

@@ -100,8 +100,8 @@ class Client:
         token: str | None = None,
     ) -> None:
         """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. Functions
-        are deployed, loaded, unloaded, measured and removed for `tenant`; ForbiddenError for those of another tenant.
-        With a `token` the client acts for the token's tenant. CallerError when the token cannot be sent.
+        are deployed, loaded, unloaded, measured and removed for `tenant`; raises ForbiddenError for those of another
+        tenant. With a `token` the client acts for the token's tenant. Raises CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
@@ -162,11 +162,11 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/devices"), list[dict[str, Any]])
 
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """The blocks, profile and workers of a function, and the last decisions about it. NotFoundError."""
+        """The blocks, profile and workers of a function, and the last decisions about it. Raises NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
 
     def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
-        """The last lines that a function printed: `at` (seconds since 1970), `worker`, `text`. NotFoundError."""
+        """The last lines that a function printed: `at` (seconds since 1970), `worker`, `text`. Raises NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
 
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
@@ -264,7 +264,7 @@ class Client:
         return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
 
     def register(self, manifest: Manifest) -> Registered:
-        """Register a new version of a function whose blocks the tenant has sent. ConflictError when some
+        """Register a new version of a function whose blocks the tenant has sent. Raises ConflictError when some
         are missing.
         """
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
@@ -273,22 +273,22 @@ class Client:
     def deploy_pipeline(self, pipeline: Pipeline) -> Registered:
         """Register a pipeline of deployed functions; it replaces a pipeline of that name.
 
-        NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a function has
-        the name.
+        Raises NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a
+        function has the name.
         """
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
         return _json(response, Registered)
 
     def set_traffic(self, name: str, shares: Mapping[int, int]) -> None:
         """Set the shares of versions in the requests that name no version, in per cent; without shares, the newest
-        version gets all. NotFoundError, ConflictError.
+        version gets all. Raises NotFoundError, ConflictError.
         """
         percentages = [{"version": version, "percent": percent} for version, percent in shares.items()]
         self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": percentages}))
 
     def remove(self, name: str, version: int | None = None) -> None:
-        """Remove one version of a function, or all of them, or a pipeline. ConflictError while a pipeline needs the
-        function.
+        """Remove one version of a function, or all of them, or a pipeline. Raises ConflictError while a pipeline needs
+        the function.
         """
         self._send("DELETE", _function(name, version))
 

@@ -143,9 +143,9 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
     Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
-    `slo` a latency such as "80ms"; further settings are those of `Settings`, such as `device="pool"`. ProgramError when
-    the model cannot be exported or its program gives other answers, and the node's error when it refuses. Warnings
-    report sizes that had to be restricted, and what the trial on the node found.
+    `slo` a latency such as "80ms"; further settings are those of `Settings`, such as `device="pool"`. Raises
+    ProgramError when the model cannot be exported or its program gives other answers, and the node's error when it
+    refuses. Warnings report sizes that had to be restricted, and what the trial on the node found.
     """
     from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 

@@ -109,8 +109,8 @@ class Upload(Protocol):
         ...
 
     def commit(self, now: float, /) -> bool:
-        """Commit the block; False when the tenant had sent it before. CallerError when the bytes do not match the
-        address. `now` is in seconds since 1970.
+        """Commit the block; False when the tenant had sent it before. Raises CallerError when the bytes do not match
+        the address. `now` is in seconds since 1970.
         """
         ...
 

@@ -148,7 +148,7 @@ def needs(stage: Stage) -> set[str]:
 def signature(pipeline: Pipeline, find: Find) -> Signature:
     """The inputs and outputs of the pipeline, from its functions as `find` returns them.
 
-    A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. NotFoundError for an unknown
+    A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. Raises NotFoundError for an unknown
     function, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed sizes of
     its target.
     """
@@ -227,8 +227,8 @@ def _returned(functions: Mapping[str, Mapping[str, TensorSpec]], source: str, me
 
 
 def _joined(given: _Given, wanted: TensorSpec, message: str) -> _Given:
-    """The common properties of a tensor that is an output of one stage and an input of another; CallerError if they
-    conflict.
+    """The common properties of a tensor that is an output of one stage and an input of another; raises CallerError if
+    they conflict.
     """
     stage, spec = given
     alike = spec.datatype == wanted.datatype and len(spec.shape) == len(wanted.shape)

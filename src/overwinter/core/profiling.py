@@ -63,7 +63,7 @@ def steps(most: int) -> tuple[int, ...]:
 
 
 def wanted_batches(wanted: Wanted, settings: Settings, limits: ConfigurationLimits) -> tuple[int, ...]:
-    """The batch sizes to measure, ascending; CallerError for one that the program does not accept."""
+    """The batch sizes to measure, ascending; raises CallerError for one that the program does not accept."""
     return _chosen("batch", wanted.batches, min(settings.max_batch, limits.batch), limits.batch)
 
 

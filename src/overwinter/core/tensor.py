@@ -73,7 +73,7 @@ def pack_bytes(elements: list[bytes]) -> bytes:
 
 
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
-    """Decode `count` elements of a BYTES tensor; CallerError when they do not fill `data` exactly."""
+    """Decode `count` elements of a BYTES tensor; raises CallerError when they do not fill `data` exactly."""
     view = memoryview(data).cast("B")
     stops = _stops(view, count)
     return [bytes(view[start + 4 : stop]) for start, stop in zip([0, *stops], stops, strict=False)]

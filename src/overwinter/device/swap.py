@@ -60,7 +60,8 @@ def run(
 ) -> Outcome:
     """Run a function, bringing its missing blocks from the first source that has each.
 
-    NoSpaceError if they do not fit: something is to be evicted first. If a transfer fails, the function is evicted.
+    Raises NoSpaceError if they do not fit: something must be evicted first. If a transfer fails, the function is
+    evicted.
     """
     new = device.hold(function.name, function.tenant, function.blocks)
     if new is None:

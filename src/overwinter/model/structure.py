@@ -94,8 +94,8 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
     If a size is rounded (`sequence // 2`), the terms omit the rounding. `base` is the slot whose memory the value
     shared at export, or -1 if it has its own memory. A number computed from sizes has a symbolic kind as its dtype and
-    no bytes. `shape` is that of a tensor in row-major order whose sizes are fixed or dimensions; None: it has its
-    memory from another value, another order, or another size.
+    no bytes. `shape` is that of a tensor in row-major order with memory of its own, each size fixed or a dimension;
+    None for any other value.
     """
 
     dtype: str

@@ -46,7 +46,7 @@ class ContainedProcess:
         """The id under which its zygote knows it."""
         self.tenant = tenant
         self.take: Callable[[FromWorker], None] = _unheard
-        """Receives its messages; ValueError for an impossible one."""
+        """Receives its messages; raises ValueError for an impossible one."""
         self.gone: Callable[[str], None] = _unheard
         """Receives how it ended, once."""
         self.is_ahead = False

@@ -65,7 +65,7 @@ class Runs:
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
     def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
-        """A worker calls a program on the pool; ValueError if it may not."""
+        """A worker calls a program on the pool; raises ValueError if it may not."""
         function = self._functions.get(process.function)
         is_tried = function is not None and function.on_trial and not process.ready
         self._computing.call(process, function if is_tried else None, call)
@@ -112,7 +112,7 @@ class Runs:
         self._copies.make(process, nbytes, partial(process.copy_inputs, slot, tensors), begun, failed)
 
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
-        """Copy the outputs from the run's buffer; ValueError for an impossible answer."""
+        """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
         flight = process.end(answer)
         known = self._computing.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
 

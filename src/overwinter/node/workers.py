@@ -24,15 +24,15 @@ class WorkerListener(Protocol):
         ...
 
     def worker_calls(self, process: "WorkerProcess", call: Compute, /) -> None:
-        """The worker calls a program on the pool; ValueError if it may not."""
+        """The worker calls a program on the pool; raises ValueError if it may not."""
         ...
 
     def worker_answered(self, process: "WorkerProcess", answer: Answer, /) -> None:
-        """The worker ran something; ValueError if the answer is impossible."""
+        """The worker ran something; raises ValueError if the answer is impossible."""
         ...
 
     def worker_measured(self, process: "WorkerProcess", measured: Measured, /) -> None:
-        """The worker sent its measurements; ValueError if they were not requested."""
+        """The worker sent its measurements; raises ValueError if they were not requested."""
         ...
 
     def worker_exited(self, process: "WorkerProcess", error: str, reason: str, /) -> None:
@@ -106,7 +106,9 @@ class WorkerProcess(ContainedProcess):
         return all(computed_s <= until_s for until_s in self._slo_spent_at_s.values())
 
     def end(self, answer: Answer) -> Flight:
-        """Return the run that was answered. ValueError if there is none, or if it says what only an executor may."""
+        """Return the run that was answered. Raises ValueError if there is none, or if it says what only an executor
+        may.
+        """
         flight = super().end(answer)
         if answer.moved_bytes or answer.peer_bytes or answer.unplaced:
             raise ValueError("a worker has no device")

@@ -254,7 +254,7 @@ class Zygotes:
             close_all(fds)
 
     def _handle(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
-        """Handle a message; ValueError if it is unexpected or impossible."""
+        """Handle a message; raises ValueError if it is unexpected or impossible."""
         match message:
             case Up():
                 self._settle(zygote, "up")

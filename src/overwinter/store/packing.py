@@ -54,7 +54,7 @@ class BlockPlan(msgspec.Struct, frozen=True):
 
 
 def weight_bytes(weight: Shaped) -> int:
-    """Bytes of a weight; ProgramError when its dtype is unknown or a size is negative."""
+    """Bytes of a weight; raises ProgramError when its dtype is unknown or a size is negative."""
     item = DTYPE_BYTES.get(weight.dtype)
     if item is None:
         raise ProgramError(f"a weight has unknown dtype {weight.dtype!r}; known: {', '.join(DTYPE_BYTES)}")

@@ -97,7 +97,7 @@ class Repository:
     # Blocks
 
     def path(self, address: str) -> Path:
-        """The path of a block if it exists; CallerError for an invalid `address`."""
+        """The path of a block if it exists; raises CallerError for an invalid `address`."""
         return Path(self._place(check_address(address)))
 
     def holds(self, address: Address) -> bool:

@@ -97,7 +97,7 @@ class Tally:
         self.idle_device_s = 0.0
         """The time for which its versions lay in the host store and did not run, if it is a function of the pool."""
         self.device_byte_s = 0.0
-        """Its part of the blocks on devices that it no longer holds, over time."""
+        """Its part of the blocks on devices, over time; counted when it no longer holds them."""
         self.places = 0
         """The devices that hold blocks for a version of it, over all versions."""
 

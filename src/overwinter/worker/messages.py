@@ -130,7 +130,7 @@ class Bind(_Message, frozen=True):
 
 class Prepare(_Message, frozen=True):
     """Compile this program and run it once, so that the libraries create its primitives (prepared kernels) and later
-    forks have both. There is no handler.
+    forks have both. `load` and `bind` contain nothing of a handler.
 
     Descriptors: those of `load`, then those of `bind`.
     """
@@ -253,7 +253,7 @@ class Reserve(_Message, frozen=True):
 
 
 class BringFrom(_Message, frozen=True):
-    """The next run brings what this device has from there. Descriptor: its memory, unless this executor has it."""
+    """Copy what this peer has from it in the next run. Descriptor: the peer's memory, unless the executor has it."""
 
     peer: DeviceId
 
