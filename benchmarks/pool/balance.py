@@ -1,7 +1,7 @@
 """The load of four devices under skewed rates, by policy (Torpor, fig. 9).
 
-All functions fit on the devices together. `native` binds each to one device before its first request, so a device may
-have the popular ones; `random` runs what is resident nowhere free on any free device.
+All functions fit on the devices together. `native` binds each to one device before its first request, so one device may
+have several popular ones. `random` chooses any free device for a function that is resident on no free one.
 """
 
 from random import Random

@@ -78,9 +78,7 @@ def report(found: Mapping[int, Mapping[str, float]]) -> None:
     for rate, by_policy in found.items():
         cells = "".join(f"{f'{gb:.2f} GB ${dollars(gb):.7f}':>26}" for gb in by_policy.values())
         print(f"{rate:<12}{cells}")
-    print(
-        f"$ as the paper reckons, ${USD_PER_HOUR} an hour for each GB; at so much for {MACHINE_GB} GB it is an eighth"
-    )
+    print(f"$ as in the paper, at ${USD_PER_HOUR} an hour for each GB; if {MACHINE_GB} GB cost that, it is an eighth")
     for baseline, claimed in PAPER_GB.items():
         less = ", ".join(f"{rows[baseline] - rows['tetris']:.1f} at {rate}/s" for rate, rows in found.items())
         print(f"GB less by Tetris than by {baseline}: {less}; the paper says {claimed}, and not at which rate")

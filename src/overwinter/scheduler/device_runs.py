@@ -210,7 +210,9 @@ def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
 
 
 def _placed(device: Device, moved_bytes: int) -> None:
-    """A run has ended for which so many bytes found places."""
+    """Count a run for which this many bytes were brought: after UNPLACED_SWAPS such runs the device no longer counts
+    as full.
+    """
     if device.unplaced is not None and moved_bytes:
         device.unplaced.swaps += 1
         if device.unplaced.swaps >= UNPLACED_SWAPS:
