@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=8, help="of weights, inputs and the draw")
     parser.add_argument("--drawn", type=int, default=10, metavar="N", help="model types to draw")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table to this Markdown file")
-    parser.add_argument("--list", action="store_true", help="print the names, and ask nothing")
+    parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     options = parser.parse_args()
     known = {architecture.name: architecture for architecture in listed()}
     if options.list:
@@ -155,7 +155,7 @@ def main() -> None:
         found = rows(chosen, node.url, options.seed)
         if count:
             print(
-                f"the first {count} that can be asked of {len(kinds)} model types in the order of seed {options.seed}:"
+                f"the first {count} that can be run of {len(kinds)} model types in the order of seed {options.seed}:"
             )
         last, skipped = drawn_rows(kinds, count, node.url, options.seed)
         found += last
