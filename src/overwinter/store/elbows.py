@@ -45,7 +45,7 @@ def read_elbows(data: Path) -> list[Elbow]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is invalid, and the links are as if not measured: {error}") from error
+        raise ValueError(f"{path} is invalid, so no link counts as measured: {error}") from error
 
 
 def put_elbow(data: Path, elbow: Elbow) -> None:
