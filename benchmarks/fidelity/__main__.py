@@ -154,9 +154,7 @@ def main() -> None:
     with running_node("--cores", "1") as node:
         found = rows(chosen, node.url, options.seed)
         if count:
-            print(
-                f"the first {count} that can be run of {len(kinds)} model types in the order of seed {options.seed}:"
-            )
+            print(f"the first {count} that can be run of {len(kinds)} model types in the order of seed {options.seed}:")
         last, skipped = drawn_rows(kinds, count, node.url, options.seed)
         found += last
     print(f"{time.perf_counter() - began:.0f} s")

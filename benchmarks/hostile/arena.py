@@ -190,14 +190,14 @@ class Arena:
 
     def _last_words(self) -> str:
         lines = (self.root / "log").read_bytes()[-2000:].splitlines() if (self.root / "log").exists() else []
-        return _raised(lines) or _errors_logged(lines)
+        return _raised(lines) or _last_lines(lines)
 
     def answers(self) -> bool:
         """Whether the event loop answers within `FROZEN_S`; otherwise the node is killed, and `examine` restarts it."""
         try:
             reply = ask(self.port, "GET", "/v2/health/live", patience_s=FROZEN_S)
         except HungError:
-            self.tally.add("hung", f"the node did not say that it lives within {FROZEN_S} s, and was killed")
+            self.tally.add("hung", f"the node did not answer whether it is live within {FROZEN_S} s, and was killed")
             self.expects_death = True
             self.kill()
             return False
@@ -300,7 +300,7 @@ def _raised(lines: list[bytes]) -> str:
     return "; ".join(dict.fromkeys(found))[:300]
 
 
-def _errors_logged(lines: list[bytes]) -> str:
+def _last_lines(lines: list[bytes]) -> str:
     """Return the last lines of a log."""
     return b" | ".join(lines[-3:])[-300:].decode(errors="replace")
 
@@ -321,11 +321,11 @@ def arena(tally: Tally, *options: str) -> Iterator[Arena]:
             yield found
         finally:
             # A second Ctrl-C would leave processes behind.
-            impatience = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             try:
                 found.stop()
             finally:
                 shutil.rmtree(host_store, ignore_errors=True)
                 signal.signal(signal.SIGTERM, before)
-                signal.signal(signal.SIGINT, impatience)
+                signal.signal(signal.SIGINT, on_interrupt)
