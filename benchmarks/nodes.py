@@ -132,7 +132,7 @@ class Node:
         until = time.monotonic() + PATIENCE_S
         while len(self.client.function(function)["workers"]) != count:
             if time.monotonic() > until:
-                raise RuntimeError(f"{function} does not come to {count} workers")
+                raise RuntimeError(f"{function} does not reach {count} workers")
             time.sleep(POLL_S)
 
     def wait_quiet(self) -> None:

@@ -154,7 +154,7 @@ class Outside:
             time.sleep(0.2)
             self._arena.examine()
             if not any(word.encode() in line for line in self._arena.said):
-                self._arena.tally.add("outside_writes", "log_pipe: another's handler is no longer heard in the log")
+                self._arena.tally.add("outside_writes", "log_pipe: another handler's output no longer reaches the log")
             quietly(lambda: self._arena.node.client.for_tenant("talkers").remove("talker"))
 
     # Data of another tenant

@@ -141,7 +141,7 @@ class Direct:
         event = await ended
         took = time.perf_counter() - began
         if event.failures or event.unplaced:
-            raise RuntimeError(event.failures[0].message if event.failures else "the blocks find no place")
+            raise RuntimeError(event.failures[0].message if event.failures else "the blocks do not fit")
         del self._calls.payloads[request]
         return Answered(took, tuple(bytes(output.data) for output in payload.outputs))
 

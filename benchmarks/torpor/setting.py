@@ -26,7 +26,7 @@ ABLATIONS: Mapping[str, Policy] = {
     "non-swap": Policy(device_order="fifo", device_binding="native", device_eviction="lru"),
     "overwinter": OURS,
 }
-"""Figure 11's policies, but Torpor-Block, whose allocator `benchmarks.pool` measures; figure 14's; and ours."""
+"""Figure 11's policies except Torpor-Block, whose allocator `benchmarks.pool` measures; figure 14's; and ours."""
 
 NATIVE_MS = {
     "densenet-169": 30,

@@ -66,7 +66,7 @@ def placement(manifest: Manifest, program: Program, devices: Sequence[DeviceConf
         is_cut = bool(slices_for(manifest, program, devices))
     except (ConflictError, NoSpaceError) as error:
         return Placement(why_not=f"it runs on CPU cores only: {error}")
-    why_not = "it runs on CPU cores only: no device of this node has places for all its weights" if is_cut else ""
+    why_not = "it runs on CPU cores only: no device of this node can hold all its weights" if is_cut else ""
     return Placement(why_not=why_not)
 
 

@@ -197,7 +197,7 @@ class DeployedFunction:
         count = 1 + len((self.program or self).later)
         if count == 1:
             return ""
-        return f"no device of this node has places for all its weights: its program is cut into {count} slices"
+        return f"no device of this node can hold all its weights: its program is cut into {count} slices"
 
     @property
     def subject(self) -> str:

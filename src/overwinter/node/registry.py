@@ -89,7 +89,7 @@ class Registry:
         return f"function {function.id}: {without_addresses(str(error))}"
 
     def log_totals(self, id_: FunctionId, refused: str) -> None:
-        """Log how full the node is, when it refuses for lack of space. Callers hear only of what they need."""
+        """Log how full the node is, when it refuses for lack of space. The error for the caller does not say that."""
         function = self.functions.get(id_)
         tenant = id_ if function is None else function.manifest.tenant
         self._throttle.log(("space", tenant), lambda: f"a request was refused: {refused} ({self._published.totals()})")

@@ -39,7 +39,7 @@ def refuse(
     if request is not None:
         function = request.function
     if function is not None and not is_part(function):
-        # Callers of a function do not know its program as another one.
+        # Callers do not know that the program of a function may be a function of its own.
         message = whole_names(message, function)
     cycle.actions.append(Refuse(id_, error, message, retry_after_s, function))
 
