@@ -39,7 +39,7 @@ class CudaEvent(Event):
     """A point in the copy stream."""
 
     def __init__(self, point: torch.cuda.Event | RuntimeError, nbytes: int) -> None:
-        """`point`: why there is none, if the copies could not be asked for."""
+        """`point`: the error instead of a point, if the copies could not be ordered."""
         self._point = point
         self._nbytes = nbytes
 
@@ -91,8 +91,8 @@ class CudaDevice(ReservedDevice):
         return RegisteredBlocks(blocks, registrations)
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CudaEvent:
-        """Copy parts of blocks as one transfer, after all copies that were asked for before, and after all work that
-        was: it may still read what lay in the same memory. Links are real here, and sources keep their blocks.
+        """Copy parts of blocks as one transfer, after all copies and all work that were ordered before: that work may
+        still read what lay in the same memory. Links are real here, and sources keep their blocks.
         """
         point = torch.cuda.Event()
         try:

@@ -70,11 +70,11 @@ class ExecutorProcess(ContainedProcess):
         self.used: dict[FunctionId, None] = {}
         """The functions that were handed over, the least recently used first."""
         self.known: set[FunctionId] = set()
-        """Those, and others that may still be on the device."""
+        """The functions that were handed over, and others that may still be on the device."""
         self.untried: list[str] = []
-        """Those for which it may still send a BindFailed: it has answered no run that was sent later."""
+        """The functions for which it may still send a BindFailed: it has answered no run that was sent later."""
         self._tried: list[str] = []
-        """Those of them that were handed over before the run in progress."""
+        """The untried functions that were handed over before the run in progress."""
         self.preparing: PrepareOnDevice | None = None
         self.warms_up = False
         """Whether the function that it prepares was handed over, and its answer is awaited."""
