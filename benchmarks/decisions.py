@@ -344,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies")
     parser.add_argument("--only", nargs="*", default=[], help="words, one of which must be in 'scenario policy bounds'")
-    parser.add_argument("--longer", type=float, default=1.0, help="times the seconds of the scenarios")
+    parser.add_argument("--longer", type=float, default=1.0, help="factor for the seconds of each scenario")
     parser.add_argument("--save", type=Path, help="write the lines to this file")
     parser.add_argument("--against", type=Path, help="compare with this file")
     options = parser.parse_args()

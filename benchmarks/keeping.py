@@ -135,7 +135,9 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; without: Poisson")
     parser.add_argument("--functions", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0, help="to simulate; default 3600")
-    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="of the memory, in parts of all workers'")
+    parser.add_argument(
+        "--sizes", type=float, nargs="+", default=SIZES, help="memory, as shares of that of all workers"
+    )
     parser.add_argument("--rules", nargs="+", choices=RULES, default=tuple(RULES))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

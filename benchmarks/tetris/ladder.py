@@ -78,8 +78,8 @@ def saved(ours: Cell, theirs: Cell) -> tuple[float, ...]:
 
 def report(cells: Cells, seeds: int) -> None:
     """Print a table for each application."""
-    print(f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, what of it")
-    print("Overwinter saves [least, most over the seeds], and violations under bursts")
+    print(f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, the share of")
+    print("the MiB that Overwinter saves [least, most over the seeds], and violations under bursts")
     for name, row in cells.items():
         print(f"\n{name:34}{'MiB':>8}{'cores':>8}{'saved by overwinter':>24}{'violations':>12}")
         for baseline in BASELINES:
