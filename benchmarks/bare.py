@@ -24,7 +24,7 @@ class Bare(Family):
     """A model with a small input."""
 
     def __init__(self, name: str) -> None:
-        """Build the model; its input is one row, of a text 16 tokens."""
+        """Build the model; its input is one row, which has 16 tokens if it is a text."""
         super().__init__(name, tokens=TOKENS)
 
     def serve(self, url: str, directory: Path, token: str | None) -> None:

@@ -3,8 +3,8 @@
 `python -m benchmarks.swap [model ...]` compares a run of a resident model with runs that bring its blocks: all before
 the run, each weight by itself, in groups of the measured elbow's size, and from another device. The control is the
 resident model while the same bytes are copied elsewhere, since the copies take caches and memory bandwidth of the CPU.
-Then two heavy models are brought at once over one switch, and a variant is brought beside its sibling and beside a
-stranger. All answers are compared with plain PyTorch, bit for bit.
+Then two heavy models are brought at once over one switch, and a variant is brought to a device that has its sibling,
+and to one that has an unrelated model (the stranger). All answers are compared with plain PyTorch, bit for bit.
 
 The links are models, slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with 0.1 ms
 per transfer from the host, 4 GB/s with 0.02 ms from the other device.
@@ -206,7 +206,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
 def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
     """Bring a heavy model to two devices: alone, at once over two switches, and at once over one.
 
-    Both runs compute, so two switches are the control for what the cores add.
+    Two switches are the control: they show what it costs that both runs compute at the same time.
     """
     devices = [device_for(name, stored.function.nbytes) for name in "ab"]
     grouped = Swapping(group_bytes)
@@ -281,7 +281,9 @@ def main() -> None:
     group_bytes, times = measure_elbow(options.rounds)
     print_elbow(group_bytes, times)
     print("\ntime of a run over that of the resident model; `transfer`: of the transfer alone; `limit`: grouped over")
-    print("the larger of transfer and resident run, plus the first group; `to control`: with the control as the run")
+    print(
+        "the larger of transfer and resident run, plus the first group; `to control`: the same with the control's run"
+    )
     titles = ("control", "whole", "by weight", "grouped", "peer", "transfer", "limit", "to control")
     print(f"{'model':16}{'MB':>8}" + "".join(f"{title:>12}" for title in titles))
     over_limit, over_control, shares = {}, {}, {}
@@ -303,7 +305,7 @@ def main() -> None:
         time_share = row["sibling"] / row["stranger"]
         print(f"{name:16}{row['moved'] / 1e6:12.2f}{row['share']:10.1%}{time_share:10.2f}", flush=True)
         gc.collect()
-    print("time: over that beside a stranger")
+    print("time: divided by that beside an unrelated model")
     figures = {
         "over_limit": over_limit,
         "sibling_bytes_share": shares,

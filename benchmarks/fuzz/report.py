@@ -55,9 +55,8 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     tally = attacker.arena.tally
     stalls = {what: longest(records, attacker.marks, what) for what in ("live", "infer", "control")}
     heads = "".join(f"{harm.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
-    print(
-        f"\n{'kind':12}{'tries':>7}{heads}{'stall ms':>10}{'infer ms':>10}{'control':>9}  stalled longest by, and infer"
-    )
+    titles = f"{'stall ms':>10}{'infer ms':>10}{'control':>9}  cases of the longest stall and infer"
+    print(f"\n{'kind':12}{'tries':>7}{heads}{titles}")
     for kind in tally.tries:
         counts = "".join(f"{tally.counts[kind][harm]:11}" for harm in HARMS)
         times = [1e3 * stalls[what].get(kind, (0.0, ""))[0] for what in stalls]
@@ -65,9 +64,9 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
         print("  " + ", ".join(stalls[what].get(kind, (0.0, "-"))[1] for what in ("live", "infer")))
     for example in sorted(tally.examples, key=lambda each: (each.harm, each.kind, each.case)):
         print(f"{example.harm}: {example.case}: {example.text}")
-        print(f"    again: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
+        print(f"    to repeat it: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
     for mark in sorted(attacker.marks, key=lambda mark: mark.began - mark.ended)[:SLOWEST_SHOWN]:
-        print(f"{mark.ended - mark.began:.1f} s took {mark.kind}: {mark.case} ({mark.number})")
+        print(f"{mark.ended - mark.began:.1f} s for {mark.kind}: {mark.case} ({mark.number})")
     for note, times_ in tally.notes.most_common(NOTES_SHOWN):
         print(f"noted {times_} times: {note}")
     asked = Counter({each.what: int(each.said) for each in records if each.fate == "asked"})

@@ -1,7 +1,7 @@
 """The attacks on a node that serves another tenant. Each is a generator of steps with pauses.
 
-An attack that is closed ends and removes what it has deployed. Its steps cost the attacker little: the cost is work or
-waiting of the node.
+When an attack ends, the attacker's `leave` removes what it has deployed. A step is little work for the attacker, but
+much work or a long wait for the node.
 """
 
 import json
@@ -215,7 +215,7 @@ def hanging_trials(others: Attackers) -> Steps:
 
 
 def slow_warm_ups(others: Attackers) -> Steps:
-    """Deploy new programs whose example sizes take seconds."""
+    """Deploy new programs that take seconds for inputs of their example sizes."""
     number = 0
     while True:
         number += 1

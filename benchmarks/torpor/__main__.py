@@ -39,14 +39,14 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, help="the directory in which torpor-alibaba-fc lies")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of the trace, of 30; default 10")
+    parser.add_argument("--minutes", type=float, default=10.0, help="to simulate, of the trace's 30; default 10")
     parser.add_argument("--seeds", type=int, default=1, help="of figure 11; default 1")
-    parser.add_argument("--part", action="append", choices=PARTS, help="a figure, also several; default all")
+    parser.add_argument("--part", action="append", choices=PARTS, help="a figure; may be repeated; default all")
     parser.add_argument("--quick", action="store_true", help="few functions for half a minute, to try it")
     options = parser.parse_args()
     sizes, minutes = (QUICK, QUICK_MINUTES) if options.quick else (WHOLE._replace(seeds=options.seeds), options.minutes)
     node, traces = paper(minutes), options.traces
-    print(f"{minutes:g} minutes of the trace after one that does not count")
+    print(f"{minutes:g} minutes of the trace are counted, after {node.settle_s / 60:g} that are not")
     calibration(node)
     result: dict[str, object] = {}
     for part in options.part or PARTS:

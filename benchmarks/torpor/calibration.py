@@ -24,7 +24,9 @@ TABLE_4: Mapping[str, Sequence[int]] = {
 """Milliseconds of a run: on a device that has the model, swapped over PCIe, and swapped from a peer."""
 CONTENDERS = ("densenet-169", "resnet-152", BERT)
 TABLE_3: Mapping[str, Sequence[int]] = {"densenet-169": (27, 27, 27), "resnet-152": (31, 29, 43), BERT: (166, 240, 149)}
-"""Milliseconds of a swapped run while each of these models is swapped again and again; on the diagonal alone."""
+"""Milliseconds of a swapped run while each of these models is swapped again and again. In its own column, a model runs
+alone.
+"""
 SPAN_S = 10.0
 
 
@@ -104,7 +106,7 @@ def calibration(node: Scenario) -> None:
     print(
         "\nTable 3: ms of a swapped run while DenseNet-169, ResNet-152 or Bert-qa is swapped on the other device behind"
     )
-    print("the switch; beside itself: alone")
+    print("the switch; in a model's own column it runs alone")
     _print({model: (paper, table_3(node, model)) for model, paper in TABLE_3.items()})
 
 

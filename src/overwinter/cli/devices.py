@@ -29,7 +29,8 @@ def device_options() -> list[click.Option]:
             type=click.Choice(get_args(DeviceKind)),
             default="virtual",
             show_default=True,
-            help="virtual: computes on the CPU. null: takes the times in the profiles of functions, and answers zeros.",
+            help="virtual: computes on the CPU. null: takes the times in the profiles of functions, and answers as if "
+            "all weights and inputs were zeros.",
         ),
         click.Option(
             ["--device-memory"],

@@ -10,7 +10,8 @@ from overwinter.core.ids import DeviceId
 
 DeviceKind = Literal["virtual", "null"]
 """What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link. A null
-one moves and computes nothing: it takes the time of the link and of the functions' profiles, and answers zeros.
+one moves no bytes: it takes the time of the link and of the functions' profiles, and answers as if all weights and
+inputs were zeros.
 """
 
 DeviceIsolation = Literal["none", "tenant", "function"]

@@ -1,5 +1,5 @@
 """A null device: transfers take the time of their link and runs the time in their function's profile, but no byte is
-moved, and the outputs are those of weights of zeros.
+moved, and the outputs are those of weights and inputs of zeros.
 
 A node with null devices shows how it would use devices that its machine lacks, and so whether the simulator is right.
 """

@@ -43,7 +43,9 @@ class Sharing:
         return 0 if device.name in self._peers or device.kind == "null" else device.memory_bytes
 
     def mapped_bytes(self, device: DeviceConfig) -> int:
-        """The most address space that the device's executor needs for memory that is shared, or that is none."""
+        """The most address space that the device's executor needs for shared memory; on a null device, for the
+        addresses of blocks, which have no memory.
+        """
         if device.kind == "null":
             return device.memory_bytes
         own = [device.memory_bytes] if device.name in self._peers else []

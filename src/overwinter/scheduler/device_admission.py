@@ -34,7 +34,7 @@ from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
 
 SLICE_STARTS = 10
-"""How long an executor may serve its owner when others wait for a device, in starts of an executor."""
+"""How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
 
 
 def give(cycle: Cycle) -> None:
@@ -86,7 +86,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
         fitting = list(swaps.large_enough(cycle, function))
         if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()
-            why = f"the {pooled.nbytes} bytes of function {id_} find no adjacent memory on any device"
+            why = f"no device can hold each block of function {id_} ({pooled.nbytes} bytes in all) in adjacent memory"
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
         elif any_out and all(each.is_out(cycle.now) for each in fitting):
             first = min(fitting, key=lambda each: each.backoff_until)

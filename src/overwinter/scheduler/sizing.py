@@ -190,7 +190,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     alive = [worker for worker in family.workers.values() if not worker.stopping]
     # A worker may be older than the last measurement of its configuration.
     measured = {point.configuration: point for point in latency.points}
-    standing = tuple(
+    current = tuple(
         CurrentWorker(worker.id, measured.get(worker.point.configuration, worker.point), _load(worker), worker.since)
         for worker in alive
         if worker.drain is None
@@ -204,7 +204,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
         rate=rate,
         slo_s=None if family.slo_ms is None else family.slo_ms / 1000,
         points=latency.points,
-        workers=standing,
+        workers=current,
         free_cores=max(0, free_cores),
         free_workers=max(0, min(family.max_workers, cycle.workers_most) - len(family.workers)),
         free_bytes=resources.memory.free,

@@ -60,7 +60,9 @@ class Victim(NamedTuple):
 
 
 class FutureClaims:
-    """The claims after workers that stop or drain with a time limit have ended, and functions of `add` have started."""
+    """The claims when workers that stop or drain with a time limit have ended, and the functions that were added have
+    started.
+    """
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle

@@ -55,11 +55,11 @@ from overwinter.worker.weights import Blocks, MappedBlock, read_all
 
 
 class _Program:
-    """A program as both sides of a run need it: the requests' and the device's."""
+    """A program in the two forms that a run needs: one for the requests' inputs and outputs, one for the device."""
 
     def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
-        """Compile it as a first run needs it. `run_s`: the seconds of a run by its requests. Raises ProgramError if a
-        null device is not told any.
+        """Compile it as a first run needs it. `run_s`: the seconds of a run by its number of requests. Raises
+        ProgramError if it is empty on a null device.
         """
         self.prepared = Prepared(content, self._run)
         if own.kind == "null":

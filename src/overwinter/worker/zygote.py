@@ -94,7 +94,7 @@ class Zygote:
         self._main_of_fork: MainFunction | None = None
 
     def serve(self) -> MainFunction:
-        """Serve until the node ends (then exit), or until this process is a fork, whose role is returned."""
+        """Serve until the node ends (then exit), or until this process is a fork; return the fork's main function."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._means.wakeup, select.POLLIN)
@@ -218,7 +218,9 @@ def _own_smaps() -> int:
 
 
 def _enter(group: int) -> None:
-    """Enter the control group of this file for threads, while this process has a single thread: this takes 50 µs."""
+    """Enter a control group; `group` is its open file of threads. It is called while this process has one thread,
+    because a write moves only one thread; a write takes 50 µs.
+    """
     try:
         os.write(group, b"0")
     except OSError as error:
