@@ -30,7 +30,7 @@ class Observed(NamedTuple):
     """The times of runs in workers that had run before."""
 
 
-class Journey(NamedTuple):
+class JournalFigures(NamedTuple):
     """The figures of a whole journal."""
 
     functions: Mapping[FunctionId, Observed]
@@ -38,7 +38,7 @@ class Journey(NamedTuple):
     """The rate at which blocks were loaded from disk; None: none were."""
 
 
-def observed(entries: Iterable[Entry]) -> Journey:
+def observed(entries: Iterable[Entry]) -> JournalFigures:
     """Return the starts, runs and loads in a journal, without those of trials."""
     functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
@@ -71,7 +71,7 @@ def observed(entries: Iterable[Entry]) -> Journey:
                     asked[function] = entry.now
                 case _:
                     pass
-    return Journey(dict(functions), loaded_bytes / loading_s if loading_s else None)
+    return JournalFigures(dict(functions), loaded_bytes / loading_s if loading_s else None)
 
 
 def modelled(

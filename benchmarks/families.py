@@ -42,7 +42,7 @@ class Family:
         return sum(weight.nbytes for weight in self.weights)
 
     def one(self, row: int = 0) -> dict[str, torch.Tensor]:
-        """Return one row, of two, of the example inputs, at batch 1."""
+        """Return one of the two rows of the example inputs, as a batch of 1."""
         inputs = {name: tensor[row : row + 1].contiguous() for name, tensor in self.model.example_inputs.items()}
         for name, dims in self.model.dynamic.items():
             for dim, size in dims.items():

@@ -45,23 +45,23 @@ class Sent(NamedTuple):
 
 
 def request_seconds(family: Family) -> float:
-    """Return the processor time of a request: of its run, and what is due for every request."""
+    """Return the processor time of a request: that of its run, and LEAST_S."""
     return run_seconds(family) + LEAST_S
 
 
 def payload(family: Family) -> bytes:
-    """Return the bytes of a request to any variant after its head."""
+    """Return the body of a request, which is the same for all variants."""
     return binary_request("any", as_tensors(family.one())).partition(END)[2]
 
 
 def deployed(node: PoolNode, family: Family, count: int) -> list[Target]:
-    """Deploy so many functions that share no block; return how to call each."""
+    """Deploy this many functions that share no block; return how to call each."""
     targets = deploy_variants(node, family, range(count), {"device": "pool"}, family.floats())
     return [targets[number] for number in range(count)]
 
 
 def poisson(rates: Sequence[float], seconds: float, seed: int) -> list[tuple[float, int]]:
-    """Return arrivals: of each function, so many per second."""
+    """Return arrivals: of each function, this many per second."""
     random = Random(f"{seed} arrivals")
     found = []
     for number, rate in enumerate(rates):

@@ -33,7 +33,7 @@ SHOWN = (0.1, 0.5, 0.99)
 
 
 class Layers(torch.nn.Module):
-    """Two layers that are used so many times: their weights stay in the processor's cache while other processes run."""
+    """Two layers that are used `count` times: their weights stay in the processor's cache while other processes run."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

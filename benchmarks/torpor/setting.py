@@ -50,7 +50,7 @@ INFLESS = msgspec.structs.replace(NATIVE, device_binding="infless", keep_alive="
 
 
 def paper(minutes: float) -> Scenario:
-    """Return the node of the paper with 560 functions, and so many minutes after those that do not count."""
+    """Return the node of the paper with 560 functions, and this many minutes after those that do not count."""
     scenario = read_scenario(SCENARIO)
     settle_s = min(scenario.settle_s, 60.0 * minutes)
     return msgspec.structs.replace(scenario, duration_s=settle_s + 60.0 * minutes, settle_s=settle_s)

@@ -84,7 +84,7 @@ class PartitionedAllocator(Allocator):
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """Move the blocks out of one partition, the one with least in it that can be vacated; or out of several
-        adjacent ones, if a block of `largest` bytes needs so many. Called again, it goes on, until no move is left.
+        adjacent ones, if a block of `largest` bytes needs several. Called again, it goes on, until no move is left.
 
         The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
         """
@@ -168,7 +168,7 @@ class PartitionedAllocator(Allocator):
         return offset
 
     def _range_start(self, count: int) -> int | None:
-        """Return the first of `count` adjacent free partitions, at the end of the shortest range that has so many."""
+        """Return the first of `count` adjacent free partitions, at the end of the shortest range that has this many."""
         enough = [each for each in self._free_ranges() if len(each) >= count]
         return min(enough, key=lambda each: (len(each), -each[0]))[-count] if enough else None
 

@@ -12,8 +12,8 @@ from overwinter.device.interface import Device
 from overwinter.device.scrubbing import Tenancy
 
 FRAGMENTED = 2
-"""Blocks are moved together only if so many times the bytes to be placed are free. Otherwise more bytes would be moved
-than evicting one function more would cost (benchmarks.allocation).
+"""Blocks are moved together only if this many times the bytes to be placed are free. Otherwise more bytes would be
+moved than evicting one function more would cost (benchmarks.allocation).
 """
 
 

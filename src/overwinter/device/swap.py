@@ -31,8 +31,8 @@ class Route(NamedTuple):
 class Swapping(NamedTuple):
     """How missing blocks are brought.
 
-    `group_bytes`: a group ends when it has so many. `overlaps`: the program runs meanwhile. `by_weight`: each weight is
-    a transfer of its own, instead of groups of blocks.
+    `group_bytes`: a group ends when it has this many. `overlaps`: the program runs meanwhile. `by_weight`: each weight
+    is a transfer of its own, instead of groups of blocks.
     """
 
     group_bytes: int

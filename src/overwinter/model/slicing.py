@@ -240,7 +240,7 @@ def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) 
 
 
 def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
-    """Return where ranges of at most so many bytes begin, each as long as possible; None if a part has more."""
+    """Return where ranges of at most this many bytes begin, each as long as possible; None if a part has more."""
     begins, held, nbytes = [0], dict[str, int](), 0
     for number, part in enumerate(parts):
         added = sum(size for block, size in part.items() if block not in held)

@@ -1,8 +1,9 @@
 """Lets the programs of functions run on the pool for the workers that run their handlers.
 
-A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler has
-as another function: with the tensors of the run's requests, and the latest of their deadlines. Its answer goes back to
-the worker. A worker is not trusted, so it may call only programs of the run's functions, one at a time for each run.
+A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
+treats as a function of its own. This request has the tensors of the run's requests, and the latest of their timeouts.
+Its answer goes back to the worker. A worker is not trusted, so it may call only programs of the run's functions, one at
+a time for each run.
 """
 
 import asyncio
@@ -105,7 +106,7 @@ class Computing:
         self._runs.pop(process, None)
 
     def after_runs(self, function: FunctionId, then: Callable[[], None]) -> None:
-        """Call `then` as soon as no run of the function is in progress, unless it stays."""
+        """Call `then` as soon as no run of the function is in progress, unless `cancel_after_runs` is called before."""
         if self._is_running(function):
             self._after_runs[function] = then
         else:

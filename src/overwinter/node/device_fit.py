@@ -29,7 +29,7 @@ zoo has half as many.
 VALUES_MAX = 256
 """The most values that a slice takes or returns: a message between processes describes all of them."""
 POINTS_MAX = 256
-"""About so many places are considered for a cut."""
+"""About this many places are considered for a cut."""
 TRIES = 4
 """The places that are tried between two calls with weights."""
 

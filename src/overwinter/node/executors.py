@@ -284,7 +284,7 @@ class Executors:
         then()
 
     def _unmap(self, process: ExecutorProcess, more: int) -> None:
-        """Let an executor forget functions that were not used for long, before it maps so many more blocks."""
+        """Let an executor forget functions that were not used for long, before it maps this many more blocks."""
         for function in list(process.used):
             if process.bindings.blocks + more <= MAPPED_MAX:
                 return

@@ -73,7 +73,7 @@ class Profiler:
 
     async def measure(self, function: DeployedFunction, wanted: Wanted, report: ReportProgress) -> Profile:
         """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
-        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or the time was short.
+        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or TURN_S is over.
         """
         loop = asyncio.get_running_loop()
         if function.batch_limit is None:
@@ -136,7 +136,9 @@ class Profiler:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
 
     async def _keep(self, function: DeployedFunction, survey: Survey) -> None:
-        """Store the profile for the program, and for its function with a handler until that has its own."""
+        """Add the measurements to the stored profile of the program, and to that of a function with a handler, which
+        begins as the program's.
+        """
         profile = survey.blank
         for subject in reversed(_subjects(function)):
             known = await asyncio.to_thread(self._parts.repository.profile, self._machine, subject)

@@ -74,7 +74,7 @@ def _spread(own: int, count: int) -> list[int]:
 
 
 def expected_s(cycle: Cycle, function: Function, counts: Sequence[int]) -> float:
-    """Expected seconds of the execution of so many requests of each function; 0: unknown."""
+    """Expected seconds of the execution of this many requests of each function; 0: unknown."""
     together = swaps.run_s(cycle, function, sum(counts))
     if len(counts) == 1:
         return together

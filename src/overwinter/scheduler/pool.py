@@ -35,7 +35,7 @@ UNPLACED_SWAPS = 64
 other blocks lie there.
 """
 WAITED = 1.1
-"""A run that took less than so many times the time of its transfer waited for it."""
+"""A run that took less than this many times the time of its transfer waited for it."""
 
 Owner = tuple[TenantId | None, FunctionId | None]
 """Whose functions an executor runs: those of a tenant, one function, or any."""
@@ -155,7 +155,7 @@ class Device(msgspec.Struct, eq=False):
         return found
 
     def capacity(self, missing: int) -> int:
-        """The most bytes that may lie there if so many are brought: fewer than when as many found no places."""
+        """The most bytes that may lie there when `missing` bytes are brought: fewer than when as many did not fit."""
         if self.unplaced is None or missing < self.unplaced.missing_bytes:
             return self.config.memory_bytes
         return self.unplaced.total_bytes - 1
@@ -230,11 +230,11 @@ class RunTimes(msgspec.Struct):
         return bool(self._resident or self._swapped)
 
     def measured_s(self, count: int) -> float | None:
-        """The seconds of runs of exactly so many requests without a transfer; None: there was none."""
+        """The seconds of runs of exactly this many requests without a transfer; None: there was none."""
         return self._resident.get(count)
 
     def expected_s(self, count: int, profiled: float | None = None) -> float:
-        """Expected seconds of the execution of so many requests, by the profile as long as no run without a transfer
+        """Expected seconds of the execution of this many requests, by the profile as long as no run without a transfer
         was measured; 0: unknown.
         """
         known = self._resident or (self._swapped if profiled is None else {})

@@ -48,7 +48,7 @@ def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:
-    """Expected seconds of the execution of so many requests on a device; 0: unknown."""
+    """Expected seconds of the execution of this many requests on a device; 0: unknown."""
     measured = facts(function).times.measured_s(count)
     if measured is not None:
         return measured
@@ -76,7 +76,7 @@ def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list
 
 
 def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], run_s: float) -> float:
-    """The least time for which a run of so many seconds would wait for blocks, on these devices and those peers that
+    """The least time for which a run of this many seconds would wait for blocks, on these devices and those peers that
     have the whole function; 0 if none of them serves it. `beside`: the neighbours of each device that bring blocks.
     """
     owner, least_s = owner_of(cycle, function), inf

@@ -106,7 +106,7 @@ class ServiceObserver:
         """A request arrived."""
 
     def ran(self, function: FunctionId, configuration: Configuration, seconds: float, now: Seconds) -> None:
-        """A run of this configuration ended after so many seconds, with as many runs in progress in its worker as were
+        """A run of this configuration ended after this many seconds, with as many runs in progress in its worker as
         when the configuration was measured.
         """
 

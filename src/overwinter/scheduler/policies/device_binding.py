@@ -63,7 +63,7 @@ that of the run.
 
 
 def transfer_s(config: DeviceConfig, nbytes: int, sharing: int) -> float:
-    """Return the time of a transfer from the host while so many other devices behind the switch bring blocks."""
+    """Return the time of a transfer from the host while this many other devices behind the switch bring blocks."""
     if not nbytes:
         return 0.0
     rate = config.bytes_per_s

@@ -30,7 +30,7 @@ RATIO_CHANGE = 0.04
 LONG = 0.5
 """A request has waited for long after this part of the time after which it expires."""
 LONG_EVERY = 10
-"""Of so many runs, one is for the first of the requests that have waited for long."""
+"""Of this many runs, one is for the first of the requests that have waited for long."""
 EPSILON = 1e-9
 
 

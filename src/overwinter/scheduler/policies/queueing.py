@@ -19,7 +19,7 @@ def level(priority: int) -> int:
 
 
 def why_full(function: Function, queued: int, requests: Resource) -> str | None:
-    """Return why no more requests of the function are accepted, of which so many wait; None: one more is.
+    """Return why no more requests of the function are accepted, of which `queued` wait; None: one more is.
 
     A tenant may have as many open requests as there are free places. A single tenant can thus use half of the places,
     and two tenants a third each, so there is always a place for tenants with few requests (Choudhury and Hahne's
