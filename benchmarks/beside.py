@@ -107,13 +107,13 @@ def steps(journal: Path) -> list[Entry]:
 
 def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: float, seed: int) -> Scenario:
     """Return the scenario with the figures that were just measured on this machine."""
-    journey = calibration.observed(entries)
+    in_journal = calibration.observed(entries)
     machine = Machine(cores=len(os.sched_getaffinity(0)))
-    if journey.disk_bytes_per_s is not None:
-        machine = msgspec.structs.replace(machine, disk_mib_per_s=journey.disk_bytes_per_s / MIB)
+    if in_journal.disk_bytes_per_s is not None:
+        machine = msgspec.structs.replace(machine, disk_mib_per_s=in_journal.disk_bytes_per_s / MIB)
     functions = tuple(
         calibration.modelled(
-            name, part.settings, part.workload, profiles[name], journey.functions[function_id(name, 1)], machine
+            name, part.settings, part.workload, profiles[name], in_journal.functions[function_id(name, 1)], machine
         )
         for name, part in PARTS.items()
     )

@@ -170,7 +170,7 @@ def _in_child(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tu
         pid = os.fork()
         if pid == 0:
             try:
-                _live(valid, seed, jobs, kinds)
+                _run_calls(valid, seed, jobs, kinds)
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)
@@ -185,7 +185,9 @@ def _in_child(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tu
 _UNKNOWN = 255
 
 
-def _live(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap) -> None:
+def _run_calls(
+    valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap
+) -> None:
     """Run all calls, then end this process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")

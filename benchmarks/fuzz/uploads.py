@@ -14,7 +14,7 @@ MIB = 1 << 20
 DRIPPING = 12
 """More than the threads for the disk."""
 MANY = 100
-QUESTION = 200_000
+ADDRESSES_ASKED = 200_000
 HUGE = 1 << 40
 
 
@@ -118,7 +118,7 @@ class Uploads:
     def _questions(self, rng: Random) -> None:
         """Query very many addresses."""
         some = [f"{rng.randrange(1 << 200):064x}" for _ in range(100)]
-        self._missing(some * (QUESTION // len(some)))
+        self._missing(some * (ADDRESSES_ASKED // len(some)))
 
     def _odd_addresses(self, rng: Random) -> None:
         address = rng.choice(

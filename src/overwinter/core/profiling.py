@@ -13,7 +13,7 @@ CONFIGURATIONS_MAX = 1024
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configurations to measure. None: powers of two up to the function's settings, and these."""
+    """The configurations to measure. None: the powers of two below the function's setting, and the setting itself."""
 
     cores: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None

@@ -86,17 +86,17 @@ def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited
     """
     requests = cycle.state.requests
     current = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
-    struck = current or (tuple(function.queue) if never_started else ())
+    affected = current or (tuple(function.queue) if never_started else ())
     error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
-    for id_ in struck:
+    for id_ in affected:
         request = requests.get(id_)
         if request is not None:
             request.failures += 1
             if not may_retry(request, cycle.config):
                 refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
-    still_open = tuple(id_ for id_ in struck if id_ in requests)
+    still_open = tuple(id_ for id_ in affected if id_ in requests)
     if current:
         queueing.put_back(function.queue, still_open, requests)
-    elif struck:
+    elif affected:
         function.queue.clear()
         function.queue.extend(still_open)
