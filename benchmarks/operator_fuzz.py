@@ -188,7 +188,7 @@ _UNKNOWN = 255
 def _run_calls(
     valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]], kinds: mmap.mmap
 ) -> None:
-    """Run all calls, then end this process."""
+    """Run the calls, record the kind of each result, and end this process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")
     silent = os.open(os.devnull, os.O_WRONLY)

@@ -151,7 +151,7 @@ def deploy_all(
     node: Node, models: Sequence[str], count: int, settings: Mapping[str, Any], measured: Sequence[Base]
 ) -> list[Base]:
     """Deploy one base model after the other, and measure each unless that was done before. Function n is a variant of
-    model n modulo all.
+    model n modulo the number of models.
     """
     bases = []
     for number, name in enumerate(models):
@@ -214,7 +214,7 @@ class RequestPlans:
         print(
             f"\nan hour has {total} requests; {speed:.0f} times faster and 1 of {1 / share:.1f} kept, {len(kept)} come,"
         )
-        print(f"{len(kept) / options.minutes / 60:.1f}/s, {share * speed:.2f} of the hour's own rate: so many ask for")
+        print(f"{len(kept) / options.minutes / 60:.1f}/s, {share * speed:.2f} of the hour's own rate: these need")
         print(f"{load:.0%} of {cores()} cores", flush=True)
         targets = [
             msgspec.structs.replace(bases[place].targets[number], payload=place) for number, place in enumerate(owner)
@@ -226,10 +226,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(SLO_MS), metavar="model", help="models of the zoo")
     parser.add_argument("--functions", type=int, default=1000, help="default 1000")
-    parser.add_argument("--minutes", type=float, default=2.0, help="into which the hour is pressed; default 2")
-    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; else made requests")
+    parser.add_argument("--minutes", type=float, default=2.0, help="into which the hour is compressed; default 2")
+    parser.add_argument("--traces", type=Path, help="the directory of torpor-alibaba-fc; else generated")
     parser.add_argument(
-        "--load", type=float, action="append", help="share of all cores to ask for, also twice; default 0.55, then 0.75"
+        "--load", type=float, action="append", help="share of all cores needed; repeatable; default 0.55, then 0.75"
     )
     parser.add_argument("--memory-gib", type=float, default=8.0, help="memory available to the node; default 8")
     parser.add_argument("--keep-alive", type=float, help="of every function, in seconds; else the default settings")

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on all answers. Joined ones count only if they are wrong, because other sizes use other
+        """The verdict on all answers. Those of shared runs count only if they are wrong, because other sizes use other
         kernels.
         """
         return "wrong" if self.shared.verdict == "wrong" else worst(self.findings)

@@ -50,7 +50,7 @@ def request_seconds(family: Family) -> float:
 
 
 def payload(family: Family) -> bytes:
-    """Return the body of a request, which is the same for all variants."""
+    """Return the bytes of a request after its HTTP headers, which are the same for all variants."""
     return binary_request("any", as_tensors(family.one())).partition(END)[2]
 
 

@@ -36,7 +36,7 @@ FUNCTIONS = 200
 MEMORY_BYTES = 256 << 20
 SMALL_MEMORY_BYTES = 1 << 20
 LOAD = 0.3
-"""The share of all cores that requests take; the devices compute on the CPU, and share it."""
+"""The share of all cores that requests take, including what the devices compute, because they are virtual."""
 
 
 class Trace:

@@ -1,6 +1,7 @@
-"""The last part of escape handlers: it runs the attempt named by {"way": ..., and values of the outside}.
+"""The last part of escape handlers. A request is a JSON object: `way` names the attempt to make, and the other keys
+describe objects outside the sandbox.
 
-What it gives begins with "did: " where the way was open, with "could not: " where it was closed.
+The answer begins with "did: " if the attempt succeeded, and with "could not: " if it failed.
 """
 
 import json

@@ -282,7 +282,7 @@ def _tensors(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
 
 
 def _config_tensors(specs: Sequence[TensorSpec]) -> tuple[ConfigTensor, ...]:
-    # Triton calls BYTES STRING in model configurations.
+    # In model configurations, Triton's name for BYTES is STRING.
     return tuple(
         ConfigTensor(spec.name, f"TYPE_{'STRING' if spec.datatype == BYTES else spec.datatype}", _dims(spec))
         for spec in specs

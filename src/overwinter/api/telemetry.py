@@ -45,7 +45,7 @@ class TelemetryApi:
         return json_response(await request.caller.front.telemetry.activity())
 
     async def devices(self, request: Request) -> Response:
-        """The devices of the pool, and what lies there; of a tenant, its own functions on the devices that serve it."""
+        """The devices of the pool and the functions there. A tenant gets only its own, on the devices that serve it."""
         return json_response(await request.caller.front.telemetry.devices())
 
     async def usage(self, request: Request) -> Response:

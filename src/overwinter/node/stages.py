@@ -142,5 +142,5 @@ def _slo_ms(stage: Stage, functions: Registry) -> float | None:
     try:
         return functions.function(stage.function, stage.version).settings.slo_ms
     except NotFoundError:
-        # The stage may not have been sent yet; if it is sent later, the request is refused.
+        # The function does not exist now. If it is still missing when the stage starts, the request is refused.
         return None
