@@ -28,7 +28,7 @@ WIDTH, ROWS = 128, 16
 MODEL_S = 1e-3
 ROUNDS, WARM = 2000, 200
 TURNS = (20, 1)
-"""How many runs one after the other. After a single one, another process has filled the processor's caches."""
+"""The runs in one turn. In turns of one, another process has filled the processor's caches before each run."""
 SHOWN = (0.1, 0.5, 0.99)
 
 
@@ -49,7 +49,7 @@ class Layers(torch.nn.Module):
 
 
 def made_for(seconds: float) -> Exported:
-    """Return a program that takes about so long."""
+    """Return a program that takes about this long."""
     x, tried = torch.randn(1, ROWS, WIDTH), 50
     program = _exported(tried)
     run = compile_program(program.program)
@@ -97,7 +97,7 @@ async def dispatch(rounds: int, turn: int) -> dict[str, list[float]]:
                 if begun >= WARM:
                     times[name] += [each.seconds for each in answered]
             if len(outputs) > 1:
-                raise RuntimeError("a process answers otherwise than the program here")
+                raise RuntimeError("a worker or an executor gives other outputs than the program in this process")
     return times
 
 

@@ -76,7 +76,7 @@ class TrackedDevice(Generic[T]):
         self.brought = 0
         """The functions that were brought before a request."""
         self.unplaced = 0
-        """The attempts of a run whose blocks found no adjacent place."""
+        """The attempts of a run whose blocks did not fit, because the free memory was not adjacent."""
         self.blocks: Shares[FunctionId] = Shares()
         self.residents: dict[FunctionId, T] = {}
 
@@ -118,7 +118,7 @@ class TrackedPool(Generic[T]):
         self.executors[action.executor] = LiveExecutor(device)
 
     def prepare(self, action: PrepareOnDevice, now: Seconds) -> None:
-        """An executor prepares a function. That is nobody's time: a run that is ordered ends it."""
+        """An executor prepares a function. No function is charged for the time, because any run interrupts it."""
         self.executors[action.executor].device.prepared += 1
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
