@@ -55,7 +55,7 @@ def main() -> None:
     print(f"{spent:.1f} s of one core, {wall:.1f} s by the clock: {rate:.0f} requests/s of core time (aim {AIM:.0f})")
     if not options.full:
         day = total.requests * DAY_S / seconds
-        print(f"a day, by multiplication and not run: {day / 1e6:.1f} million requests, {day / rate:.0f} s")
+        print(f"a whole day, extrapolated: {day / 1e6:.1f} million requests, {day / rate:.0f} s")
     if options.profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(HOT_SPOTS)
     else:

@@ -25,7 +25,7 @@ INTERNAL = re.compile(
     r"|FakeTensor|L\['|Proxy\(|<function|<class|<built-in|torch\._C|GuardOnDataDependent|graph\(\)|\b[su]\d+\b"
 )
 """Text that refers to internals of a tool rather than to the author's model."""
-WAY_OUT = re.compile(
+REMEDY = re.compile(
     r"(?:[;:,.(]|\b(?:or|so|and)) (?:use|set|give|leave|wrap|narrow|fix|change|export|replace|write|pass|make|choose"
     r"|raise|keep|call|compute|split|convert|move|turn|try|put|remove|mark|name|load|send|take|ask|deploy|read|return|draw)\b"
     r"|\bmust (?:be|not|hold)\b|\bneeds\b|\binstead\b"
@@ -93,8 +93,8 @@ def fault_of(refusal: str) -> str | None:
     if len(refusal.strip().splitlines()) != 1:
         return "not one line"
     if (inside := INTERNAL.search(refusal)) is not None:
-        return f"it speaks of {inside[0]!r}"
-    return None if WAY_OUT.search(refusal) else "it names no way out"
+        return f"it mentions {inside[0]!r}"
+    return None if REMEDY.search(refusal) else "it names no remedy"
 
 
 def refused(where: str, sentence: str) -> Finding:

@@ -28,7 +28,7 @@ class Contender(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One application under one load with one policy, after the rise."""
+    """One application under one load with one policy, from the scenario's `settle_s` on."""
 
     mean: float
     """The mean memory in MiB, like the next two."""
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     workers: float
     """The mean number of workers."""
     violations: float
-    """The share of the application's requests."""
+    """The share of the application's requests that missed their SLO."""
     lost: int
 
 

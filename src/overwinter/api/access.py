@@ -30,7 +30,9 @@ CALLER = "overwinter.caller"
 SEEN_MAX = 4096
 """The most header values that are cached: one token can be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
-UNREADABLE = "this node cannot read its tokens and refuses all requests: there, `overwinter token list` says why"
+UNREADABLE = (
+    "this node cannot read its tokens and refuses all requests: `overwinter token list` on its machine says why"
+)
 ABSENT = (
     "this node requires a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
 )

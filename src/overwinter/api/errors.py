@@ -24,7 +24,9 @@ def refusal_log() -> LogThrottle:
 
 
 def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Response:
-    """The answer to a request that failed; unexpected errors are logged, and how full the node is."""
+    """The answer to a request that failed. An unexpected error is logged; so is a refusal by a full node, with what is
+    full.
+    """
     if isinstance(error, HTTPException):
         return _no_operation(scope)
     if not isinstance(error, OverwinterError):

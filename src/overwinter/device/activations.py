@@ -11,7 +11,7 @@ from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
 
 SCRATCH = 1.5
-"""The memory of a run over that of its inputs and results, as long as no profile says otherwise
+"""The memory of a run divided by that of its inputs and results, as long as no profile says otherwise
 (benchmarks.activations).
 """
 GROWTH_LEAST_BYTES = 16 << 20
@@ -53,7 +53,7 @@ class Activations:
         return self._with_scratch(tuple(sizes.items()))
 
     def least_bytes(self) -> int:
-        """Return the same of the smallest inputs that the program accepts."""
+        """Return the same for the smallest inputs that the program accepts."""
         least = ((name, low) for name, (low, _) in self._program.dimensions.items())
         return self._with_scratch(tuple(least))
 

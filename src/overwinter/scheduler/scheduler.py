@@ -1,7 +1,7 @@
 """The scheduler of a node: `handle(event, now) -> [Action]`, pure, the only writer of its tables.
 
 Facts come first, then one place that assigns resources. An event changes the tables (facts.py, due.py). Each changed
-function is asked for its want (wants.py). What fits begins, other wants join a queue, and the queues advance
+function is asked what it wants (wants.py). What fits begins, other functions join a queue, and the queues advance
 (admission.py, order.py, victims.py). Only facts are stored, so the next action never depends on how a state was
 reached.
 """
