@@ -129,7 +129,7 @@ def compare(models: Sequence[Sized], copies: int, requests: int, seed: int) -> d
 
 
 def shares(costs: Sequence[Cost], native_s: float) -> list[float]:
-    """Return the time of each request's places over that of its run."""
+    """Return the time to place each request's blocks, divided by the time of its run."""
     return [(cost.seconds + cost.native_calls * native_s) / cost.model.run_s for cost in costs]
 
 

@@ -84,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         return "refused" if self.status and self.start else "lost"
 
 
-class Line:
+class OpenConnection:
     """One connection, and the answer that it waits for."""
 
     def __init__(self, port: int) -> None:
@@ -123,21 +123,21 @@ class Line:
         return answer
 
 
-def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> Outcome:
+def outcome(connection: OpenConnection, began: float, answer: Answer | str, target: Target) -> Outcome:
     """Return the outcome of the request that has just ended, with an answer or without."""
-    latency = time.perf_counter() - line.due
-    at, late = line.due - began, line.sent - line.due
+    latency = time.perf_counter() - connection.due
+    at, late = connection.due - began, connection.sent - connection.due
     if isinstance(answer, str):
-        return Outcome(line.target, at, late, latency, 0, answer, False)
+        return Outcome(connection.target, at, late, latency, 0, answer, False)
     if answer.status == 200:
         tensors = answer.tensors
         digest, kept = hashlib.sha256(tensors).digest(), tensors if target.keep else b""
-        return Outcome(line.target, at, late, latency, 200, answer.start, digest == target.digest, digest, kept)
+        return Outcome(connection.target, at, late, latency, 200, answer.start, digest == target.digest, digest, kept)
     try:
         said = str(json.loads(answer.body)["error"])
     except (ValueError, KeyError, TypeError):
         said = ""
-    return Outcome(line.target, at, late, latency, answer.status, said, False)
+    return Outcome(connection.target, at, late, latency, answer.status, said, False)
 
 
 def error_text(error: OSError) -> str:
@@ -152,8 +152,8 @@ class Generator:
         self._port = port
         self._plan = plan
         self._poll = select.epoll()
-        self._waiting: dict[int, Line] = {}
-        self._free: list[Line] = []
+        self._waiting: dict[int, OpenConnection] = {}
+        self._free: list[OpenConnection] = []
         self._outcomes: list[Outcome] = []
         self._rest = deque(plan.arrivals)
         self._began = 0.0
@@ -178,11 +178,11 @@ class Generator:
                 break
             until = self._began + rest[0][0] if rest else self._end_at
             for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
-                self._hear(self._waiting[fd])
-        for line in self._waiting.values():
-            self._end(line, "no answer in time")
-        for line in (*self._waiting.values(), *self._free):
-            line.socket.close()
+                self._read_answer(self._waiting[fd])
+        for connection in self._waiting.values():
+            self._end(connection, "no answer in time")
+        for connection in (*self._waiting.values(), *self._free):
+            connection.socket.close()
         self._poll.close()
         return self._outcomes
 
@@ -192,54 +192,54 @@ class Generator:
             self._free.pop(0).socket.close()
         self._send_over(self._free.pop() if self._free else None, at, number)
 
-    def _send_over(self, line: Line | None, at: float, number: int) -> None:
+    def _send_over(self, connection: OpenConnection | None, at: float, number: int) -> None:
         """Send the request over this connection, or over a new one (None)."""
         now = time.perf_counter()
         try:
-            line = line or Line(self._port)
+            connection = connection or OpenConnection(self._port)
         except OSError as error:
             due = self._began + at
             outcome = Outcome(number, at, now - due, time.perf_counter() - due, 0, error_text(error), False)
             self._outcomes.append(outcome)
             return
         target = self._plan.targets[number]
-        line.target, line.due, line.sent = number, self._began + at, now
+        connection.target, connection.due, connection.sent = number, self._began + at, now
         self._end_at = now + self._plan.patience_s
-        self._waiting[line.socket.fileno()] = line
-        self._poll.register(line.socket.fileno(), select.EPOLLIN)
+        self._waiting[connection.socket.fileno()] = connection
+        self._poll.register(connection.socket.fileno(), select.EPOLLIN)
         try:
-            line.socket.sendall(target.head + self._plan.payloads[target.payload])
+            connection.socket.sendall(target.head + self._plan.payloads[target.payload])
         except OSError:
             # The node may have answered although it stopped reading; otherwise reading fails too.
-            self._hear(line)
+            self._read_answer(connection)
 
-    def _hear(self, line: Line) -> None:
+    def _read_answer(self, connection: OpenConnection) -> None:
         try:
-            answer = line.take()
+            answer = connection.take()
         except OSError as error:
-            self._drop(line, error)
+            self._drop(connection, error)
             return
         if answer is not None:
-            del self._waiting[line.socket.fileno()]
-            self._poll.unregister(line.socket.fileno())
-            line.used = time.perf_counter()
-            self._end(line, answer)
+            del self._waiting[connection.socket.fileno()]
+            self._poll.unregister(connection.socket.fileno())
+            connection.used = time.perf_counter()
+            self._end(connection, answer)
             if answer.headers.get("connection", "").lower() == "close":
-                line.socket.close()
+                connection.socket.close()
             else:
-                self._free.append(line)
+                self._free.append(connection)
 
-    def _drop(self, line: Line, error: OSError) -> None:
+    def _drop(self, connection: OpenConnection, error: OSError) -> None:
         """Handle a broken connection: its request is lost, unless the close and the request crossed."""
-        del self._waiting[line.socket.fileno()]
-        line.socket.close()
-        if line.used and line.silent and time.perf_counter() - line.sent < CROSSED_MAX_S:
-            self._send_over(None, line.due - self._began, line.target)
+        del self._waiting[connection.socket.fileno()]
+        connection.socket.close()
+        if connection.used and connection.silent and time.perf_counter() - connection.sent < CROSSED_MAX_S:
+            self._send_over(None, connection.due - self._began, connection.target)
         else:
-            self._end(line, error_text(error))
+            self._end(connection, error_text(error))
 
-    def _end(self, line: Line, answer: Answer | str) -> None:
-        self._outcomes.append(outcome(line, self._began, answer, self._plan.targets[line.target]))
+    def _end(self, connection: OpenConnection, answer: Answer | str) -> None:
+        self._outcomes.append(outcome(connection, self._began, answer, self._plan.targets[connection.target]))
 
 
 class Sender:

@@ -1,8 +1,8 @@
 """Measures the effect of weights in the host store on latency: the paper's figure 14d.
 
 The same program runs on weights mapped from a node's host store and on a private copy of them, and the module runs in
-plain PyTorch, all in this process and in turns. Then the node itself is called as often, one request after the other,
-and no answer may be lost or wrong.
+plain PyTorch, all in this process. The node is called over HTTP as often, and no answer may be lost or wrong. All four
+take turns.
 """
 
 import os
