@@ -19,7 +19,7 @@ class Kind(Protocol):
     cases: Sequence[str]
 
     def prepare(self) -> None:
-        """Deploy what it needs; also after the node was restarted on empty data."""
+        """Deploy what it needs; also after the node was restarted with an empty data directory."""
         ...
 
     def run(self, case: str, rng: Random) -> None:
