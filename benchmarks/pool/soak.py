@@ -2,8 +2,8 @@
 
 Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped until the node gives them up.
 No function allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped
-executor may time out; one that is answered later than its timeout counts as late. The node at rest is read without
-executors, which are killed before, since an idle executor stays.
+executor may time out; one that is answered later than its timeout counts as late. When the node is at rest, its
+executors are killed before what it holds is read, because idle executors stay.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class PoolSoak(Soak):
             self.say(f"late: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
 
     def judge_expired(self, steps: Steps) -> None:
-        """Judge timeouts: what explains them is a fault."""
+        """Judge timeouts: one during a fault counts as refused, any other as lost."""
         for span, line in self.expired:
             explained = self.events.kills.meet(span)
             self.counts["refused" if explained else "lost"] += 1

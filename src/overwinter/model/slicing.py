@@ -154,11 +154,11 @@ class Slicer:
         return self._program.values[slot - self._program.first_value]
 
     def _target(self, slot: int) -> int | None:
-        """Return the value to which a call wrote that returned it in this slot."""
+        """Return the value to which the call that made this slot's value writes; None if it writes to none."""
         return written_slot(self._program.calls[self._maker_of(slot)])
 
     def _is_fixed(self, call: Call) -> bool:
-        """Whether a call depends on weights and sizes only. The calls before it were asked."""
+        """Whether a call depends on weights and sizes only; `_fixed` already says so for all earlier calls."""
         program = self._program
         if call.operator in ITEM_OPERATORS or any(self._groups[slot] in self._last_write for slot in call.outputs):
             return False

@@ -8,7 +8,9 @@ from overwinter.scheduler.state import Function
 
 
 def never_fits(function: Function, limit: int, pinned: int) -> str | None:
-    """Return why no eviction can free enough space in the host store, of which others have pinned so much, or None."""
+    """Return why no eviction can free enough space in the host store, of which others have pinned `pinned` bytes; None:
+    it is enough.
+    """
     size = sum(function.sizes.values())
     if size + pinned <= limit:
         return None
