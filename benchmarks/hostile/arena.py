@@ -28,7 +28,7 @@ BEFORE = 3
 """The lines of the log before a traceback that are shown with it."""
 SHOWN_MAX = 200
 """The most lines of the tracebacks of one try that are shown."""
-ZYGOTE_DIED = b"zygote died"
+BASE_ZYGOTE_LOST = b"the base zygote is lost"
 START_S = 90.0
 FROZEN_S = 120.0
 ENDS_S = 20.0
@@ -181,8 +181,8 @@ class Arena:
             self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
             kind, case, number = self.tally.here
             print(f"a traceback in the log, {kind}: {case} ({number}):", *tracebacks(own), sep="\n    ", flush=True)
-        if not self.expects_death and any(ZYGOTE_DIED in line for line in own):
-            self.tally.add("crashes", "a zygote died")
+        if not self.expects_death and any(BASE_ZYGOTE_LOST in line for line in own):
+            self.tally.add("crashes", "the base zygote died")
 
     def _count_deaths(self) -> None:
         for function, reason in self._journal.deaths():

@@ -270,7 +270,8 @@ class Executor:
             except _InterruptedError:
                 return True
             except Exception as error:  # noqa: BLE001 - the boundary to an untested program
-                sys.stderr.write(f"overwinter executor: {function} was not warmed up: {type(error).__name__}: {error}")
+                said = f"{type(error).__name__}: {error}"
+                sys.stderr.write(f"overwinter executor: {function} was not warmed up: {said}\n")
         return False
 
     def _take(self, message: HandOver, fds: Sequence[int]) -> None:
