@@ -112,7 +112,7 @@ def _serve_in_order(cycle: Cycle) -> None:
         _serve_one(cycle, long, free)
         may = [each for each in may if each.queue]
         free = [each for each in free if each.is_free(cycle.now)]
-    line = device_order.ranks(cycle, may, free)
+    line = device_order.line_up(cycle, may, free)
     heapify(line)
     while line and free:
         *_, id_ = heappop(line)
@@ -120,7 +120,7 @@ def _serve_in_order(cycle: Cycle) -> None:
         if _begin(cycle, function, free):
             cycle.mark(function)
             if function.queue:
-                heappush(line, *device_order.ranks(cycle, [function], free))
+                heappush(line, *device_order.line_up(cycle, [function], free))
         else:
             _want_executor(cycle, function, free, coming)
         free = [each for each in free if each.is_free(cycle.now)]

@@ -1,6 +1,7 @@
 """The queue for devices: its order, and the periods in which the order adapts to the load."""
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler import swaps
@@ -26,34 +27,38 @@ KEY = "alpha"
 """The timer of the periods."""
 
 
-def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
-    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. By
-    default, late requests of a function first go behind its others.
+def line_up(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
+    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. By default,
+    the late requests of a function first go behind its others.
     """
     _update_boundary(cycle)
     rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary
+    if cycle.policy.device_order != "overwinter":
+        return [rule(_waiting(cycle, each), last) for each in functions]
     beside = {each: len(swaps.neighbours(cycle, each)) for each in free}
-    return [rule(_waiting(cycle, function, beside), last) for function in functions]
+    return [rule(_in_time_first(cycle, each, beside), last) for each in functions]
 
 
-def _waiting(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
-    """Describe a function to the policy, by its first request that can be in time if there is one, which gets the first
-    place in its queue. `beside`: the neighbours of each free device that bring blocks.
+def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
+    """Put the requests of a function that can be in time before the late ones if its first is late: they would
+    otherwise wait behind it until they are late, too. `beside`: the neighbours of each free device that bring blocks.
     """
-    requests, required = cycle.state.requests, facts(function).outcomes.required
-    first = requests[function.queue[0]]
-    has_slo = _has_slo(function, first)
-    run_s = swaps.run_s(cycle, function, 1)
+    requests, run_s = cycle.state.requests, swaps.run_s(cycle, function, 1)
     start_s = swaps.least_start_s(cycle, function, beside, run_s)
-    soonest = cycle.now + start_s + run_s
-    if has_slo and first.due < soonest and cycle.policy.device_order == "overwinter":
-        # The others would otherwise wait behind it until they are late, too.
+    soonest, first = cycle.now + start_s + run_s, requests[function.queue[0]]
+    has_slo = _has_slo(function, first)
+    if has_slo and first.due < soonest:
         late_last(function.queue, requests, soonest, late_first=False)
-        first = requests[function.queue[0]]
+    return _waiting(cycle, function, has_slo, start_s, soonest)
+
+
+def _waiting(
+    cycle: Cycle, function: Function, has_slo: bool = True, start_s: float = 0.0, soonest: float = -inf
+) -> Waiting:
+    """Describe a function to the policy, by its first request. `soonest`: when that could be answered."""
+    first, required = cycle.state.requests[function.queue[0]], facts(function).outcomes.required
     is_late = first.due < soonest
-    return Waiting(
-        function.spec.id, first.level, first.arrived, first.due, required, has_slo, start_s=start_s, is_late=is_late
-    )
+    return Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo, start_s, is_late)
 
 
 def _has_slo(function: Function, first: Request) -> bool:
