@@ -10,6 +10,7 @@ from overwinter.core.actions import RunOnDevice
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.policies import Policy
 from overwinter.scheduler.policies.device_queueing import LONG, LONG_EVERY
+from tests.scheduler.test_devices import device
 from tests.scheduler.world import World, spec
 
 NAMES = "abcd"
@@ -112,3 +113,51 @@ def test_of_those_that_waited_for_long_one_without_an_slo_has_the_first_turn():
     world.settle()
     served = [request for run in runs_of(world)[before:] for request in run.requests]
     assert served == [other, timely, late]
+
+
+def two_devices(sizes, first, second) -> World:
+    """Return a world with two devices, the first of which has `first`; the other one has `busy`, and runs it."""
+    world = World(devices=(first, second))
+    for name, (size, slo_ms) in {"busy": (10, None), **sizes}.items():
+        world.deploy(spec(name, 1, [(f"{name}-weights", size)], device="pool", slo_ms=slo_ms, max_batch=1))
+    for name in ("first", "busy"):
+        world.arrive(name)
+    world.settle()
+    world.arrive("busy")
+    return world
+
+
+def next_run(world, *names) -> RunOnDevice:
+    """Let requests come, and then the run that began first end; return the run that follows."""
+    for name in names:
+        world.arrive(name)
+    world.settle_processes()
+    world.finish_on_device()
+    return runs_of(world)[-1]
+
+
+def test_what_comes_fast_from_a_peer_goes_first():
+    sizes = {"first": (600_000, EASY_MS), "other": (200_000, EASY_MS)}
+    world = two_devices(sizes, device(0), device(1, peers={"virtual:0": 1e9}))
+    world.arrive("first")
+    run = next_run(world, "other", "first")
+    assert (run.function, run.device, run.peer) == ("first@1", "virtual:1", "virtual:0")
+
+
+@pytest.mark.parametrize(("switch", "goes"), [("", "timely@1"), ("one", "other@1")])
+def test_what_a_neighbour_brings_can_make_a_request_late(switch, goes):
+    sizes = {"first": (10, None), "large": (900_000, None), "timely": (200_000, 300.0), "other": (10, None)}
+    world = two_devices(sizes, device(0, switch=switch), device(1, switch=switch))
+    world.arrive("large")
+    world.settle_processes()
+    assert next_run(world, "timely", "other").function == goes
+
+
+def test_a_request_whose_run_takes_too_long_goes_behind_others():
+    world = busy_world(late=300.0, other=EASY_MS)
+    world.settle()
+    world.arrive("late")
+    world.now += 0.5
+    world.settle()
+    world.arrive("first")
+    assert next_run(world, "late", "other").function == "other@1"

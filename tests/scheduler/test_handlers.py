@@ -50,6 +50,20 @@ def test_a_worker_that_waits_for_the_pool_does_not_hang():
     assert of(world, StopWorker)[0].kill
 
 
+def test_a_handler_has_the_rest_of_its_time_after_a_call():
+    world = World(devices=(device(),), stop_timeout_s=1.0)
+    deploy(world, timeout_s=10.0)
+    calling(world)
+    world.settle_processes()
+    world.finish_on_device()
+    world.now += 5.0
+    while world.alarm is not None and world.alarm <= world.now:
+        world.ring()
+    assert not of(world, StopWorker)
+    world.settle()
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
 @pytest.mark.parametrize("called", [False, True])
 def test_a_handler_that_hangs_delays_others_as_one_on_the_cpu_does(called):
     world = World(devices=(device(),))

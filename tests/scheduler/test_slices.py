@@ -216,6 +216,20 @@ def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
     assert [run.missing_bytes for run in of(world, RunOnDevice)[before + 3 :]] == [0, 0]
 
 
+def test_later_slices_are_not_brought_while_a_function_waits_for_a_device():
+    world = with_another()
+    world.deploy(spec("other", 1, [("other-weights", 10)], device="pool", tenant="u"))
+    waiting = world.arrive("other")
+    world.load_blocks()
+    world.arrive("f")
+    brought = [run for run in of(world, RunOnDevice) if not run.requests]
+    assert world.stopping
+    assert not [run for run in world.devices.running.values() if not run.requests]
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)
+    assert [run for run in of(world, RunOnDevice) if not run.requests] != brought
+
+
 def test_a_slice_waits_for_its_transfer():
     world = with_another()
     world.arrive("f")
