@@ -64,6 +64,22 @@ def test_a_handler_has_the_rest_of_its_time_after_a_call():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
+def test_a_handler_may_still_stop_after_a_call_that_ends_late():
+    world = World(devices=(device(),), stop_timeout_s=1.0)
+    deploy(world, timeout_s=2.0)
+    calling(world)
+    world.settle_processes()
+    stopped = []
+    for passed in (1.9, 0.5, 1.0):
+        world.now += passed
+        while world.alarm is not None and world.alarm <= world.now:
+            world.ring()
+        if world.devices.running:
+            world.finish_on_device()
+        stopped.append(len(of(world, StopWorker)))
+    assert stopped == [0, 0, 1]
+
+
 @pytest.mark.parametrize("called", [False, True])
 def test_a_handler_that_hangs_delays_others_as_one_on_the_cpu_does(called):
     world = World(devices=(device(),))

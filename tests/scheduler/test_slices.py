@@ -230,6 +230,14 @@ def test_later_slices_are_not_brought_while_a_function_waits_for_a_device():
     assert [run for run in of(world, RunOnDevice) if not run.requests] != brought
 
 
+def test_a_slice_that_backs_off_is_not_brought():
+    world = with_another()
+    world.state.functions[FunctionId("f:2@1")].backoff_until = world.now + 60
+    world.arrive("f")
+    world.settle_processes()
+    assert [run.function for run in world.devices.running.values()] == ["f@1", "f:3@1"]
+
+
 def test_a_slice_waits_for_its_transfer():
     world = with_another()
     world.arrive("f")

@@ -35,7 +35,7 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
     if are_used(cycle) or not (is_later or function.spec.following):
         return serving
     if not is_later:
-        return _sparing(cycle, function, serving)
+        return _least_needed(cycle, function, serving)
     if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
         return []
     pooled, owner = facts(function), owner_of(cycle, function)
@@ -46,10 +46,10 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
         is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
         if is_empty or (each.coming_owner == owner and not _is_overdue(cycle, each)):
             return []
-    return _sparing(cycle, function, serving)
+    return _least_needed(cycle, function, serving)
 
 
-def _sparing(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
+def _least_needed(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
     """Return those of these devices where the evicted slices of the program are those that are needed last."""
     needed = {each: min(_needed(cycle, function, each), default=NEVER) for each in serving}
     last = max(needed.values(), default=NEVER)
