@@ -12,7 +12,8 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
 from overwinter.core.journal import Entry
 from overwinter.core.profile import Profile
-from overwinter.simulation.scenario import Blocks, FunctionModel, Machine
+from overwinter.simulation.models import Blocks, FunctionModel
+from overwinter.simulation.scenario import Machine
 from overwinter.simulation.workloads import Workload
 from overwinter.telemetry.report import Report, StepReader
 

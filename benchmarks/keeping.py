@@ -21,7 +21,8 @@ from benchmarks.measure import print_result
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.function import Settings
 from overwinter.core.policies import POLICIES, Policy
-from overwinter.simulation.scenario import MIB, Blocks, FunctionModel, Machine, Scenario
+from overwinter.simulation.models import MIB, Blocks, FunctionModel
+from overwinter.simulation.scenario import Machine, Scenario
 from overwinter.simulation.workloads import MinuteCounts, Poisson
 from overwinter.simulation.world import World
 from overwinter.telemetry.report import Report

@@ -22,7 +22,8 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import Settings
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Wanted
-from overwinter.simulation.scenario import MIB, Blocks, FunctionModel, Scenario
+from overwinter.simulation.models import MIB, Blocks, FunctionModel
+from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.workloads import Poisson
 from overwinter.simulation.world import World
 

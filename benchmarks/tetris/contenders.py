@@ -9,7 +9,8 @@ import msgspec
 from benchmarks.cores import on_all_cores
 from benchmarks.measure import MIB
 from overwinter.core.policies import Policy
-from overwinter.simulation.scenario import FunctionModel, Scenario
+from overwinter.simulation.models import FunctionModel
+from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.world import World
 from overwinter.telemetry.report import Report
 

@@ -15,7 +15,8 @@ import msgspec
 from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.config import SCHEDULER_BOUNDS
 from overwinter.core.function import BOUNDS
-from overwinter.simulation.scenario import Application, FunctionModel, Scenario
+from overwinter.simulation.models import FunctionModel
+from overwinter.simulation.scenario import Application, Scenario
 from overwinter.simulation.workloads import Stable
 
 RATES = (100, 1000, 5000)

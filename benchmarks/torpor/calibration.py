@@ -7,8 +7,9 @@ from benchmarks.torpor.setting import BERT
 from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.events import Event, RunEnded
 from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
+from overwinter.simulation.copies import Simulated
 from overwinter.simulation.executors import Executors
-from overwinter.simulation.scenario import Scenario, Simulated
+from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.timeline import Timeline
 
 TABLE_4: Mapping[str, Sequence[int]] = {

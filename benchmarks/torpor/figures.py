@@ -21,7 +21,8 @@ from benchmarks.torpor.setting import (
     with_policy,
 )
 from overwinter.core.policies import Policy
-from overwinter.simulation.scenario import MIB, Scenario
+from overwinter.simulation.models import MIB
+from overwinter.simulation.scenario import Scenario
 
 NODE = 160
 LIGHT = "densenet-201"

@@ -8,7 +8,8 @@ import msgspec
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import DeviceId
 from overwinter.core.policies import Policy
-from overwinter.simulation.scenario import Blocks, FunctionModel, Scenario, read_scenario
+from overwinter.simulation.models import Blocks, FunctionModel
+from overwinter.simulation.scenario import Scenario, read_scenario
 from overwinter.simulation.workloads import MinuteCounts
 
 SCENARIO = Path(__file__).parent.parent.parent / "scenarios" / "torpor.toml"

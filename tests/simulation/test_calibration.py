@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import calibration
 from overwinter.core.journal import read_journal
-from overwinter.simulation.scenario import MIB
+from overwinter.simulation.models import MIB
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function, scene
 

@@ -7,7 +7,7 @@ from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import RunEnded, WorkerExited, WorkerReady
 from overwinter.simulation.executors import Executors
-from overwinter.simulation.scenario import MIB
+from overwinter.simulation.models import MIB
 from overwinter.simulation.timeline import Timeline
 from tests.simulation.scenes import function, scene
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.errors import CallerError
-from overwinter.simulation.scenario import MIB, read_scenario
+from overwinter.simulation.models import MIB
+from overwinter.simulation.scenario import read_scenario
 from tests.simulation.scenes import function, scene
 
 SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.toml"))

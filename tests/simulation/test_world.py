@@ -13,7 +13,8 @@ from overwinter.core.actions import Refuse, Reply, Run
 from overwinter.core.events import Arrived, BlocksLoaded, LoadFailed, RunEnded, WorkerExited, ZygoteLost
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
-from overwinter.simulation.scenario import MIB, read_scenario
+from overwinter.simulation.models import MIB
+from overwinter.simulation.scenario import read_scenario
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function, scene
 

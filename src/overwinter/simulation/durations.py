@@ -2,48 +2,55 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from random import Random
 
-from overwinter.core.ids import FunctionId
+from overwinter.core.ids import FamilyId, FunctionId
 from overwinter.scheduler.latency import joint_s, own_part, sizes_of
+from overwinter.simulation.copies import Simulated
 from overwinter.simulation.machine import ModelledWorker
-from overwinter.simulation.scenario import Simulated
 
 
 class Durations:
-    """Seconds of runs of these functions."""
+    """Seconds of runs of these functions, which vary as their models say."""
 
-    def __init__(self, functions: Mapping[FunctionId, Simulated]) -> None:
+    def __init__(self, functions: Mapping[FunctionId, Simulated], jitter: Random) -> None:
         self._functions = functions
+        self._jitter = jitter
         self._run_s: dict[tuple[str, int, int, int], float] = {}
-        self._own: dict[str, float] = {}
+        self._own: dict[FamilyId, float] = {}
+
+    def variation(self, function: Simulated) -> float:
+        """Return a factor on the time of a run of this function."""
+        jitter = function.model.jitter
+        return max(0.1, self._jitter.gauss(1.0, jitter)) if jitter else 1.0
 
     def run_s(self, worker: ModelledWorker, batch: int, functions: Sequence[FunctionId]) -> float:
         """Return the seconds of a run with this many requests, next to the worker's other runs.
 
         `functions`: the function of each request in a shared run.
         """
-        together = self._one_s(worker, batch)
-        if not functions:
-            return together
-        counts = Counter(functions)
-        own = self._own_part([self._functions[id_] for id_ in counts])
-        return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), own)
+        seconds = self._one_s(worker, batch)
+        if functions:
+            counts = Counter(functions)
+            own = self._own_part([self._functions[id_] for id_ in counts])
+            seconds = joint_s(seconds, sum(self._one_s(worker, count) for count in counts.values()), own)
+        return seconds * self.variation(worker.function)
 
     def on_device_s(self, whose: Sequence[FunctionId]) -> float:
         """Return the seconds of a run on a device on which nothing is missing, of requests of these functions."""
         counts = Counter(whose)
         functions = [self._functions[id_] for id_ in counts]
-        together = self._alone_on_device_s(functions[0], len(whose))
-        if len(functions) == 1:
-            return together
-        apart = sum(map(self._alone_on_device_s, functions, counts.values()))
-        return joint_s(together, apart, self._own_part(functions))
+        seconds = self._alone_on_device_s(functions[0], len(whose))
+        if len(functions) > 1:
+            apart = sum(map(self._alone_on_device_s, functions, counts.values()))
+            seconds = joint_s(seconds, apart, self._own_part(functions))
+        return seconds * self.variation(functions[0])
 
     def _own_part(self, functions: Sequence[Simulated]) -> float:
-        model = functions[0].model.name
-        if model not in self._own:
-            self._own[model] = own_part(*(sizes_of(each.spec.blobs) for each in functions))
-        return self._own[model]
+        family = functions[0].spec.family
+        if family not in self._own:
+            self._own[family] = own_part(*(sizes_of(each.spec.blobs) for each in functions))
+        return self._own[family]
 
     def _alone_on_device_s(self, function: Simulated, batch: int) -> float:
         profile = function.spec.profile

@@ -13,9 +13,9 @@ from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
+from overwinter.simulation.copies import Simulated
 from overwinter.simulation.devices import ModelledDevice, modelled
 from overwinter.simulation.links import Switch, Transfer
-from overwinter.simulation.scenario import Simulated
 from overwinter.simulation.timeline import Timeline
 
 

@@ -11,7 +11,7 @@ import msgspec
 from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
-from overwinter.simulation.scenario import Simulated
+from overwinter.simulation.copies import Simulated
 from overwinter.simulation.timeline import Timeline
 
 SAME_S = 1e-6

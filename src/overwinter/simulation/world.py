@@ -39,32 +39,30 @@ from overwinter.core.actions import (
 from overwinter.core.events import (
     Alarm,
     Arrived,
-    BindFailed,
     BlocksLoaded,
-    Bound,
     Deployed,
     Event,
     LoadFailed,
     RateForecast,
-    RunEnded,
-    WorkerExited,
-    WorkerReady,
     ZygoteLost,
 )
-from overwinter.core.ids import Address, FunctionId, FunctionName, OperationId, RequestId, Seconds, TenantId, WorkerId
+from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, Seconds
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
+from overwinter.simulation.copies import Simulated
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.executors import Executors
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.forecasts import rates_ahead
-from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
-from overwinter.simulation.scenario import MIB, Scenario, Simulated
+from overwinter.simulation.machine import HostBlocks, Queue
+from overwinter.simulation.models import MIB
+from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.streams import Arrival, by_time
 from overwinter.simulation.timeline import Timeline
+from overwinter.simulation.workers import Site, Workers
 from overwinter.simulation.workloads import Workload, arrivals
 from overwinter.telemetry.report import Report, StepReader
 
@@ -91,17 +89,13 @@ class World:
         self._steps = 0
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
-        self._durations = Durations(self._by_id)
+        self._durations = Durations(self._by_id, self._stream("jitter"))
         self._timeline = Timeline()
-        self._cores = Cores(self._machine.cores, self._timeline)
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
         self._disk, self._zygote = Queue(), Queue()
-        self._prepared: set[tuple[TenantId, Address]] = set()
-        self._workers: dict[WorkerId, ModelledWorker] = {}
         self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
         self._chance = FaultModel(scenario.faults, self._stream("faults"))
-        self._jitter = self._stream("jitter")
         config = scenario.bounded_scheduler()
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
@@ -109,6 +103,8 @@ class World:
         settle_s = 0.0 if scenario.applications else scenario.settle_s
         self.reader = StepReader(scenario.duration_s, self._policy.shares, settle_s)
         self._ids = count(1)
+        site = Site(self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle)
+        self._workers = Workers(self._by_id, self._durations, site, self._policy.shares, self._ids)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
         self._requests = by_time(self._streams(base))
@@ -188,6 +184,7 @@ class World:
         if self._journal is not None:
             self._journal.record(now, event, actions)
         self.reader.observe(now, event, actions)
+        self._workers.handlers.observe(event)
         self._steps += 1
         if self._checked and self._steps % CHECK_EVERY == 0:
             check(self._scheduler.cycle)
@@ -201,19 +198,20 @@ class World:
     def _carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         match action:
             case Run():
-                self._run(action)
+                self._workers.run(action)
             case Reply() | Refuse():
+                self._workers.handlers.ended(action)
                 if self._scenario.applications:
                     self._continue(action)
             case SetAlarm(at):
                 self._alarm_at = at
                 self._timeline.at(at, partial(self._ring, at))
             case StartWorker():
-                self._start(action)
+                self._workers.start(action)
             case ForkAhead(worker, id_):
-                self._fork_ahead(worker, self._by_id[id_])
+                self._workers.fork_ahead(worker, id_)
             case Bind():
-                self._bind(action)
+                self._workers.bind(action)
             case StartExecutor():
                 self._start_executor(action)
             case RunOnDevice():
@@ -223,7 +221,7 @@ class World:
             case StopWorker(worker) if worker in self.executors:
                 self.executors.exit(worker, "stopped", self._machine.stop_s)
             case StopWorker(worker):
-                self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
+                self._workers.exit(worker, "WorkerError", "stopped", self._machine.stop_s)
             case Unbind(worker, function):
                 # The time of an unbind is negligible.
                 self.executors.unbind(worker, function)
@@ -232,16 +230,11 @@ class World:
             case Drop(addresses, store):
                 self._host.drop(addresses, store)
             case Prepare():
-                self._prepare(action)
+                self._workers.prepare(action)
             case LoadFinished() | Evict() | Explanation():
                 pass
             case _:
                 assert_never(action)
-
-    def _prepare(self, action: Prepare) -> None:
-        spec = self._by_id[action.function].spec
-        self._prepared -= {(spec.tenant, action.forget)}
-        self._prepared.add((spec.tenant, spec.program))
 
     def _continue(self, action: Reply | Refuse) -> None:
         """Continue an application's request after a stage has ended."""
@@ -274,99 +267,6 @@ class World:
         loaded = BlocksLoaded(spec.id, operation, added, addresses, spec.store)
         self._timeline.at(self._host.ready_at(spec, now), partial(self._handle, loaded))
 
-    # Workers
-
-    def _start(self, action: StartWorker) -> None:
-        function = self._by_id[action.function]
-        process = self._workers[action.worker] = ModelledWorker(action, function)
-        ahead = None if action.ahead is None else self._workers.pop(action.ahead, None)
-        if not self._host.holds(function.spec, self._timeline.now):
-            self._exit(process.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
-            return
-        life = self._chance.worker_life_s()
-        if life is not None:
-            self._timeline.after(life, partial(self._exit, process.worker, "WorkerError", "killed by a fault"))
-        if ahead is not None:
-            self._load(process, self._machine.contain_s)
-            return
-        forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
-        self._timeline.at(forked, partial(self._load, process))
-
-    def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
-        """Start a process ahead that waits until a start uses it."""
-        process = self._workers[worker] = ModelledWorker(StartWorker(worker, function.spec.id), function)
-        life = self._chance.worker_life_s()
-        if life is not None:
-            self._timeline.after(life, partial(self._exit, worker, "WorkerError", "killed by a fault"))
-        forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
-        seconds, crash = self._machine.contain_s * self._chance.slowness(), self._chance.start_crash()
-        self._timeline.at(forked, partial(self._contain, process, seconds, crash))
-
-    def _contain(self, process: ModelledWorker, seconds: float, crash: float | None) -> None:
-        if process.worker in self._workers:
-            self._work(process, 1, seconds, crash, WorkerReady(process.worker))
-
-    def _load(self, process: ModelledWorker, done_s: float = 0.0) -> None:
-        if process.worker not in self._workers:
-            return
-        model, spec = process.function.model, process.function.spec
-        seconds = model.start_s + (0.0 if (spec.tenant, spec.program) in self._prepared else model.prepare_s)
-        if not self._policy.shares and spec.profile is not None:
-            seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
-        seconds = max(0.0, seconds - done_s) * self._chance.slowness()
-        self._work(process, 1, seconds, self._chance.start_crash(), WorkerReady(process.worker))
-
-    def _bind(self, action: Bind) -> None:
-        process, function = self._workers.get(action.worker), self._by_id[action.function]
-        if process is None:
-            # Its exit is about to reach the scheduler.
-            return
-        worker, id_, operation = action.worker, action.function, action.operation
-        if not self._host.holds(function.spec, self._timeline.now):
-            message = "a block is not in the host store"
-            self._post(0.0, BindFailed(worker, id_, operation, "StoreError", message, lost_blocks=True))
-            return
-        seconds = function.model.bind_s * self._chance.slowness()
-        self._work(process, 1, seconds, self._chance.start_crash(), Bound(worker, id_, operation))
-
-    def _run(self, action: Run) -> None:
-        process = self._workers.get(action.worker)
-        if process is None:
-            # Its exit is about to reach the scheduler.
-            return
-        seconds = self._durations.run_s(process, len(action.requests), action.functions)
-        seconds *= self._varied(process.function)
-        self._work(process, process.run_cores, seconds, self._chance.run_crash(), RunEnded(process.worker, action.run))
-
-    def _varied(self, function: Simulated) -> float:
-        """Return the factor on the time of a run of this function."""
-        jitter = function.model.jitter
-        return max(0.1, self._jitter.gauss(1.0, jitter)) if jitter else 1.0
-
-    def _work(self, process: ModelledWorker, cores: int, seconds: float, crash: float | None, event: Event) -> None:
-        """Keep cores busy; `event` follows, or the worker's death after the share `crash` of the time."""
-        if crash is not None:
-            seconds *= crash
-        job = Job(cores, seconds, partial(self._done, process, event, crash is not None))
-        process.jobs[job] = None
-        self._cores.submit(job)
-
-    def _done(self, process: ModelledWorker, event: Event, crashed: bool, job: Job) -> None:
-        del process.jobs[job]
-        if crashed:
-            self._exit(process.worker, "WorkerError", "crashed by a fault")
-        else:
-            self._handle(event)
-
-    def _exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
-        """End a worker's process, and tell the scheduler; a process ends only once."""
-        process = self._workers.pop(worker, None)
-        if process is None:
-            return
-        self._post(seconds, WorkerExited(worker, error, reason, lost_blocks))
-        for job in process.jobs:
-            self._cores.cancel(job)
-
     # Executors
 
     def _start_executor(self, action: StartExecutor) -> None:
@@ -375,11 +275,13 @@ class World:
         self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
-        whose = action.functions or (action.function,) * max(1, len(action.requests))
-        functions = [self._by_id[id_] for id_ in dict.fromkeys(whose)]
+        whose = action.functions or (action.function,) * len(action.requests)
+        functions = [self._by_id[id_] for id_ in dict.fromkeys(whose or (action.function,))]
         if not all(self._host.holds(each.spec, self._timeline.now) for each in functions):
             raise RuntimeError(f"run {action.run} is sent to a device, and its blocks are not in the host store")
-        seconds = self._durations.on_device_s(whose) * self._varied(functions[0]) if action.requests else 0.0
+        rows = map(self._workers.handlers.rows, action.requests)
+        rowwise = [id_ for id_, count in zip(whose, rows, strict=True) for _ in range(count)]
+        seconds = self._durations.on_device_s(rowwise) if rowwise else 0.0
         self.executors.run(action, functions, seconds, self._chance.run_crash(), self._chance.unplaced())
 
     # Zygotes
@@ -390,10 +292,8 @@ class World:
             self._timeline.after(life, self._zygote_dies)
 
     def _zygote_dies(self) -> None:
-        self._prepared.clear()
         self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
-        for worker in list(self._workers):
-            self._exit(worker, "WorkerError", "its zygote died")
+        self._workers.zygote_died()
         for executor in self.executors.ids:
             self.executors.exit(executor, "its zygote died")
         self._handle(ZygoteLost())

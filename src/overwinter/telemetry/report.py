@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from overwinter.core.actions import Drop, Reply, Run
-from overwinter.core.events import Arrived
+from overwinter.core.events import Arrived, MemoryMeasured
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
@@ -188,7 +188,8 @@ Worker = LiveWorker[Outcomes]
 
 class StepReader(Tracker[Outcomes]):
     """Reads `(now, event, actions)` one after another. The memory of a worker is that in its function's profile for the
-    largest batch that it has run. If workers share no weights, each has its own copy, and there is no host store.
+    largest batch that it has run; without a profile, what was measured. If workers share no weights, each has its own
+    copy, and there is no host store.
     """
 
     def __init__(self, duration_s: float, shared: bool = True, settle_s: float = 0.0) -> None:
@@ -205,6 +206,7 @@ class StepReader(Tracker[Outcomes]):
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
         self._action_handlers[Drop] = self._dropped
+        self._event_handlers[MemoryMeasured] = self._memory_measured
         if settle_s:
             self._event_handlers[Arrived] = self._arrived_after_settling
 
@@ -235,6 +237,12 @@ class StepReader(Tracker[Outcomes]):
             while run.batch > sizes[0][0] and len(sizes) > 1:
                 sizes.popleft()
             self.set_memory(worker, sizes[0][1], now)
+
+    def _memory_measured(self, event: MemoryMeasured, now: Seconds) -> None:
+        for id_, nbytes in event.taken:
+            worker = self.workers.get(id_)
+            if worker is not None and self.specs[worker.function].profile is None:
+                self.set_memory(worker, nbytes, now)
 
     def set_memory(self, worker: Worker, nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""

@@ -1,0 +1,175 @@
+"""Describes the functions of a scenario: their blocks, their times, and their requests."""
+
+from math import inf
+
+import msgspec
+
+from overwinter.core.function import Settings
+from overwinter.core.ids import FunctionName, TenantId, is_part
+from overwinter.core.profile import Point, Profile, between
+from overwinter.simulation.laws import LatencyLaw, Row
+from overwinter.simulation.workloads import Workload
+
+MIB = 1 << 20
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of all parts of a scenario."""
+
+    def check_above(self, *names: str, least: float | None = None) -> None:
+        """Raise ValueError unless these numbers are finite and above 0, or at least `least`."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
+                raise ValueError(f"{name} must be {'above 0' if least is None else f'at least {least}'}, got {value}")
+
+
+class Blocks(Part, frozen=True, kw_only=True):
+    """Some blocks of a function, all of the same size."""
+
+    mib: float
+    count: int = 1
+    shared: str | None = None
+    """A key: functions with the same key have the same blocks. None: each copy has its own blocks."""
+
+    def __post_init__(self) -> None:
+        self.check_above("mib", "count")
+
+
+class HandlerModel(Part, frozen=True, kw_only=True):
+    """The own code of a function whose program runs on the pool. It runs in a worker, before and after the program."""
+
+    before_ms: dict[int, float]
+    """The time before the call of the program by batch size; linear between and beyond the given sizes."""
+    after_ms: dict[int, float] = {}
+    """The time after it; none by default."""
+    blocks: tuple[Blocks, ...] = ()
+    """Its source and assets, which only workers need."""
+
+    def before_s(self, batch: int) -> float:
+        """Return the seconds before the program in a run of so many requests."""
+        return between(sorted(self.before_ms.items()), batch) / 1000
+
+    def after_s(self, batch: int) -> float:
+        """Return the seconds after the program for so many requests."""
+        return between(sorted(self.after_ms.items()), batch) / 1000 if self.after_ms else 0.0
+
+    def __post_init__(self) -> None:
+        if not self.before_ms:
+            raise ValueError("before_ms needs a time for at least one batch from 1 on")
+        for name, times in (("before_ms", self.before_ms), ("after_ms", self.after_ms)):
+            if times and (min(times) < 1 or min(times.values()) <= 0):
+                raise ValueError(f"{name} needs batches from 1 on, and times above 0")
+
+
+class FunctionModel(Part, frozen=True, kw_only=True):
+    """A modelled function, and the number of its copies."""
+
+    name: str
+    variants: int = 1
+    """The number of its copies, each with its own blocks unless they are shared."""
+    blocks: tuple[Blocks, ...]
+    latency_ms: dict[int, float] = {}
+    """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
+    settings: on a device that has all blocks.
+    """
+    device_ms: dict[int, float] = {}
+    """With `device = "any"` in the settings: the latency on a device that has all blocks; without it as in a worker."""
+    profile: tuple[Row, ...] = ()
+    """Replaces latency_ms: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
+    configuration.
+    """
+    law: LatencyLaw | None = None
+    """Replaces latency_ms and profile: the law from which the rows of a profile are computed."""
+    serial: float | None = None
+    """The share of a run that more cores do not shorten (Amdahl's law). With it, latency_ms is for one core, and
+    workers may have any configuration up to the function's threads.
+    """
+    gmacs: float = 1.0
+    """Billions of multiply-accumulates of one request."""
+    jitter: float = 0.0
+    """The standard deviation of a run's time, as a share of it."""
+    start_s: float = 0.02
+    """The time from the fork until the worker is ready, on one core, for a program that the zygote has compiled."""
+    prepare_s: float = 0.03
+    """The further time of the first start of a program, and the time that the zygote takes to compile it."""
+    bind_s: float = 0.002
+    """The time to bind another function of the family in a worker, on one core."""
+    swap_ms: float = 0.0
+    """On a device: the time by which a run that brings blocks takes longer than its first group, and then its execution
+    or its transfer, whichever is longer.
+    """
+    worker_mib: float = 20.0
+    """The private memory of one worker."""
+    sandboxed: bool = False
+    """Whether it has a handler. With `device = "pool"` in the settings, `handler` says so."""
+    handler: HandlerModel | None = None
+    """With `device = "pool"` in the settings: its handler, which runs in a worker, and calls the program on a device.
+    """
+    tenant: TenantId = TenantId("simulated")
+    """The owner. With `dedicated` in the settings, blocks are shared only with functions of this tenant."""
+    settings: Settings = Settings()
+    workload: Workload | None = None
+    """The requests; None: they come from applications."""
+
+    def names(self) -> tuple[FunctionName, ...]:
+        """Return the names of its copies."""
+        if self.variants == 1:
+            return (FunctionName(self.name),)
+        return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
+
+    def measured(self) -> Profile:
+        """The profile that the scheduler gets."""
+        points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
+        return Profile(
+            weight_bytes=int(sum(part.mib * part.count for part in self.blocks) * MIB),
+            macs=int(self.gmacs * 1e9),
+            points=tuple(points),
+            wake_s=self.start_s,
+        )
+
+    def on_device(self) -> "FunctionModel":
+        """Return the model of the function that runs on devices for one that runs in workers."""
+        measured = {"latency_ms": self.device_ms, "profile": (), "law": None, "serial": None} if self.device_ms else {}
+        return msgspec.structs.replace(self, workload=None, device_ms={}, sandboxed=False, handler=None, **measured)
+
+    def _rows(self) -> tuple[Row, ...]:
+        if self.profile or self.law is not None:
+            return self.profile if self.law is None else self.law.rows()
+        threads, known = self.settings.threads, sorted(self.latency_ms.items())
+        if self.serial is None:
+            return tuple((threads, batch, 1, latency, self.worker_mib) for batch, latency in known)
+        return tuple(
+            (cores, batch, 1, between(known, batch) * (self.serial + (1 - self.serial) / cores), self.worker_mib)
+            for cores in range(1, threads + 1)
+            for batch in range(1, self.settings.max_batch + 1)
+        )
+
+    def __post_init__(self) -> None:
+        self.check_above("variants", "worker_mib", "gmacs")
+        self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", "swap_ms", least=0)
+        if self.serial is not None and (self.serial > 1 or not self.latency_ms):
+            raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
+        if (bool(self.latency_ms), bool(self.profile), self.law is not None).count(True) != 1:
+            raise ValueError("give one of latency_ms, profile and law")
+        if self.latency_ms and (min(self.latency_ms) < 1 or min(self.latency_ms.values()) <= 0):
+            raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
+        if self.device_ms and (self.settings.device != "any" or min(self.device_ms.values()) <= 0):
+            raise ValueError('device_ms needs device = "any", and times above 0')
+        self._check_handler()
+        if any(min(row) <= 0 for row in self.profile):
+            raise ValueError("every number of a row of profile must be above 0")
+        fault = self.measured().fault()
+        if fault is not None:
+            raise ValueError(f"its latencies and memory are not possible: {fault}")
+        if not self.name or "@" in self.name or is_part(FunctionName(self.name)):
+            raise ValueError(f"name must be a word without @ and :, got {self.name!r}")
+
+    def _check_handler(self) -> None:
+        device = self.settings.device
+        if self.handler is not None and device != "pool":
+            raise ValueError('handler needs device = "pool": elsewhere latency_ms contains its time')
+        if self.sandboxed and device == "any":
+            raise ValueError('a node refuses a handler with device = "any": choose "pool" or "cpu"')
+        if self.sandboxed and self.handler is None and device == "pool":
+            raise ValueError('sandboxed = true with device = "pool" needs the times of the handler: give handler')
