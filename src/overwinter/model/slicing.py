@@ -5,7 +5,7 @@ value has its own memory, is in row-major order, and its sizes are fixed or dime
 same tensor. A slice computes other values again: numbers, views, and what depends on weights and sizes only.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import structs
 
@@ -219,36 +219,3 @@ class Slicer:
             assert target is not None, "everything else was taken or repeated"
             slot = target
         return places[slot]
-
-
-def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
-    """Return where `count` ranges of consecutive parts, or fewer, begin, such that the largest has the fewest bytes;
-    None if one would have more than `most`. A part is its blocks with their bytes; what a range has twice counts once.
-    """
-    sets = [dict(part) for part in parts]
-    low, high, best = 0, most, _ranges(sets, most)
-    if best is None or len(best) > count:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        found = _ranges(sets, middle)
-        if found is None or len(found) > count:
-            low = middle + 1
-        else:
-            high, best = middle, found
-    return best
-
-
-def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
-    """Return where ranges of at most this many bytes begin, each as long as possible; None if a part has more."""
-    begins, held, nbytes = [0], dict[str, int](), 0
-    for number, part in enumerate(parts):
-        added = sum(size for block, size in part.items() if block not in held)
-        if nbytes + added > most:
-            added, nbytes, held = sum(part.values()), 0, {}
-            if added > most:
-                return None
-            begins.append(number)
-        held |= part
-        nbytes += added
-    return begins

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from overwinter.core.cutting import SLICES_MAX, balanced
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError, NoSpaceError, ProgramError
 from overwinter.core.ids import Address
@@ -16,12 +17,10 @@ from overwinter.device.blocks import block_bytes
 from overwinter.device.partitioned import allocator_of
 from overwinter.model.liveness import first_uses, input_bytes
 from overwinter.model.program import Program
-from overwinter.model.slicing import Slicer, balanced
+from overwinter.model.slicing import Slicer
 from overwinter.model.structure import slots_of
 from overwinter.store.manifest import Block, Manifest, weight_places
 
-SLICES_MAX = 16
-"""The most slices. A request waits for a device for each."""
 CALLS_MAX = 4096
 """The most calls of a program that is cut: the time to find the cuts grows with calls times places. No model of the
 zoo has half as many.

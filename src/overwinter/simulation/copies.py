@@ -1,14 +1,25 @@
 """Makes the functions of a simulation, as the scheduler sees them, from their descriptions."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from sys import intern
 
 import msgspec
 
+from overwinter.core.cutting import SLICES_MAX, balanced
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import BlobSize, FunctionSpec
-from overwinter.core.ids import Address, FamilyId, FunctionName, function_id, program_id, program_name
+from overwinter.core.ids import (
+    Address,
+    FamilyId,
+    FunctionId,
+    FunctionName,
+    function_id,
+    program_id,
+    program_name,
+    slice_name,
+)
+from overwinter.core.profile import Profile
 from overwinter.simulation.models import MIB, Blocks, FunctionModel
 
 
@@ -21,10 +32,45 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> tuple[Simulated, ...]:
-    """Return every copy of every function, and the programs that run on devices for those that run in workers."""
-    whole = [_copy(model, name, index) for model in models for index, name in enumerate(model.names())]
-    programs = [_program(each) for each in whole if devices and each.spec.has_program]
-    return (*programs, *(each if each.model.handler is None else _handler(each) for each in whole))
+    """Return all functions that the scheduler has of every copy of every function: those that run in workers after the
+    programs that run on devices for them, and the later slices of a program before the earlier ones.
+    """
+    found = [_copy(model, name, index) for model in models for index, name in enumerate(model.names())]
+    programs = [_program(each) for each in found if _has_program(each, devices)]
+    whole = [*programs, *(each if each.model.handler is None else _handler(each) for each in found)]
+    begins = {model.name: cuts(model, devices) for model in models if model.settings.device == "pool"}
+    return tuple(part for each in whole for part in _slices(each, begins.get(each.model.name, ())))
+
+
+def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]:
+    """Return the blocks at which the slices of a program begin; empty if a device holds all of it. Raises ValueError if
+    no slices fit.
+    """
+    sizes, most = _sizes(model), max(each.memory_bytes for each in devices)
+    if sum(dict(sizes).values()) <= most:
+        return ()
+    for count in range(2, SLICES_MAX + 1):
+        begins = balanced([(each,) for each in sizes], count, most)
+        if begins is not None:
+            return begins
+    largest, total = max(nbytes for _, nbytes in sizes), sum(dict(sizes).values())
+    why = f"need more than {SLICES_MAX} slices"
+    if largest > most:
+        why = f"have a block of {largest / MIB:g}: give it as several, between which the program can be cut"
+    raise ValueError(f"the {total / MIB:g} MiB of function {model.name!r}, on devices of {most / MIB:g}, {why}")
+
+
+def _sizes(model: FunctionModel) -> list[tuple[str, int]]:
+    """Return a key and the bytes of each block of a function, in order; equal blocks have equal keys."""
+    return [(blob.address, blob.nbytes) for blob in _blobs(model.blocks, model.name)]
+
+
+def _has_program(function: Simulated, devices: Sequence[DeviceConfig]) -> bool:
+    """Whether its program runs on devices as another function: with `device = "any"`, if a device holds all of it."""
+    if not function.spec.has_program or not devices:
+        return False
+    nbytes = sum(function.spec.weights.values())
+    return function.spec.settings.device == "pool" or nbytes <= max(each.memory_bytes for each in devices)
 
 
 def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
@@ -62,6 +108,45 @@ def _handler(function: Simulated) -> Simulated:
     blobs = _blobs(model.handler.blocks, f"{spec.name} handler")
     own = {"program": _address(model.name, "handler"), "blobs": blobs, "profile": None}
     return Simulated(msgspec.structs.replace(spec, **own), msgspec.structs.replace(model, prepare_s=0.0), function.copy)
+
+
+def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
+    """Yield the slices of a function, the last first; only itself if it runs in workers or is not cut. The first slice
+    has its name. Each takes a part of the time as large as its part of the bytes.
+    """
+    if not begins or not function.spec.on_pool:
+        yield function
+        return
+    spec, ends = function.spec, [*begins[1:], len(function.spec.blobs)]
+    blobs = [spec.blobs[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    sizes = [sum({blob.address: blob.nbytes for blob in each}.values()) for each in blobs]
+    following: FunctionId | None = None
+    for number in range(len(begins), 0, -1):
+        share = sizes[number - 1] / sum(sizes)
+        name = spec.name if number == 1 else slice_name(spec.name, number)
+        own = msgspec.structs.replace(
+            spec,
+            id=function_id(name, spec.version),
+            name=name,
+            blobs=blobs[number - 1],
+            profile=_part(spec.profile, share),
+            family=FamilyId(f"{spec.family}/{number}" if spec.family else ""),
+            following=following,
+        )
+        model = msgspec.structs.replace(function.model, prepare_s=share * function.model.prepare_s)
+        if number > 1:
+            model = msgspec.structs.replace(model, workload=None)
+        yield Simulated(own, model, function.copy)
+        following = own.id
+
+
+def _part(profile: Profile | None, share: float) -> Profile | None:
+    """Return the profile of a part of a program that takes this share of the time."""
+    if profile is None:
+        return None
+    points = tuple(msgspec.structs.replace(each, latency_s=share * each.latency_s) for each in profile.points)
+    weight_bytes, macs = int(share * profile.weight_bytes), int(share * profile.macs)
+    return msgspec.structs.replace(profile, weight_bytes=weight_bytes, macs=macs, points=points)
 
 
 def _blobs(blocks: Sequence[Blocks], owner: str) -> tuple[BlobSize, ...]:

@@ -69,6 +69,8 @@ class FunctionModel(Part, frozen=True, kw_only=True):
     variants: int = 1
     """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
+    """In the order of their use. If no device holds a function with `device = "pool"`, it is cut between two of them.
+    """
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
     settings: on a device that has all blocks.

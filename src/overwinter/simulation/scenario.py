@@ -17,7 +17,7 @@ from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
-from overwinter.simulation.copies import Simulated, copies
+from overwinter.simulation.copies import Simulated, copies, cuts
 from overwinter.simulation.models import MIB, FunctionModel, Part
 from overwinter.simulation.workloads import Workload
 
@@ -136,8 +136,11 @@ class Scenario(Part, frozen=True, kw_only=True):
             raise ValueError(f"device names must be unique, got {sorted(device.name for device in self.devices)}")
         if self.scheduler.devices:
             raise ValueError("give the devices as devices of the scenario, not of its scheduler")
-        if not self.devices and any(function.settings.device == "pool" for function in self.functions):
+        pooled = [function for function in self.functions if function.settings.device == "pool"]
+        if pooled and not self.devices:
             raise ValueError('a function has device = "pool", and the scenario has no devices')
+        for function in pooled:
+            cuts(function, self.devices)
         self._check_applications()
 
     def _check_applications(self) -> None:

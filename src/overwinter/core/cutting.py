@@ -1,0 +1,39 @@
+"""Divides the consecutive parts of a program into slices that are as equal in bytes as possible."""
+
+from collections.abc import Iterable, Sequence
+
+SLICES_MAX = 16
+"""The most slices of a program. A request waits for a device for each."""
+
+
+def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
+    """Return where `count` ranges of consecutive parts, or fewer, begin, such that the largest has the fewest bytes;
+    None if one would have more than `most`. A part is its blocks with their bytes; what a range has twice counts once.
+    """
+    sets = [dict(part) for part in parts]
+    low, high, best = 0, most, _ranges(sets, most)
+    if best is None or len(best) > count:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        found = _ranges(sets, middle)
+        if found is None or len(found) > count:
+            low = middle + 1
+        else:
+            high, best = middle, found
+    return best
+
+
+def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
+    """Return where ranges of at most this many bytes begin, each as long as possible; None if a part has more."""
+    begins, held, nbytes = [0], dict[str, int](), 0
+    for number, part in enumerate(parts):
+        added = sum(size for block, size in part.items() if block not in held)
+        if nbytes + added > most:
+            added, nbytes, held = sum(part.values()), 0, {}
+            if added > most:
+                return None
+            begins.append(number)
+        held |= part
+        nbytes += added
+    return begins
