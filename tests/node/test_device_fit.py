@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError, NoSpaceError
 from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId
+from overwinter.core.profile import LayerPoint, Point, Profile
 from overwinter.device.partitioned import PARTITION_BYTES
 from overwinter.model.export import export
 from overwinter.node import device_fit
@@ -106,6 +108,31 @@ def test_slices_are_few_balanced_and_complete():
         for each in slices:
             assert {spec.name for spec in each.inputs} <= names
             names |= {spec.name for spec in each.outputs}
+
+
+def test_slices_have_their_parts_of_the_profile():
+    made = export(Layers(9), {"x": torch.zeros(2, 1024)})
+    manifest = package("layers", made.program, made.weights, settings=Settings(device="pool")).manifest
+    slices = slices_for(manifest, made.program, devices(16))
+    blank = Profile(weight_bytes=9 << 20, macs=1 << 30, points=(Point(1, MIB, 1, 1, 0.09), Point(1, MIB, 2, 1, 0.18)))
+
+    def shares(whole: Profile) -> list[float]:
+        parts = [each.profile(whole) for each in slices]
+        for at, point in enumerate(whole.points):
+            assert sum(part.points[at].latency_s for part in parts) == pytest.approx(point.latency_s)
+        return [part.points[0].latency_s / 0.09 for part in parts]
+
+    calls = len(made.program.calls)
+    assert shares(blank) == pytest.approx([(stop - start) / calls for start, stop in (each.calls for each in slices)])
+    assert len(made.program.layers) > len(slices)
+    timed = tuple(
+        LayerPoint(path=each.path, macs=each.macs, weight_bytes=0, output_bytes=0, latency_s={1: float(not at)})
+        for at, each in enumerate(made.program.layers)
+    )
+    # The first layer takes all the time.
+    assert shares(structs.replace(blank, layers=timed)) == pytest.approx([1, 0, 0])
+    never = tuple(structs.replace(each, latency_s={}) for each in timed)
+    assert shares(structs.replace(blank, layers=never)) == shares(blank)
 
 
 def test_the_smallest_request_needs_memory(packed):

@@ -64,7 +64,13 @@ class Doubled(torch.nn.Module):
 
 def function_of(tenant: str) -> SimpleNamespace:
     manifest = SimpleNamespace(tenant=tenant, program=SimpleNamespace(address=""), settings=Settings())
-    names = {"id": f"{tenant}@1", "subject": tenant, "program_subject": tenant, "handler_only": False}
+    names = {
+        "id": f"{tenant}@1",
+        "subject": tenant,
+        "program_subject": tenant,
+        "handler_only": False,
+        "own_profile": None,
+    }
     return SimpleNamespace(**names, manifest=manifest, profile=None, batch_limit=None)
 
 

@@ -12,6 +12,7 @@ from benchmarks.architectures.huggingface import TextModel
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
 from overwinter.core.errors import ConflictError, DeadlineError, NoSpaceError, NotFoundError, OverwinterError
+from overwinter.core.profiling import Wanted
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from tests.replay.replayed import replayed
@@ -204,3 +205,27 @@ def test_a_call_whose_weights_fit_on_no_device_is_named(make_node):
     with pytest.raises(NoSpaceError, match=r"the 2097152 bytes .* call of 'f' .*aten.embedding.* device of 1048576"):
         package("f", made.program, made.weights, settings=settings_of(None, {"device": "pool"})).upload(node.client)
     assert node.client.functions() == []
+
+
+def test_null_devices_run_slices_in_the_time_of_the_whole_program(make_node):
+    node = make_node("--devices", "3", "--device-memory", "2MiB", "--device-kind", "null")
+    assert "its program is cut into 3 slices" in put(node, "cut", device="pool").warning
+    with pytest.raises(OverwinterError, match="measure one with profile"):
+        asked(node, "cut")
+    with pytest.raises(ConflictError, match="another name"):
+        node.client.profile("cut")
+    put(node, "whole")
+    measured = node.client.profile("whole", wanted=Wanted(cores=(1,), batches=(1,), concurrency=(1,)))
+    assert node.client.known_profile("cut").points == measured.points
+    answer = asked(node, "cut", 2, 16)
+    assert [each.shape for each in answer] == [each.shape for each in asked(node, "whole", 2, 16)]
+    put(node, "again", seed=1, device="pool")
+    assert asked(node, "again")
+    steps = [step[1] for step in node.steps()]
+    told = {each["function"]: each["profile"] for each in steps if each["type"] == "Profiled"}
+    later = [each["function"] for each in steps if each["type"] == "Deployed" and "again" in each["function"]["id"]]
+    told |= {spec["id"]: spec["profile"] for spec in later}
+    for name in ("cut", "again"):
+        parts = [told[f"{name}{part}@1"]["points"][0][-1] for part in ("", ":2", ":3")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(measured.points[0].latency_s)

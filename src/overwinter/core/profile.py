@@ -104,6 +104,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
                 (f"a latency of layer {layer.path!r}", LAYER_LATENCY_BOUND, value) for value in layer.latency_s.values()
             )
 
+    def part(self, share: float) -> "Profile":
+        """Return the profile of a part of the program that takes this share of its time."""
+        points = tuple(msgspec.structs.replace(each, latency_s=share * each.latency_s) for each in self.points)
+        weight_bytes, macs = int(share * self.weight_bytes), int(share * self.macs)
+        return msgspec.structs.replace(self, weight_bytes=weight_bytes, macs=macs, points=points, layers=())
+
     def point(self, configuration: Configuration) -> Point | None:
         """Return the point of this configuration, or None."""
         return next((point for point in self.points if point.configuration == configuration), None)

@@ -3,6 +3,7 @@ into which slices its program is cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import mul
 from typing import NamedTuple
 
 from msgspec import structs
@@ -11,6 +12,7 @@ from overwinter.core.cutting import SLICES_MAX, balanced
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError, NoSpaceError, ProgramError
 from overwinter.core.ids import Address
+from overwinter.core.profile import Profile
 from overwinter.core.tensor import ANSWER_BYTES_MAX, TensorSpec
 from overwinter.device.activations import Activations
 from overwinter.device.blocks import block_bytes
@@ -44,6 +46,22 @@ class Slice(NamedTuple):
     """The blocks with its weights, which are numbered as in its own program."""
     sizes: Mapping[Address, int]
     """The bytes of each block on a device, also of its weights in other slices."""
+    share: float
+    """Its part of the calls of the program."""
+    layers: tuple[float, ...]
+    """Its part of the calls of each layer of the program."""
+
+    def profile(self, whole: Profile) -> Profile:
+        """Return its part of the profile of the program: by the times of the layers, or by calls if those were not
+        measured.
+        """
+        batches = set[int]()
+        if self.layers and len(whole.layers) == len(self.layers):
+            batches = set.intersection(*(set(layer.latency_s) for layer in whole.layers))
+        seconds = [layer.latency_s[min(batches)] for layer in whole.layers] if batches else []
+        if not sum(seconds):
+            return whole.part(self.share)
+        return whole.part(sum(map(mul, self.layers, seconds)) / sum(seconds))
 
 
 class Placement(NamedTuple):
@@ -125,12 +143,6 @@ class _Cutting:
     def slices(self) -> list[Slice]:
         """Return the slices; raise NoSpaceError if there are none that fit."""
         self._check_calls()
-        if all(device.kind == "null" for device in self._devices):
-            raise NoSpaceError(
-                f"the {sum(self._sizes.values())} bytes of {self._manifest.name!r} find no place on an empty device of "
-                f"{self._most} bytes, and null devices run only whole programs, whose times are in their profiles: "
-                "serve with a larger --device-memory"
-            )
         if len(self._program.calls) > CALLS_MAX:
             raise NoSpaceError(
                 f"the {sum(self._sizes.values())} bytes of {self._manifest.name!r} find no place on an empty device of "
@@ -228,4 +240,9 @@ class _Cutting:
         needed = Activations(program).least_bytes()
         if all(device.activation_bytes < needed for device in holding):
             return None
-        return Slice((start, stop), program.inputs, program.outputs, tuple(blocks), sizes)
+        share = (stop - start) / len(self._program.calls)
+        layers = tuple(
+            max(0, min(stop, each.stop) - max(start, each.start)) / (each.stop - each.start)
+            for each in self._program.layers
+        )
+        return Slice((start, stop), program.inputs, program.outputs, tuple(blocks), sizes, share, layers)

@@ -272,10 +272,14 @@ class Executors:
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
-            tenant, profile = function.manifest.tenant, function.profile or Profile(weight_bytes=0, macs=0)
-            measured = profile.worker_bytes(cores=1, concurrency=1), profile.run_s(cores=1, concurrency=1)
-            sizes = () if function.slice is None else tuple(function.slice.sizes[block] for block, _ in bind.blocks)
-            message = HandOver(tenant, function.load(bare=True), handed, *measured, sizes)
+            tenant, profile = function.manifest.tenant, function.own_profile or Profile(weight_bytes=0, macs=0)
+            memory = profile.worker_bytes(cores=1, concurrency=1)
+            sizes: tuple[int, ...] = ()
+            if function.slice is not None:
+                # The memory of a whole program says nothing about a slice.
+                memory, sizes = {}, tuple(function.slice.sizes[block] for block, _ in bind.blocks)
+            run_s = profile.run_s(cores=1, concurrency=1)
+            message = HandOver(tenant, function.load(bare=True), handed, memory, run_s, sizes)
             process.bindings.add(function, bind)
             process.untried.append(function.id)
             self._processes.forks.send(process, message, fds)

@@ -95,7 +95,7 @@ class DeployedFunction:
         """The bytes of all its blobs, also of those of its program."""
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
-        """The measured latencies and memory on this machine."""
+        """The measured latencies and memory of its program on this machine; of the whole program, if it is a slice."""
         self.batch_limit: int | None = None
         """The most requests of minimal size in one run of its program; None: not found yet."""
         self.on_trial = False
@@ -181,6 +181,11 @@ class DeployedFunction:
         return self.program if self.handler_only and self.program is not None else self
 
     @property
+    def own_profile(self) -> Profile | None:
+        """The profile of what it runs: the program, or a slice."""
+        return self.profile if self.slice is None or self.profile is None else self.slice.profile(self.profile)
+
+    @property
     def memory_bytes(self) -> int:
         """The limit of the private memory of one worker: the setting, limited by the machine and the node."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
@@ -212,8 +217,7 @@ class DeployedFunction:
         """The key of the program within its tenant, because a tenant must not learn from a profile what another one has
         deployed.
         """
-        calls = "" if self.slice is None else "[{}:{}]".format(*self.slice.calls)
-        return f"{self.manifest.tenant}/{self.manifest.program.address}{calls}"
+        return f"{self.manifest.tenant}/{self.manifest.program.address}"
 
     def spec(self) -> FunctionSpec:
         """Return the function as the scheduler sees it."""
@@ -230,7 +234,7 @@ class DeployedFunction:
             program=runs or self.manifest.program.address,
             sandboxed=self.manifest.handler is not None,
             blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
-            profile=self.profile,
+            profile=self.own_profile,
             family=FamilyId("") if self.family.alone else self.family.id,
             following=self.later[0].id if self.later else None,
         )

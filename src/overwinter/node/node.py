@@ -80,7 +80,10 @@ class Node:
         if self._registry.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
         if (function.program or function).later:
-            raise ConflictError(f"the program of {name!r} is cut into slices, and only whole programs are measured")
+            raise ConflictError(
+                f"the program of {name!r} is cut into slices, and only whole programs are measured: deploy it under "
+                'another name with device = "cpu", and measure that'
+            )
         return await self.profiler.measure(function.computing, wanted, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:

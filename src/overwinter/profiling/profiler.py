@@ -156,7 +156,7 @@ class Profiler:
         for function in list(self._functions.values()):
             if function.subject == subject:
                 function.profile = profile
-                self._parts.post(Profiled(function.id, profile))
+                self._parts.post(Profiled(function.id, function.own_profile or profile))
 
 
 def _ignore(progress: Progress) -> None:

@@ -19,7 +19,6 @@ from overwinter.core.ids import (
     program_name,
     slice_name,
 )
-from overwinter.core.profile import Profile
 from overwinter.simulation.models import MIB, Blocks, FunctionModel
 
 
@@ -129,7 +128,7 @@ def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
             id=function_id(name, spec.version),
             name=name,
             blobs=blobs[number - 1],
-            profile=_part(spec.profile, share),
+            profile=None if spec.profile is None else spec.profile.part(share),
             family=FamilyId(f"{spec.family}/{number}" if spec.family else ""),
             following=following,
         )
@@ -138,15 +137,6 @@ def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
             model = msgspec.structs.replace(model, workload=None)
         yield Simulated(own, model, function.copy)
         following = own.id
-
-
-def _part(profile: Profile | None, share: float) -> Profile | None:
-    """Return the profile of a part of a program that takes this share of the time."""
-    if profile is None:
-        return None
-    points = tuple(msgspec.structs.replace(each, latency_s=share * each.latency_s) for each in profile.points)
-    weight_bytes, macs = int(share * profile.weight_bytes), int(share * profile.macs)
-    return msgspec.structs.replace(profile, weight_bytes=weight_bytes, macs=macs, points=points)
 
 
 def _blobs(blocks: Sequence[Blocks], owner: str) -> tuple[BlobSize, ...]:

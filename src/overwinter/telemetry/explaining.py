@@ -285,7 +285,7 @@ def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[S
 
 def _profile(known: FunctionDetail, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:
     profile = known.spec.profile
-    if profile is None:
+    if profile is None or (known.pool is not None and known.pool.slices):
         return None
     return ProfileFacts(
         points=known.points,
