@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,9 +54,9 @@ def payload(family: Family) -> bytes:
     return binary_request("any", as_tensors(family.one())).partition(END)[2]
 
 
-def deployed(node: PoolNode, family: Family, count: int) -> list[Target]:
+def deployed(node: PoolNode, family: Family, count: int, **settings: Any) -> list[Target]:
     """Deploy this many functions that share no block; return how to call each."""
-    targets = deploy_variants(node, family, range(count), {"device": "pool"}, family.floats())
+    targets = deploy_variants(node, family, range(count), {"device": "pool"} | settings, family.floats())
     return [targets[number] for number in range(count)]
 
 

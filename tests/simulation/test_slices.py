@@ -38,6 +38,12 @@ def test_the_slices_are_the_fewest_that_fit_and_share_bytes_and_time():
     assert len({each.family for each in parts.values()}) == 3
 
 
+def test_slices_share_the_time_by_the_work_of_their_blocks():
+    blocks = [{"mib": 10, "work": 5}, {"mib": 10, "count": 6, "work": 0.5}, {"mib": 10, "count": 3, "work": 0.5}]
+    parts = {each.spec.id: each.spec.profile for each in scenario(large(blocks=blocks)).simulated()}
+    assert [parts[id_].run_s(1, 1)[1] for id_ in SLICES] == pytest.approx([0.03 * part / 9.5 for part in (6.5, 2, 1)])
+
+
 def test_a_request_runs_through_all_slices_and_with_a_device_for_each_nothing_is_brought_again():
     report, steps = recorded(scenario(large(rate=0.5), duration_s=120.0))
     assert report.total.answered == report.total.requests > 20
@@ -104,3 +110,5 @@ def test_errors_name_what_cannot_be_cut(blocks, said):
     with pytest.raises(ValueError, match=said):
         scenario(large(blocks=blocks))
     assert scenario(large({"device": "any"}, blocks=blocks)).simulated()
+    with pytest.raises(ValueError, match="work of all blocks or of none"):
+        scenario(large(blocks=[{"mib": 1}, {"mib": 1, "work": 1}]))

@@ -111,17 +111,17 @@ def _handler(function: Simulated) -> Simulated:
 
 def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
     """Yield the slices of a function, the last first; only itself if it runs in workers or is not cut. The first slice
-    has its name. Each takes a part of the time as large as its part of the bytes.
+    has its name. Each takes a part of the time as large as its part of the work.
     """
     if not begins or not function.spec.on_pool:
         yield function
         return
     spec, ends = function.spec, [*begins[1:], len(function.spec.blobs)]
     blobs = [spec.blobs[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    sizes = [sum({blob.address: blob.nbytes for blob in each}.values()) for each in blobs]
+    works = function.model.works()
     following: FunctionId | None = None
     for number in range(len(begins), 0, -1):
-        share = sizes[number - 1] / sum(sizes)
+        share = sum(works[begins[number - 1] : ends[number - 1]]) / sum(works)
         name = spec.name if number == 1 else slice_name(spec.name, number)
         own = msgspec.structs.replace(
             spec,

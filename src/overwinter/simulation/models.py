@@ -31,9 +31,13 @@ class Blocks(Part, frozen=True, kw_only=True):
     count: int = 1
     shared: str | None = None
     """A key: functions with the same key have the same blocks. None: each copy has its own blocks."""
+    work: float | None = None
+    """The time of the calls that use each of them, relative to that of the function's other blocks; by default as their
+    bytes. Slices share the time of the program by it.
+    """
 
     def __post_init__(self) -> None:
-        self.check_above("mib", "count")
+        self.check_above("mib", "count", "work")
 
 
 class HandlerModel(Part, frozen=True, kw_only=True):
@@ -120,6 +124,10 @@ class FunctionModel(Part, frozen=True, kw_only=True):
             return (FunctionName(self.name),)
         return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
 
+    def works(self) -> list[float]:
+        """Return the relative time of each block's calls."""
+        return [part.mib if part.work is None else part.work for part in self.blocks for _ in range(part.count)]
+
     def measured(self) -> Profile:
         """The profile that the scheduler gets."""
         points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
@@ -158,6 +166,8 @@ class FunctionModel(Part, frozen=True, kw_only=True):
             raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
         if self.device_ms and (self.settings.device != "any" or min(self.device_ms.values()) <= 0):
             raise ValueError('device_ms needs device = "any", and times above 0')
+        if len({part.work is None for part in self.blocks}) > 1:
+            raise ValueError("give the work of all blocks or of none")
         self._check_handler()
         if any(min(row) <= 0 for row in self.profile):
             raise ValueError("every number of a row of profile must be above 0")
