@@ -125,7 +125,7 @@ class Handlers:
         self._work(process, process.run_cores, seconds, crash, partial(self._call, run))
 
     def exited(self, worker: WorkerId, seconds: float) -> None:
-        """A worker ends. Its calls are cancelled when the scheduler knows, after so many seconds."""
+        """A worker ends. Its calls are cancelled when the scheduler knows, after this many seconds."""
         for run in self._runs.pop(worker, []):
             run.over = True
             if run.call is not None:

@@ -51,11 +51,11 @@ class HandlerModel(Part, frozen=True, kw_only=True):
     """Its source and assets, which only workers need."""
 
     def before_s(self, batch: int) -> float:
-        """Return the seconds before the program in a run of so many requests."""
+        """Return the seconds before the program in a run of this many requests."""
         return between(sorted(self.before_ms.items()), batch) / 1000
 
     def after_s(self, batch: int) -> float:
-        """Return the seconds after the program for so many requests."""
+        """Return the seconds after the program for this many requests."""
         return between(sorted(self.after_ms.items()), batch) / 1000 if self.after_ms else 0.0
 
     def __post_init__(self) -> None:
