@@ -8,7 +8,6 @@ import sys
 from random import Random
 
 import msgspec
-from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import (
@@ -22,8 +21,6 @@ from overwinter.core.events import (
     UnloadAsked,
     ZygoteLost,
 )
-from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import function_id, slice_name
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
@@ -35,7 +32,7 @@ IN_WORKERS = "ae"
 """The functions that run in workers if there are devices."""
 EITHER = "bd"
 """Those that run in workers or on devices."""
-CUT = "h"
+CUT = "dh"
 """Those whose programs run on devices in slices."""
 TOGETHER = "abcabc"
 """Functions that sometimes get requests at once."""
@@ -74,19 +71,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
         name, number, blobs, profile=profile, family=family, max_batch=4, max_workers=most, timeout_s=TIMEOUT_S, **own
     )
     on_trial = chance.random() < 0.2
-    for each in slices(made) if world.devices.configs and name in CUT else (made,):
-        world.deploy(each, on_trial)
-
-
-def slices(function: FunctionSpec) -> list[FunctionSpec]:
-    """Return a function cut into one slice for each of its blocks, the last slice first."""
-    found: list[FunctionSpec] = []
-    for number in range(len(function.blobs), 0, -1):
-        following, blobs = found[-1].id if found else None, function.blobs[number - 1 : number]
-        name = function.name if number == 1 else slice_name(function.name, number)
-        id_ = function_id(name, function.version)
-        found.append(structs.replace(function, id=id_, name=name, blobs=blobs, following=following))
-    return found
+    world.deploy(made, on_trial, cut=bool(world.devices.configs) and name in CUT)
 
 
 def manage(world: World, chance: Random, kind: float) -> None:

@@ -42,7 +42,7 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import function_id, is_part, program_id, program_name, whole_id
+from overwinter.core.ids import function_id, is_part, program_id, program_name, slice_name, whole_id
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from tests.scheduler.devices import Devices
@@ -67,6 +67,18 @@ def spec(
         sandboxed=sandboxed,
         blobs=tuple(BlobSize(address, nbytes) for address, nbytes in blobs),
     )
+
+
+def slices(function: FunctionSpec) -> list[FunctionSpec]:
+    """Return a function cut into one slice for each of its blocks, the last slice first."""
+    found: list[FunctionSpec] = []
+    for number in range(len(function.blobs), 0, -1):
+        following, blobs = found[-1].id if found else None, function.blobs[number - 1 : number]
+        name = function.name if number == 1 else slice_name(function.name, number)
+        id_ = function_id(name, function.version)
+        own = {"id": id_, "name": name, "blobs": blobs, "following": following, "profile": None}
+        found.append(msgspec.structs.replace(function, **own))
+    return found
 
 
 class World:
@@ -213,11 +225,17 @@ class World:
 
     # Events that may happen next
 
-    def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
-        """Deploy a function, and for `any` its program as another one, as a node with devices does."""
+    def deploy(self, function: FunctionSpec, on_trial=False, quarantined="", cut=False) -> list:
+        """Deploy a function, and for `any` its program as another one, as a node with devices does; `cut`: slices."""
         program = program_id(function.id)
         if self.devices.configs and function.settings.device == "any" and not is_part(function.name):
-            self.deploy(msgspec.structs.replace(function, id=program, name=program_name(function.name)), on_trial)
+            other = msgspec.structs.replace(function, id=program, name=program_name(function.name))
+            for each in slices(other) if cut else [other]:
+                self.deploy(each, on_trial)
+        elif cut:
+            for each in slices(function)[:-1]:
+                self.deploy(each, on_trial)
+            function = slices(function)[-1]
         elif program in self.deployed and function.settings.device != "pool":
             self.send(Removed(program))
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)

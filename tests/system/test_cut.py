@@ -18,6 +18,7 @@ from overwinter.model.export import export
 from tests.replay.replayed import replayed
 
 from .nodes import NodeProcess, asked_while_killing, deploy, wait_until
+from .test_any_device import workers
 from .test_pool import MODELS, executors, right
 from .test_pool_handlers import runs
 
@@ -101,6 +102,34 @@ def test_a_cut_program_gives_the_answers_of_the_whole_while_others_compete_and_e
     node.stop()
     for journal in (node.journal.with_name("journal.jsonl.1"), node.journal):
         assert not journal.exists() or replayed(journal)
+
+
+def test_with_any_it_runs_in_workers_and_in_slices_whatever_dies(make_node):
+    node = make_node(*SMALL)
+    put(node, "whole")
+    assert "its program is cut into 3 slices" in put(node, "cut", device="any").warning
+    expected = {each: asked(node, "whole", *each) for each in SIZES}
+
+    def ask(at: int) -> bool:
+        sizes = SIZES[at % len(SIZES)]
+        return same(asked(node, "cut", *sizes), expected[sizes])
+
+    assert all(map(ask, range(3)))
+    assert all(asked_while_killing(ask, 300, [workers, executors] * 3, node))
+    assert all(map(ask, range(3)))
+    assert "virtual:" in node.client.explain("cut")["choice"]
+    assert len(node.client.explain("cut")["pool"]["slices"]) == 3
+    actions = [action for step in node.steps() for action in step[2]]
+    on_devices = {each["function"] for each in actions if each["type"] == "RunOnDevice"}
+    in_workers = {each["function"] for each in actions if each["type"] == "StartWorker"}
+    assert {"cut:program@1", "cut:2@1", "cut:3@1"} <= on_devices
+    assert "cut@1" in in_workers
+    node.stop()
+    assert replayed(node.journal)
+    node.options = [*node.options[:2], "--devices", "2", "--device-memory", "16MiB"]
+    node.start()
+    assert all(map(ask, range(3)))
+    assert not node.client.explain("cut")["pool"]["slices"]
 
 
 def test_a_cut_function_is_seen_as_one(make_node):

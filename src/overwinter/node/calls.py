@@ -27,6 +27,8 @@ class Payload:
         self.result = result
         self.call = call
         self.arrived = clock.now()
+        self.values: list[Tensor] = []
+        """What slices of its program have computed, and later ones take."""
         self.outputs: list[Tensor] = []
         self.start: Start = "warm"
         """The coldest start of its calls of a program on the pool."""

@@ -107,7 +107,7 @@ class Deploys:
                 # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
-        if self._config.profile_on_deploy and not placed.slices:
+        if self._config.profile_on_deploy and function.computing.slice is None:
             self._profiler.measure_soon(function.computing)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))

@@ -80,11 +80,9 @@ def placement(manifest: Manifest, program: Program, devices: Sequence[DeviceConf
     if manifest.settings.device == "pool":
         return Placement(slices_for(manifest, program, devices))
     try:
-        is_cut = bool(slices_for(manifest, program, devices))
+        return Placement(slices_for(manifest, program, devices))
     except (ConflictError, NoSpaceError) as error:
         return Placement(why_not=f"it runs on CPU cores only: {error}")
-    why_not = "it runs on CPU cores only: no device of this node can hold all its weights" if is_cut else ""
-    return Placement(why_not=why_not)
 
 
 def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> list[Slice]:

@@ -163,6 +163,11 @@ class DeployedFunction:
         """What its runs return."""
         return self.manifest.outputs if self.slice is None else self.slice.outputs
 
+    @property
+    def begins(self) -> bool:
+        """Whether its runs begin with the first call of its program."""
+        return self.slice is None or not self.slice.calls[0]
+
     def taken(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return what its runs take of these tensors of a request."""
         if self.slice is None:

@@ -79,7 +79,7 @@ class Node:
         function = self._find(name, version)
         if self._registry.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
-        if (function.program or function).later:
+        if function.computing.slice is not None:
             raise ConflictError(
                 f"the program of {name!r} is cut into slices, and only whole programs are measured: deploy it under "
                 'another name with device = "cpu", and measure that'

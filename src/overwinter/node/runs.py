@@ -151,7 +151,11 @@ class Runs:
 
     def _taken(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
         """Return the tensors of a request that its function takes, which may have been removed meanwhile."""
-        function, tensors = self._functions.get(id_), self._payloads[request].inputs
+        function, payload = self._functions.get(id_), self._payloads[request]
+        if function is not None and function.begins:
+            # It may come from a slice of the program to be computed anew.
+            payload.values = []
+        tensors = [*payload.inputs, *payload.values]
         return tensors if function is None else function.taken(tensors)
 
     def _keep(self, function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:
@@ -163,7 +167,10 @@ class Runs:
             return
         if payload.call is not None and payload.call.hold is not None:
             payload.call.hold(sum(len(tensor.data) for tensor in function.kept(outputs)))
-        payload.inputs = function.kept([*payload.inputs, *outputs])
+        payload.values = function.kept([*payload.values, *outputs])
+        if function.manifest.settings.device == "pool":
+            # With `any` a worker may have to begin anew.
+            payload.inputs = function.kept(payload.inputs)
 
     def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker

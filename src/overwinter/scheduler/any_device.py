@@ -6,8 +6,8 @@ is not. While one waits, that is checked at each event of workers and devices, a
 is overdue.
 """
 
-from collections.abc import Iterable, Iterator
-from math import inf
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, inf
 
 from overwinter.core.profile import Point
 from overwinter.scheduler import counterpart, executors, order, swaps
@@ -36,8 +36,13 @@ def choose(cycle: Cycle, function: Function) -> Function:
 def pull(cycle: Cycle, function: Function) -> bool:
     """Let a worker of the function take a request that waits for a device; return whether it does."""
     other = counterpart.of(cycle.state, function)
-    if other is None or function.pool is not None or function.on_trial or not other.queue:
+    if other is None or function.pool is not None or function.on_trial:
         return False
+    return any(each.queue and _takes(cycle, function, each) for each in counterpart.with_later(cycle.state, other))
+
+
+def _takes(cycle: Cycle, function: Function, other: Function) -> bool:
+    """Let a worker take the first request that waits for a device, if it answers it sooner; return whether it does."""
     if not _may_take(cycle, function, other) or could_begin(cycle, other):
         return False
     if not facts(other).times.is_known and not _are_overdue(cycle, other):
@@ -172,20 +177,70 @@ def _has_place(cycle: Cycle, point: Point) -> bool:
 
 
 def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
-    """The estimate on the device that answers first. `function` is the counterpart, which runs on the pool."""
-    pooled, owner = facts(function), owner_of(cycle, function)
+    """The estimate on the device that answers first. `function` is the counterpart, which runs on the pool, with the
+    later slices of its program.
+    """
+    parts, owner = list(counterpart.with_later(cycle.state, function)), owner_of(cycle, function)
     devices = list(swaps.fitting(cycle, function))
     wait_s, device = min(
         ((_device_s(cycle, function, each), each.config.name) for each in devices), default=(inf, "devices")
     )
+    own = max(1, sum(each.owner == owner for each in devices))
     if not is_first:
-        own = sum(each.owner == owner for each in devices)
-        wait_s += backlog_s(cycle, owner) / max(1, own)
+        wait_s += backlog_s(cycle, owner) / own
     # Not on a device that serves others: its executor would have to be replaced.
     is_free = any(each.owner in (None, owner) and each.is_free(cycle.now) for each in devices)
-    is_tried = function.queue or pooled.running
-    run_s = swaps.run_s(cycle, function, 1) if pooled.times.is_known else None
-    return Estimate(device, wait_s, run_s, may_try=is_free and not is_tried)
+    is_tried = any(each.queue or facts(each).running for each in parts)
+    if not facts(function).times.is_known:
+        return Estimate(device, wait_s, None, may_try=is_free and not is_tried)
+    runs_s = _runs_s(cycle, parts)
+    if not is_first:
+        # The backlog has the runs for which requests wait now, and not those of the later slices.
+        wait_s += sum(_runs(each) * sum(runs_s[number:]) for number, each in enumerate(parts, 1)) / own
+    wait_s += _waits_between_s(cycle, parts, runs_s, wait_s)
+    return Estimate(device, wait_s, sum(runs_s), may_try=False)
+
+
+def _runs(function: Function) -> int:
+    """The runs that its waiting requests need."""
+    return ceil(len(function.queue) / function.spec.settings.max_batch)
+
+
+def _runs_s(cycle: Cycle, parts: Sequence[Function]) -> list[float]:
+    """The execution of each slice; one that was never measured is assumed to take as long as the others."""
+    known = [swaps.run_s(cycle, each, 1) for each in parts if facts(each).times.is_known]
+    usual_s = sum(known) / len(known)
+    return [swaps.run_s(cycle, each, 1) if facts(each).times.is_known else usual_s for each in parts]
+
+
+def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[float], wait_s: float) -> float:
+    """How long a request waits for devices and blocks between the slices. If the devices can hold all slices at once,
+    the later ones are brought while earlier ones run. Otherwise they take each other's place, and all bytes of each
+    are brought when it is reached.
+    """
+    ends = began = wait_s + runs_s[0]
+    together = len(parts) == 1 or _fit_together(cycle, parts)
+    for part, run_s in zip(parts[1:], runs_s[1:], strict=True):
+        devices = list(swaps.fitting(cycle, part))
+        if together:
+            ends = max(ends, min((_device_s(cycle, part, each) for each in devices), default=inf))
+        else:
+            swap_s = min((transfer_s(each.config, facts(part).nbytes, 0) for each in devices), default=inf)
+            ends += max(0.0, swap_s - run_s)
+        ends += run_s
+    return ends - began - sum(runs_s[1:])
+
+
+def _fit_together(cycle: Cycle, parts: Sequence[Function]) -> bool:
+    """Whether the devices in service can hold these functions at once, by their bytes."""
+    devices = cycle.state.pool.devices.values()
+    rooms = [each.config.memory_bytes for each in devices if not each.is_out(cycle.now)]
+    for nbytes in sorted((facts(each).nbytes for each in parts), reverse=True):
+        room = min((each for each in rooms if each >= nbytes), default=None)
+        if room is None:
+            return False
+        rooms[rooms.index(room)] -= nbytes
+    return True
 
 
 def _device_s(cycle: Cycle, function: Function, device: Device) -> float:

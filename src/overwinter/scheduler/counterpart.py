@@ -1,10 +1,11 @@
 """A function with `device = "any"` is two functions: one runs in workers, its counterpart on the pool (any_device.py).
+If its program is cut, the first slice is the counterpart, and the function in workers is the counterpart of each slice.
 
 What one of them cannot serve the other one does: if it backs off, is out of service, or finds no place, its waiting
 requests move. They are refused only if neither can serve them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from overwinter.core.ids import RequestId, program_id, whole_id
 from overwinter.scheduler import families, homes, order, shared_runs, swaps
@@ -23,14 +24,25 @@ def of(state: State, function: Function) -> Function | None:
     return state.functions.get(program_id(id_) if function.pool is None else whole_id(id_))
 
 
+def with_later(state: State, function: Function) -> Iterator[Function]:
+    """Yield a function, and then the later slices of its program."""
+    yield function
+    yield from swaps.later_slices(state, function)
+
+
 def queued(state: State, function: Function) -> int:
-    """Return the number of waiting requests, with those of the counterpart."""
+    """Return the number of waiting requests of a function in workers, with those of its counterpart."""
     other = of(state, function)
-    return len(function.queue) + (0 if other is None else len(other.queue))
+    on_pool = () if other is None else with_later(state, other)
+    return len(function.queue) + sum(len(each.queue) for each in on_pool)
 
 
 def is_usable(cycle: Cycle, function: Function) -> bool:
-    """Whether the function could serve a request, perhaps after others."""
+    """Whether the function could serve a request, perhaps after others; a slice, with those after it."""
+    return all(_is_usable(cycle, each) for each in with_later(cycle.state, function))
+
+
+def _is_usable(cycle: Cycle, function: Function) -> bool:
     if function.unloaded or function.on_trial:
         return False
     backs_off = cycle.now < function.backoff_until
@@ -41,6 +53,12 @@ def is_usable(cycle: Cycle, function: Function) -> bool:
     if backs_off or function.pool.never or not homes.has_room(cycle, function):
         return False
     return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
+
+
+def usable(cycle: Cycle, function: Function) -> Function | None:
+    """Return the counterpart, if there is one that could serve a request."""
+    other = of(cycle.state, function)
+    return other if other is not None and is_usable(cycle, other) else None
 
 
 def rescue(cycle: Cycle, function: Function) -> None:
@@ -57,8 +75,8 @@ def refuse_waiting(cycle: Cycle, function: Function, error: str, message: str, r
 
 def hand_over(cycle: Cycle, function: Function) -> None:
     """Move all waiting requests to the counterpart, if it can serve them."""
-    other = of(cycle.state, function)
-    if other is not None and is_usable(cycle, other):
+    other = usable(cycle, function)
+    if other is not None:
         move(cycle, function, other, list(function.queue))
 
 

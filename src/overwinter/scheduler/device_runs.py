@@ -237,10 +237,10 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
 
 def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure: RunFailure) -> bool:
     """Let a worker serve a request that needs more memory than the device has, if the function may run in workers."""
-    other = counterpart.of(cycle.state, function)
     if function.removed or failure.error != NoSpaceError.__name__:
         return False
-    if other is None or not counterpart.is_usable(cycle, other):
+    other = counterpart.usable(cycle, function)
+    if other is None:
         return False
     request.too_large = True
     function.queue.append(request.id)
@@ -253,7 +253,7 @@ def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
     following = cycle.state.functions.get(id_)
     if following is None:
         refuse(cycle, request.id, "NotFoundError", f"function {request.function} was removed")
-    elif following.unloaded:
+    elif following.unloaded and counterpart.usable(cycle, following) is None:
         refuse(cycle, request.id, *why_unloaded(following), cycle.config.retry_after_min_s)
     else:
         request.reached, request.earlier = id_, request.coldest

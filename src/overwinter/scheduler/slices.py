@@ -114,7 +114,7 @@ def _coming(cycle: Cycle) -> Iterator[tuple[Function, Seconds]]:
     devices = cycle.state.pool.executors.values()
     for operation in [each.operation for each in devices if each.operation is not None]:
         for part in operation.parts:
-            for each in later_slices(cycle, part.function):
+            for each in later_slices(cycle.state, part.function):
                 yield each, operation.began
 
 

@@ -221,10 +221,10 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
     if others and function.spec.settings.device == "any":
         # Either part suffices.
-        known = min((function_state(each, now) for each in (function, *others)), key=AWAKE_FIRST.index)
+        known = min(_state(others, others[0], now), function_state(function, now), key=AWAKE_FIRST.index)
         fault = function.fault and fault
     else:
-        known = "unloaded" if any(each.unloaded for each in others) else function_state(function, now)
+        known = _state(others, function, now)
         fault = function.fault or fault
     return FunctionSnapshot(
         function.spec,
@@ -241,16 +241,17 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     )
 
 
+def _state(parts: Sequence[Function], first: Function, now: Seconds) -> FunctionState:
+    """Return the state of the first part of a function; if another one is unloaded, it is."""
+    return "unloaded" if any(each.unloaded for each in parts) else function_state(first, now)
+
+
 def parts_on_pool(state: State, function: Function) -> list[Function]:
     """Return what of a function runs on the pool, in this order: the function, or the program of its handler, then the
     later slices of the program.
     """
     part = function if function.pool is not None else program_of(state, function)
-    found = list[Function]()
-    while part is not None:
-        found.append(part)
-        part = None if part.spec.following is None else state.functions.get(part.spec.following)
-    return found
+    return [] if part is None else list(counterpart.with_later(state, part))
 
 
 def program_of(state: State, function: Function) -> Function | None:

@@ -12,7 +12,7 @@ from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate, Value
 from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
-from overwinter.scheduler.state import Function
+from overwinter.scheduler.state import Function, State
 
 WORTHLESS: Value = (0.0, 0.0, 0.0)
 
@@ -181,7 +181,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     """Return the functions that may be evicted from a device for this one, the first to evict first. The slices that
     its requests will reach come last, the next one at the end.
     """
-    rule, later = device_eviction.RULES[cycle.policy.device_eviction], list(later_slices(cycle, function))
+    rule, later = device_eviction.RULES[cycle.policy.device_eviction], list(later_slices(cycle.state, function))
     may = [
         each
         for each in device.residents.values()
@@ -196,9 +196,9 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     return [each.function for each in sorted(may, key=value)]
 
 
-def later_slices(cycle: Cycle, function: Function) -> Iterator[Function]:
+def later_slices(state: State, function: Function) -> Iterator[Function]:
     """Yield the slices of its program that requests reach after this one, the next one first."""
-    functions, following = cycle.state.functions, function.spec.following
+    functions, following = state.functions, function.spec.following
     while following is not None and following in functions:
         yield functions[following]
         following = functions[following].spec.following

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part, slice_number
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
@@ -83,7 +83,8 @@ def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatisti
     """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers, and
     later slices of programs, which count with the first.
     """
-    return [part for part in run.parts if part.spec.settings.device == "any" or not is_part(part.spec.id)]
+    first = [part for part in run.parts if slice_number(part.spec.id) is None]
+    return [part for part in first if part.spec.settings.device == "any" or not is_part(part.spec.id)]
 
 
 class VersionStatistics:
