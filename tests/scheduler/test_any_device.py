@@ -141,6 +141,69 @@ def test_a_request_whose_worker_hangs_moves_to_a_free_device():
     assert world.now - began < 1.0
 
 
+def without_executor(backoff_over=True, **config) -> Watched:
+    """A world in which the executors of the devices have died, with a request in a worker."""
+    world = known(cpu_s=0.1, device_s=0.35, **config)
+    for executor in sorted(world.devices.executors):
+        world.die(executor)
+    if backoff_over:
+        world.now += 100
+    world.arrive()
+    world.settle_processes()
+    assert world.running
+    return world
+
+
+@pytest.mark.parametrize("backoff_over", [False, True])
+def test_an_executor_starts_for_a_request_whose_worker_hangs(backoff_over):
+    world = without_executor(backoff_over)
+    waiting = world.arrive()
+    hanging, began = next(iter(world.running.values())), world.now
+    assert list(world.state.functions["f@1"].queue) == [waiting]
+    while not world.devices.executors:
+        world.ring()
+    assert world.now - began < 3.0
+    world.settle_processes()
+    assert [run.requests for run in world.devices.running.values()] == [(waiting,)]
+    assert list(world.running.values()) == [hanging]
+    world.settle()
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
+def test_no_executor_starts_while_workers_are_expected_to_be_free_sooner():
+    world = without_executor()
+    requests = [world.arrive() for _ in range(3)]
+    while world.running:
+        world.now += 0.1
+        world.finish()
+        world.settle_processes()
+    assert not world.devices.executors
+    assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_request_for_which_an_executor_starts_returns_to_a_worker_that_is_free_before():
+    world = without_executor()
+    waiting = world.arrive()
+    while not world.devices.executors:
+        world.ring()
+    assert list(world.state.functions["f:program@1"].queue) == [waiting]
+    world.finish()
+    assert [run.requests for run in world.running.values()] == [(waiting,)]
+    world.settle()
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
+def test_one_executor_starts_for_all_requests_behind_workers_that_hang():
+    world = without_executor(number=2)
+    waiting = [world.arrive() for _ in range(4)]
+    while not world.devices.executors:
+        world.ring()
+    assert len(world.devices.executors) == 1
+    assert len(world.state.functions["f:program@1"].queue) == 1
+    world.settle()
+    assert {type(world.answers[each]) for each in waiting} == {Reply}
+
+
 @pytest.mark.parametrize("has_worker", [False, True])
 def test_a_request_whose_device_hangs_moves_to_a_worker(has_worker):
     world = known(cpu_s=0.5, device_s=0.1)

@@ -119,6 +119,12 @@ def test_requests_avoid_workers_or_devices_that_do_not_answer(make_node):
     assert all(asked(at) for at in range(3))
     assert served_while_stopped(node, workers(node), asked)[1] >= 3
     assert served_while_stopped(node, executors(node), asked)[0] >= 3
+    # Without an executor, one starts.
+    for executor in executors(node):
+        os.kill(executor, signal.SIGKILL)
+    wait_until(lambda: not executors(node))
+    assert asked(0)
+    assert served_while_stopped(node, workers(node), asked)[1] >= 3
 
 
 def test_deaths_of_workers_and_executors_cost_no_answer(make_node):

@@ -2,8 +2,8 @@
 
 When it arrives, the time until its answer is estimated for both. Both use the same blocks in the host store, so loading
 them is no part of the estimates. A request that waits for one of them moves to the other if that is free while its own
-is not. While one waits, that is checked at each event of workers and devices, and when an operation that it waits for
-is overdue.
+is not, or, if all of its own are overdue, to a worker or an executor that has to be started. While one waits, that is
+checked at each event of workers and devices, and when an operation that it waits for is overdue.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ def _takes(cycle: Cycle, function: Function, other: Function) -> bool:
     """Let a worker take the first request that waits for a device, if it answers it sooner; return whether it does."""
     if not _may_take(cycle, function, other) or could_begin(cycle, other):
         return False
-    if not facts(other).times.is_known and not _are_overdue(cycle, other):
+    if not facts(other).times.is_known and not _are_overdue(cycle, _on_devices_now(cycle, other)):
         # It is being tried, and may wait for an executor that starts.
         return False
     if _is_on_device(cycle, function, other, is_first=True):
@@ -55,8 +55,9 @@ def _takes(cycle: Cycle, function: Function, other: Function) -> bool:
 
 
 def offer(cycle: Cycle) -> None:
-    """Let each device that nobody waits for take a request that waits for a worker. Functions whose requests wait for a
-    device are asked whether a worker takes one.
+    """Let each device that nobody waits for take a request that waits for a worker, and let an executor start on an
+    empty one for a request whose workers are all overdue. Functions whose requests wait for a device are asked whether
+    a worker takes one.
     """
     pool, now = cycle.state.pool, cycle.now
     for id_ in pool.waiting:
@@ -66,40 +67,63 @@ def offer(cycle: Cycle) -> None:
             if _may_take(cycle, other, function):
                 cycle.mark(other)
             _check_again(cycle, _on_devices_now(cycle, function))
-    free = sum(each.executor is not None and each.is_free(now) for each in pool.devices.values())
+    unused = [each for each in pool.devices.values() if each.is_free(now)]
+    empty = sum(each.executor is None for each in unused)
+    free = len(unused) - empty
     for function in list(pool.waiting_for_workers.values()):
-        if not free:
-            return
-        other = counterpart.of(cycle.state, function)
         request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
-        if other is None or request is None or _has_free_worker(cycle, function):
+        if request is None or _has_free_worker(cycle, function):
             continue
-        if not (counterpart.is_usable(cycle, other) and could_begin(cycle, other)):
+        other = counterpart.usable(cycle, function) if free or empty else None
+        if other is None:
+            _check_after_backoff(cycle, function)
             continue
-        if _is_on_device(cycle, function, other, is_first=True):
+        under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
+        begins = free > 0 and could_begin(cycle, other)
+        if not (begins or (empty and _could_start(cycle, other))):
+            continue
+        may_move = begins or _are_overdue(cycle, under_way)
+        if may_move and _is_on_device(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
-            free -= 1
+            free, empty = free - begins, empty - (not begins)
         else:
-            _check_again(cycle, (each for worker in function.usable() for each in _in_worker_now(worker)))
+            _check_again(cycle, under_way)
 
 
 def _may_take(cycle: Cycle, function: Function, other: Function) -> bool:
     """Whether a worker may take a request that waits for a device: a free one, or a new one if devices are overdue."""
     if function.usable():
         return _has_free_worker(cycle, function)
-    return counterpart.is_usable(cycle, function) and _are_overdue(cycle, other)
+    return counterpart.is_usable(cycle, function) and _are_overdue(cycle, _on_devices_now(cycle, other))
 
 
-def _are_overdue(cycle: Cycle, function: Function) -> bool:
-    """Whether all devices that could run the function are overdue with something else."""
-    under_way = _on_devices_now(cycle, function)
-    return bool(under_way) and all(each.overdue_at <= cycle.now for each in under_way)
+def _could_start(cycle: Cycle, function: Function) -> bool:
+    """Whether an executor for the function could be started on an empty device, and none is needed or starts yet."""
+    devices, owner = list(swaps.fitting(cycle, function)), owner_of(cycle, function)
+    if function.queue or any(each.coming_owner == owner for each in devices):
+        return False
+    return any(each.executor is None and each.next_owner is None and each.is_free(cycle.now) for each in devices)
+
+
+def _are_overdue(cycle: Cycle, operations: Sequence[Operation]) -> bool:
+    """Whether these operations are all overdue, so that none may end."""
+    return bool(operations) and all(each.overdue_at <= cycle.now for each in operations)
 
 
 def _check_again(cycle: Cycle, operations: Iterable[Operation]) -> None:
     """Compare the estimates again when one of these operations is overdue: then it may never end."""
     ends = (each.overdue_at if cycle.now < each.overdue_at else cycle.now + _left_s(cycle, each) for each in operations)
     at = min(ends, default=inf)
+    if at < inf:
+        cycle.timers.arm("devices", at)
+
+
+def _check_after_backoff(cycle: Cycle, function: Function) -> None:
+    """Compare the estimates again when devices may serve the function that cannot now."""
+    other, devices = counterpart.of(cycle.state, function), cycle.state.pool.devices.values()
+    ends = [each.backoff_until for each in devices if each.executor is None]
+    ends += [each.backoff_until for each in counterpart.with_later(cycle.state, other)] if other is not None else []
+    at = min((each for each in ends if each > cycle.now), default=inf)
     if at < inf:
         cycle.timers.arm("devices", at)
 
