@@ -229,7 +229,9 @@ class World:
         """Deploy a function, and for `any` its program as another one, as a node with devices does; `cut`: slices."""
         program = program_id(function.id)
         if self.devices.configs and function.settings.device == "any" and not is_part(function.name):
-            other = msgspec.structs.replace(function, id=program, name=program_name(function.name))
+            named = {"id": program, "name": program_name(function.name)}
+            profile = None if function.sandboxed else function.profile
+            other = msgspec.structs.replace(function, **named, sandboxed=False, profile=profile)
             for each in slices(other) if cut else [other]:
                 self.deploy(each, on_trial)
         elif cut:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from overwinter.api.client import Client
-from overwinter.core.errors import CallerError, NotFoundError, OverloadedError
+from overwinter.core.errors import NotFoundError, OverloadedError
 from tests.replay.replayed import replayed
 
 from .nodes import NodeProcess, ask, asked_while_killing, deploy, wait_until
 from .test_pool import MODELS, executors, right
+from .test_pool_handlers import MORE, PLUS
 
-PLUS = "def preprocess(inputs, state):\n    return {'x': inputs['x'] + 1}\n"
 COUNT = len(MODELS)
 
 
@@ -157,6 +157,59 @@ def test_it_is_served_after_restarts_with_and_without_devices(make_node):
     assert len(executors(node)) == 1
 
 
-def test_a_handler_is_refused(node):
-    with pytest.raises(CallerError, match="'h' has a handler.*\"pool\""):
-        deploy(node, "h", handler=PLUS, device="any")
+def calls(node: NodeProcess) -> tuple[int, int]:
+    """Return how many calls of a program were left to workers, and how many were answered by devices."""
+    actions = [action for step in node.steps() for action in step[2]]
+    ended = [each["type"] for each in actions if str(each.get("function")).startswith("h:program")]
+    return ended.count("Refuse"), ended.count("Reply")
+
+
+def test_calls_of_a_handler_run_in_its_worker_or_on_a_device(make_node):
+    node = make_node("--devices", "2", "--device-memory", "4MiB")
+    deploy(node, "cpu", MODELS["f1"], handler=PLUS + MORE)
+    deploy(node, "h", MODELS["f1"], handler=PLUS + MORE, device="any")
+
+    def asked(name: str, at: int) -> torch.Tensor:
+        with Client(node.url) as client:
+            return torch.from_numpy(client.infer(name, {"x": torch.full((1, 4), float(at % 7))})["y"].copy())
+
+    expected = [asked("cpu", at) for at in range(7)]
+
+    def is_right(at: int) -> bool:
+        return torch.equal(asked("h", at), expected[at % 7])
+
+    assert all(map(is_right, range(5)))
+    assert all(count > 0 for count in calls(node))
+    assert all(asked_while_killing(is_right, 300, [workers, executors] * 3, node))
+    assert all(map(is_right, range(5)))
+    shown, explained = node.client.function("h"), node.client.explain("h")
+    assert (shown["settings"]["device"], shown["state"]) == ("any", "READY")
+    assert "workers" in explained["choice"]
+    assert sum(explained["pool"]["runs"].values()) > 0
+    node.client.unload("h")
+    with pytest.raises(OverloadedError, match="h@1 is unloaded"):
+        asked("h", 1)
+    node.client.load("h")
+    assert is_right(1)
+    node.client.remove("h")
+    with pytest.raises(NotFoundError):
+        asked("h", 1)
+    node.stop()
+    assert replayed(node.journal)
+
+
+def test_calls_of_a_handler_do_not_wait_for_a_device_that_does_not_answer(make_node):
+    node = make_node("--devices", "1", "--device-memory", "8MiB")
+    model = Busy()
+    deploy(node, "h", model, handler=PLUS, device="any", concurrency=4)
+
+    def asked(at: int) -> bool:
+        x = torch.full((1, 4), float(at % 7))
+        with Client(node.url) as client, torch.inference_mode():
+            answer = torch.from_numpy(client.infer("h", {"x": x})["y"].copy())
+            return torch.allclose(answer, model(x + 1)["y"], atol=1e-6)
+
+    assert all(asked(at) for at in range(3))
+    before = calls(node)[0]
+    served_while_stopped(node, executors(node), asked)
+    assert calls(node)[0] > before

@@ -164,9 +164,10 @@ def test_a_cut_function_is_seen_as_one(make_node):
 HANDLER = "def postprocess(outputs, inputs, state):\n    return {name: value * 2 for name, value in outputs.items()}\n"
 
 
-def test_a_handler_calls_a_cut_program(make_node):
+@pytest.mark.parametrize("device", ["pool", "any"])
+def test_a_handler_calls_a_cut_program(make_node, device):
     node = make_node(*SMALL)
-    put(node, "cut", handler=HANDLER, device="pool")
+    put(node, "cut", handler=HANDLER, device=device)
     put(node, "whole")
     for rows, length in SIZES:
         assert same(asked(node, "cut", rows, length), [each * 2 for each in asked(node, "whole", rows, length)])

@@ -2,8 +2,8 @@
 
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
 treats as a function of its own. This request has the tensors of the run's requests, and the latest of their timeouts.
-Its answer goes back to the worker. A worker is not trusted, so it may call only programs of the run's functions, one at
-a time for each run.
+Its answer goes back to the worker; with `any`, the worker runs the program itself if the request is refused. A worker is
+not trusted, so it may call only programs of the run's functions, one at a time for each run.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from overwinter.core.actions import WARMEST_FIRST
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import OverloadedError, OverwinterError, WorkerError
+from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
@@ -142,7 +142,7 @@ class Computing:
             run = _Run({function.id: function}, {})
             self._begin(process, 0, run)
         called = None if run is None else run.functions.get(FunctionId(message.function))
-        program = None if called is None or not called.handler_only else called.program
+        program = called.program if called is not None and (called.handler_only or called.asks) else None
         if run is None or called is None or program is None or run.call is not None or not run.calls_left:
             raise ValueError(f"it may not run the program of {message.function:.100} now")
         run.calls_left -= 1
@@ -168,14 +168,14 @@ class Computing:
             await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
             answer = Computed(message.number, Outputs(metas), buffer.nbytes)
         except OverwinterError as error:
-            answer = Computed(message.number, _failure(run, error))
+            answer = Computed(message.number, None if _is_left(function, error) else _failure(run, error))
         except FAULTS as error:
             if not lacks_memory(error):
                 if not process.over:
                     self._processes.forks.give_up(process, f"it sent impossible inputs of a program: {error}")
                 return
             text = f"this node has no memory for the tensors of {function.id} now ({error}): try again later"
-            answer = Computed(message.number, _failure(run, OverloadedError(text)))
+            answer = Computed(message.number, None if function.asks else _failure(run, OverloadedError(text)))
         run.call = None
         if not process.over:
             self._processes.forks.send(process, answer)
@@ -271,6 +271,11 @@ def _hold(waiting: Sequence[Payload], nbytes: int) -> None:
 
 def _nbytes(metas: Iterable[TensorMeta]) -> int:
     return sum(meta.nbytes for meta in metas)
+
+
+def _is_left(function: DeployedFunction, error: OverwinterError) -> bool:
+    """Whether the worker runs the program, because the pool does not and somebody waits for the answer."""
+    return function.asks and not (isinstance(error, DeadlineError) or str(error) == ABANDONED)
 
 
 def _failure(run: _Run, error: OverwinterError) -> Failure:

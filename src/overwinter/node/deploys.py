@@ -143,11 +143,6 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
-        if manifest.settings.device == "any" and manifest.handler is not None:
-            raise CallerError(
-                f'{manifest.name!r} has a handler, which runs in workers, and device = "any": deploy it with device = '
-                '"pool" for its program to run on devices, or with "cpu"'
-            )
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
         placed = Placement() if absent else placement(manifest, program, self._config.scheduler.devices)

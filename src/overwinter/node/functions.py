@@ -54,7 +54,7 @@ class Family(NamedTuple):
     store: StoreName
     configuration: tuple[int, ...]
     """The configuration of its workers, on which answers depend: the most cores, batch, concurrency and memory, whether
-    they run only the handler, and the calls of a slice.
+    they run only the handler (1) or ask for calls of the program (2), and the calls of a slice.
     """
     alone: FunctionId | None
     """The only member, if the function shares workers with no other."""
@@ -129,7 +129,7 @@ class DeployedFunction:
             handler=None,
             samples=(),
             # A handler's function itself refuses what is too late.
-            settings=msgspec.structs.replace(settings, late="serve") if self.handler_only else settings,
+            settings=settings if self.manifest.handler is None else msgspec.structs.replace(settings, late="serve"),
         )
         deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
         self.program = DeployedFunction(deployment, self._memory_max_bytes)
@@ -152,6 +152,11 @@ class DeployedFunction:
     def _run_slice(self, own: Slice) -> None:
         self.slice, self.weights = own, own.blocks
         self.blobs = msgspec.structs.replace(self.manifest, blocks=own.blocks).blobs()
+
+    @property
+    def asks(self) -> bool:
+        """Whether its workers run its handler, and ask for each call of its program whether it runs on the pool."""
+        return self.on_either and self.program is not None and self.manifest.handler is not None
 
     def parts(self) -> "list[DeployedFunction]":
         """Return all functions that the scheduler has of it, each before those that call it."""
@@ -265,7 +270,7 @@ class DeployedFunction:
                 settings.max_batch,
                 settings.concurrency,
                 settings.memory_mib,
-                self.handler_only,
+                2 if self.asks else self.handler_only,
                 *calls,
             ),
             self.id if settings.isolation == "function" else None,
@@ -294,6 +299,7 @@ class DeployedFunction:
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
             handler_only=self.handler_only and not bare,
+            asks=self.asks and not (bare or measured),
             calls=None if self.slice is None else self.slice.calls,
         )
 

@@ -94,7 +94,7 @@ class Runs:
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests, functions)
-        if isinstance(process, WorkerProcess) and process.handler_only:
+        if isinstance(process, WorkerProcess) and process.calls_programs:
             self._computing.begin(process, run, slot, [self._functions[function] for function in functions], requests)
 
         def failed(error: Exception) -> None:

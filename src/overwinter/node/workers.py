@@ -64,8 +64,8 @@ class WorkerProcess(ContainedProcess):
         self.tried = False
         """Whether it has reported the start of a trial."""
         self._has_handler = load.source_bytes is not None
-        self.handler_only = load.handler_only
-        """Whether its programs run on the pool."""
+        self.calls_programs = load.handler_only or load.asks
+        """Whether its programs may run on the pool."""
         self._slo_spent_at_s: dict[RunId, float] = {}
         """Its CPU seconds at which each run in progress has used up its SLO."""
         self._outside_runs_s = 0.0
@@ -78,7 +78,7 @@ class WorkerProcess(ContainedProcess):
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
         self._has_handler = load.source_bytes is not None
-        self.handler_only = load.handler_only
+        self.calls_programs = load.handler_only or load.asks
         self.is_ahead = False
         self.output.assign(function.id)
 

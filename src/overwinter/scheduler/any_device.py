@@ -4,13 +4,18 @@ When it arrives, the time until its answer is estimated for both. Both use the s
 them is no part of the estimates. A request that waits for one of them moves to the other if that is free while its own
 is not, or, if all of its own are overdue, to a worker or an executor that has to be started. While one waits, that is
 checked at each event of workers and devices, and when an operation that it waits for is overdue.
+
+If the function has a handler, that runs in a worker, and the same is decided for each call of its program: the worker
+runs it, or it is a request to the counterpart. Such a request is refused if the worker is to run it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, inf
 
+from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
-from overwinter.scheduler import counterpart, executors, order, swaps
+from overwinter.scheduler import counterpart, executors, handler_calls, order, swaps
+from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import backlog_s, could_begin
@@ -31,6 +36,44 @@ def choose(cycle: Cycle, function: Function) -> Function:
     if not counterpart.is_usable(cycle, function):
         return other
     return other if _is_on_device(cycle, function, other, is_first=False) else function
+
+
+def takes(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | None) -> bool:
+    """Whether a device answers a call of a program, which the handler's worker may also run itself, sooner than that. A
+    trial has no run in the tables: its worker runs the program.
+    """
+    run = handler_calls.run_of(cycle, caller)
+    return run is not None and counterpart.is_usable(cycle, function) and _answers(cycle, function, run, cycle.now)
+
+
+def _leave_calls(cycle: Cycle, function: Function) -> None:
+    """Leave calls that wait for a device to the workers that made them, if these run the program sooner."""
+    if counterpart.caller_of(cycle.state, function) is None or could_begin(cycle, function):
+        return
+    under_way = _on_devices_now(cycle, function)
+    _check_again(cycle, under_way)
+    if not facts(function).times.is_known and not _are_overdue(cycle, under_way):
+        # It is being tried, and may wait for an executor that starts.
+        return
+    for request in [cycle.state.requests[each] for each in function.queue]:
+        run, is_first = handler_calls.run_of(cycle, request.caller), request.id == function.queue[0]
+        if run is not None and not _answers(cycle, function, run, request.arrived, is_first):
+            function.queue.remove(request.id)
+            refuse(cycle, request.id, *counterpart.LEFT)
+            cycle.mark(function)
+
+
+def _answers(cycle: Cycle, program: Function, run: Operation, called: Seconds, is_first: bool = False) -> bool:
+    """Whether a device answers a call of this run sooner than its worker would run the program. What the handler did
+    before the call is no longer to be done.
+    """
+    function, count = run.function, len(run.requests)
+    latency = function.latency
+    seconds = expected_s(cycle.state, function, latency.usual, count) if latency.points else latency.run_s
+    left_s = None if seconds is None else max(0.0, seconds - (called - run.began))
+    in_worker = Estimate("workers", 0.0, left_s, may_try=True)
+    estimates = function.estimates = Estimates(in_worker, _on_devices(cycle, program, is_first))
+    return call_policy(cycle.state, function, in_worker, either.sooner, estimates) is estimates.devices
 
 
 def pull(cycle: Cycle, function: Function) -> bool:
@@ -60,10 +103,11 @@ def offer(cycle: Cycle) -> None:
     a worker takes one.
     """
     pool, now = cycle.state.pool, cycle.now
-    for id_ in pool.waiting:
-        other = counterpart.of(cycle.state, cycle.state.functions[id_])
+    for id_ in list(pool.waiting):
+        function = cycle.state.functions[id_]
+        _leave_calls(cycle, function)
+        other = counterpart.of(cycle.state, function)
         if other is not None:
-            function = cycle.state.functions[id_]
             if _may_take(cycle, other, function):
                 cycle.mark(other)
             _check_again(cycle, _on_devices_now(cycle, function))
@@ -74,9 +118,11 @@ def offer(cycle: Cycle) -> None:
         request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
         if request is None or _has_free_worker(cycle, function):
             continue
-        other = counterpart.usable(cycle, function) if free or empty else None
+        other = counterpart.of(cycle.state, function)
         if other is None:
-            _check_after_backoff(cycle, function)
+            continue
+        if not ((free or empty) and counterpart.is_usable(cycle, other)):
+            _check_after_backoff(cycle, other)
             continue
         under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
         begins = free > 0 and could_begin(cycle, other)
@@ -119,10 +165,9 @@ def _check_again(cycle: Cycle, operations: Iterable[Operation]) -> None:
 
 
 def _check_after_backoff(cycle: Cycle, function: Function) -> None:
-    """Compare the estimates again when devices may serve the function that cannot now."""
-    other, devices = counterpart.of(cycle.state, function), cycle.state.pool.devices.values()
-    ends = [each.backoff_until for each in devices if each.executor is None]
-    ends += [each.backoff_until for each in counterpart.with_later(cycle.state, other)] if other is not None else []
+    """Compare the estimates again when devices may serve the function, the counterpart, that cannot now."""
+    devices, parts = cycle.state.pool.devices.values(), counterpart.with_later(cycle.state, function)
+    ends = [*(each.backoff_until for each in devices if each.executor is None), *(each.backoff_until for each in parts)]
     at = min((each for each in ends if each > cycle.now), default=inf)
     if at < inf:
         cycle.timers.arm("devices", at)

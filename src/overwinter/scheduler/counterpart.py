@@ -15,13 +15,25 @@ from overwinter.scheduler.limits import never_runs
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.state import Function, State
 
+LEFT = "OverloadedError", "the worker that calls this program runs it itself"
+"""The refusal of a call that is left to the handler's worker."""
+
 
 def of(state: State, function: Function) -> Function | None:
     """Return the counterpart of a function; None: it has none."""
-    if function.spec.settings.device != "any":
+    if function.spec.settings.device != "any" or function.spec.sandboxed:
         return None
     id_ = function.spec.id
-    return state.functions.get(program_id(id_) if function.pool is None else whole_id(id_))
+    other = state.functions.get(program_id(id_) if function.pool is None else whole_id(id_))
+    return None if other is None or other.spec.sandboxed else other
+
+
+def caller_of(state: State, function: Function) -> Function | None:
+    """Return the function whose handler calls this program and may run it itself; None: there is none."""
+    if function.spec.settings.device != "any" or function.pool is None:
+        return None
+    whole = state.functions.get(whole_id(function.spec.id))
+    return whole if whole is not None and whole.spec.sandboxed else None
 
 
 def with_later(state: State, function: Function) -> Iterator[Function]:
@@ -74,10 +86,12 @@ def refuse_waiting(cycle: Cycle, function: Function, error: str, message: str, r
 
 
 def hand_over(cycle: Cycle, function: Function) -> None:
-    """Move all waiting requests to the counterpart, if it can serve them."""
+    """Move all waiting requests to the counterpart, if it can serve them; leave handlers' calls to their workers."""
     other = usable(cycle, function)
     if other is not None:
         move(cycle, function, other, list(function.queue))
+    elif caller_of(cycle.state, function) is not None:
+        refuse_queue(cycle, function, *LEFT)
 
 
 def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[RequestId]) -> None:

@@ -137,6 +137,9 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     if named is None:
         return
     either = named.spec.settings.device == "any"
+    if either and named.pool is not None and not any_device.takes(cycle, named, event.caller):
+        refuse(cycle, event.request, *counterpart.LEFT, function=named.spec.id)
+        return
     function, asked = any_device.choose(cycle, named) if either else named, named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
@@ -213,12 +216,12 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         function, spent_s = served[0], cycle.now - run.began
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
         # After a failure the run was repeated for each function, so its time says nothing about a shared run.
-        if len(counts) == 1 or not failures:
+        if len(counts) > 1 and failures:
+            trunk.sharing.count(several=True)
+        elif not run.asked:
             call_policy(
                 cycle.state, function, None, function.family.latency.observe, worker.point, counts, spent_s, trunk
             )
-        else:
-            trunk.sharing.count(several=True)
         _prepare(cycle, function, spent_s)
     families.mark(cycle, worker.family, *served)
 

@@ -6,6 +6,7 @@ gets at least `stop_timeout_s` to continue.
 
 from math import inf
 
+from overwinter.core.ids import RunId, WorkerId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, hangs_s
 from overwinter.scheduler.request import Request
@@ -13,23 +14,23 @@ from overwinter.scheduler.request import Request
 
 def begin(cycle: Cycle, request: Request) -> None:
     """A request was accepted: if a handler made it, the handler's run does not count as hung until the answer."""
-    run = _caller(cycle, request)
+    run = run_of(cycle, request.caller)
     if run is not None:
-        run.hangs_at = inf
+        run.hangs_at, run.asked = inf, run.function.spec.settings.device == "any"
 
 
 def end(cycle: Cycle, request: Request) -> None:
     """A request was answered or cancelled: if a handler made it, the handler's run can count as hung again."""
-    run = _caller(cycle, request)
+    run = run_of(cycle, request.caller)
     if run is not None and request.caller is not None:
         run.hangs_at = max(run.began + hangs_s(run.parts, run.patience), cycle.now + cycle.config.stop_timeout_s)
         cycle.timers.arm(request.caller[0], run.hangs_at)
 
 
-def _caller(cycle: Cycle, request: Request) -> Operation | None:
-    """The run that waits for the request, if it is still in progress."""
-    if request.caller is None:
+def run_of(cycle: Cycle, caller: tuple[WorkerId, RunId] | None) -> Operation | None:
+    """The run that waits for a request, if it is still in progress."""
+    if caller is None:
         return None
-    worker, run = request.caller
+    worker, run = caller
     calling = cycle.state.workers.get(worker)
     return None if calling is None else calling.runs.get(run)

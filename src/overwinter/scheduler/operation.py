@@ -31,6 +31,8 @@ class Operation(msgspec.Struct, eq=False):
     """When it counts as hung; infinite: a handler waits for the answer of its program on the pool."""
     parts: tuple[Part, ...] = ()
     """The requests of each function in a run, those of the leading function first."""
+    asked: bool = False
+    """Whether a handler may have had its program run on the pool, so that the time tells nothing about workers."""
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
 

@@ -219,7 +219,10 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     faults = (each.fault or facts.never for each in on_pool if (facts := each.pool) is not None)
     fault = next(filter(None, faults), "")
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
-    if others and function.spec.settings.device == "any":
+    if counterpart.of(state, function) is None and function.spec.settings.device == "any":
+        # Its workers suffice: they can run its program.
+        known, fault = function_state(function, now), function.fault
+    elif others and function.spec.settings.device == "any":
         # Either part suffices.
         known = min(_state(others, others[0], now), function_state(function, now), key=AWAKE_FIRST.index)
         fault = function.fault and fault

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part, slice_number
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part, slice_number, whole_id
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
@@ -77,14 +77,6 @@ class FunctionStatistics(Tally):
 
 def _smoothed(before: float, seconds: float) -> float:
     return before + SMOOTHING * (seconds - before) if before else seconds
-
-
-def _own(run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
-    """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers, and
-    later slices of programs, which count with the first.
-    """
-    first = [part for part in run.parts if slice_number(part.spec.id) is None]
-    return [part for part in first if part.spec.settings.device == "any" or not is_part(part.spec.id)]
 
 
 class VersionStatistics:
@@ -162,8 +154,20 @@ class Statistics(Tracker[FunctionStatistics]):
         for executor in list(self.pool.executors.values()):
             on_device = executor.run
             if on_device is not None:
-                running.update({part.tally.name: len(part.requests) for part in _own(on_device)})
+                running.update({part.tally.name: len(part.requests) for part in self._own(on_device)})
         return running
+
+    def _own(self, run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
+        """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers,
+        and later slices of programs, which count with the first.
+        """
+        return [part for part in run.parts if not is_part(part.spec.id) or self._is_counterpart(part.spec)]
+
+    def _is_counterpart(self, spec: FunctionSpec) -> bool:
+        """Whether requests reach this program without a handler."""
+        whole = self.specs.get(whole_id(spec.id))
+        is_called = whole is not None and whole.sandboxed
+        return spec.settings.device == "any" and slice_number(spec.id) is None and not is_called
 
     # Hooks of the tracker
 
@@ -175,6 +179,17 @@ class Statistics(Tracker[FunctionStatistics]):
     def _arrived(self, event: Arrived, now: Seconds) -> None:
         super()._arrived(event, now)
         self._observer.arrived(now)
+
+    def _reply(self, action: Reply, now: Seconds) -> None:
+        caller = self._requests[action.request].caller
+        super()._reply(action, now)
+        if caller is None or self.specs[action.function].settings.device != "any":
+            return
+        worker = self.workers.get(caller[0])
+        run = None if worker is None else worker.runs.get(caller[1])
+        if run is not None:
+            # A device ran the program for the worker, so the time of the run does not correct the profile.
+            run.full = False
 
     def _answered(self, tally: FunctionStatistics, action: Reply, seconds: float, now: Seconds) -> None:
         histogram = tally.durations.get(action.start)
@@ -228,12 +243,12 @@ class Statistics(Tracker[FunctionStatistics]):
             request = self._requests.get(id_)
             if request is not None:
                 self._sent(request, run.begun)
-        if not _own(run):
+        if not self._own(run):
             return
         requests: Counter[FunctionStatistics] = Counter()
         for part in run.parts:
             requests[part.tally] += len(part.requests)
-        self._count_run(requests, now - run.begun, now - run.begun, {part.tally for part in _own(run)})
+        self._count_run(requests, now - run.begun, now - run.begun, {part.tally for part in self._own(run)})
 
     def _count_run(
         self,

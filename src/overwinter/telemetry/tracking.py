@@ -137,7 +137,7 @@ class Tracker(Hooks[T]):
     def _arrived(self, event: Arrived, now: Seconds) -> None:
         tally = self.calls if ids.is_part(event.name) else self.tallies.get(event.name, self.unknown)
         tally.requests += 1
-        self._requests[event.request] = OpenRequest(tally, now)
+        self._requests[event.request] = OpenRequest(tally, now, event.caller)
 
     def _cancelled(self, event: Cancelled, now: Seconds) -> None:
         request = self._requests.pop(event.request, None)

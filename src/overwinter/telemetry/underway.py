@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from overwinter.core.actions import Start, StartWorker
-from overwinter.core.ids import FunctionId, RunId, Seconds
+from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
 from overwinter.telemetry.tally import Tally
 
 T = TypeVar("T", bound=Tally)
@@ -17,6 +17,8 @@ class OpenRequest(msgspec.Struct, Generic[T], eq=False):
 
     tally: T
     arrived: Seconds
+    caller: tuple[WorkerId, RunId] | None = None
+    """The run of a handler that made it."""
     ran: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Lets programs run on the pool for a worker that runs handlers only: the model call is one message to the node.
+"""Lets programs run on the pool for a worker that runs handlers: the model call is one message to the node.
 
 The inputs and the outputs of the program pass through the second buffer of the run's slot, which is free until the
 run's answer. A slot has one call at a time; the threads of other slots may wait for theirs meanwhile.
@@ -39,19 +39,26 @@ class Computing:
 
     def run(
         self, function: str, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """Run a function's program on the pool. Raises the error that prevented the run."""
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Run a function's program on the pool; None: the worker is to run it. Raises the error that prevented it."""
         number, slot = next(self._numbers), getattr(self._thread, "slot", 0)
         buffer = self._slots[slot].outputs
         metas = _written(function, specs, inputs, buffer)
         computed = self._call(Compute(number, function, slot, metas, buffer.nbytes))
         if computed is None:
             raise WorkerError(f"the worker of {function} was stopped during its run")
+        if computed.outcome is None:
+            return None
         if isinstance(computed.outcome, Failure):
             raise error_named(computed.outcome.error)(computed.outcome.message)
         buffer.follow(computed.buffer_bytes)
         places = offsets(computed.outcome.metas)
         return tuple(_copied(buffer, meta, at) for meta, at in zip(computed.outcome.metas, places, strict=False))
+
+
+def is_sendable(inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether these inputs of a program reach the pool in one run."""
+    return sum(tensor.nbytes for tensor in inputs) <= ANSWER_BYTES_MAX
 
 
 def _written(

@@ -14,13 +14,15 @@ from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.worker.buffer import SharedBuffer
 from overwinter.worker.channel import close_all
-from overwinter.worker.computing import Computing
+from overwinter.worker.computing import Computing, is_sendable
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.runner import Compiled, Prepared, Runner
 from overwinter.worker.trial import check_trial, generated_warning
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
+
+Outputs = tuple[torch.Tensor, ...]
 
 
 class Member:
@@ -41,12 +43,12 @@ class Family:
         prepared: Mapping[Address, Prepared],
         computing: Computing | None = None,
     ) -> None:
-        """Compile the program unless it is prepared, or runs on the pool by `computing`. Closes the descriptors. Raises
-        ProgramError or HandlerError.
+        """Compile the program unless it is prepared, or always runs on the pool by `computing`. Closes the descriptors.
+        Raises ProgramError or HandlerError.
         """
         try:
             self._load = load
-            self._computing = computing if load.handler_only else None
+            self._computing = computing if load.handler_only or load.asks else None
             self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)
@@ -57,7 +59,7 @@ class Family:
         self._members: dict[str, Member] = {}
 
     def _prepared(self, content: bytes) -> Prepared:
-        return Prepared(content, None if self._computing is None else _nowhere)
+        return Prepared(content, _nowhere if self._load.handler_only else None)
 
     def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
         """Take a function's blocks, and return a function that completes the bind.
@@ -83,14 +85,12 @@ class Family:
     def _runner(self, member: Member, bind: Bind, fds: Sequence[int]) -> Runner:
         prepared, load, function = self.prepared, self._load, bind.function
         handler = None if self._code is None else self._handler(self._code, bind, fds)
-        if self._computing is not None:
-            run = partial(self._computing.run, function, prepared.program.inputs)
-            return Runner(function, prepared, [], handler, load.outputs, lambda _, inputs: run(inputs))
-        weights = weight_tensors(prepared.program.weights, bind.pieces, member.blocks)
+        weights = [] if load.handler_only else weight_tensors(prepared.program.weights, bind.pieces, member.blocks)
         # Measurements run on zeros.
-        return Runner(
-            function, prepared, weights, handler, load.outputs, prepared.unchecked() if load.measured else None
-        )
+        run = prepared.unchecked() if load.measured else None
+        if self._computing is not None:
+            run = _asking(partial(self._computing.run, function, prepared.program.inputs), prepared.run, load.asks)
+        return Runner(function, prepared, weights, handler, load.outputs, run)
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
         assets = {name: read_all(fd, nbytes) for fd, (name, _, nbytes) in zip(fds, bind.assets, strict=False)}
@@ -112,6 +112,18 @@ class Family:
         """Return the runner of a function, or None unless it is bound."""
         member = self._members.get(function)
         return None if member is None else member.runner
+
+
+def _asking(ask: Callable[[Sequence[torch.Tensor]], Outputs | None], run: Compiled, asks: bool) -> Compiled:
+    """Return what takes the place of the compiled program: a run on the pool, or its own if the node says so. `asks`:
+    whether it may run it without asking, if the inputs do not reach the pool.
+    """
+
+    def asked(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
+        outputs = None if asks and not is_sendable(inputs) else ask(inputs)
+        return run(weights, inputs) if outputs is None else outputs
+
+    return asked
 
 
 def _nowhere(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

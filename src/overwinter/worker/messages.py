@@ -89,6 +89,8 @@ class Load(_Message, frozen=True):
     """Whether the first function that it binds is on trial."""
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
+    asks: bool = False
+    """Whether the program may run on the pool: the worker asks for each call, and runs it if the node says so."""
     calls: tuple[int, int] | None = None
     """The calls of the program that run, if it is cut: a slice, which is a program of its own. Executors only."""
 
@@ -121,8 +123,7 @@ class Bind(_Message, frozen=True):
     assets: tuple[tuple[str, Address, int], ...] = ()
     """The names, addresses and sizes of the handler's files."""
     trial: Trial | None = None
-    """The trial, for the first function only: a failed trial may end the worker, and would end other functions with it.
-    """
+    """The trial, for the first function only: a failed trial may end the worker, and other functions with it."""
 
 
 # node -> a tenant's zygote
@@ -153,9 +154,7 @@ ToZygote = ForkWorker | Prepare | Forget | Ping
 
 
 class Up(_Message, frozen=True):
-    """The zygote is ready; `uncontained` names the protections that the system does not support. Descriptor: its own
-    smaps.
-    """
+    """The zygote is ready; `uncontained`: the protections that the system does not support. Descriptor: its smaps."""
 
     uncontained: tuple[str, ...] = ()
 
@@ -231,10 +230,10 @@ class TakeOver(_Message, frozen=True):
 
 
 class Computed(_Message, frozen=True):
-    """The answer to `Compute`: the outputs, in the slot's second buffer in this order, or why there are none."""
+    """The answer to `Compute`: the outputs, in the slot's second buffer, or an error; None: the worker computes."""
 
     number: int
-    outcome: "Outputs | Failure"
+    outcome: "Outputs | Failure | None"
     buffer_bytes: int = 0
 
 
