@@ -256,9 +256,12 @@ def asked_while_killing(
             return "signal 9" in str(error)
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(answered, at) for at in range(count)]
+        answers, gone = [threads.submit(answered, at) for at in range(count)], list[int]()
         for killed, pids in enumerate(kinds):
             wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
             for pid in pids(node)[:1]:
                 os.kill(pid, signal.SIGKILL)
+                gone.append(pid)
+        # A later request must not meet a process whose end is not known yet.
+        wait_gone(gone)
         return [each.result(60) for each in answers]
