@@ -284,20 +284,26 @@ def _runs_s(cycle: Cycle, parts: Sequence[Function]) -> list[float]:
 
 def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[float], wait_s: float) -> float:
     """How long a request waits for devices and blocks between the slices. If the devices can hold all slices at once,
-    the later ones are brought while earlier ones run. Otherwise they take each other's place, and all bytes of each
-    are brought when it is reached.
+    the later ones are brought while earlier ones run. Otherwise each takes the place of an earlier one when it is
+    reached; but the first one, if it is brought, takes that of the last.
     """
     ends = began = wait_s + runs_s[0]
     together = len(parts) == 1 or _fit_together(cycle, parts)
+    displaced = None if any(cycle.state.pool.holders(parts[0])) else parts[-1]
     for part, run_s in zip(parts[1:], runs_s[1:], strict=True):
         devices = list(swaps.fitting(cycle, part))
         if together:
             ends = max(ends, min((_device_s(cycle, part, each) for each in devices), default=inf))
         else:
-            swap_s = min((transfer_s(each.config, facts(part).nbytes, 0) for each in devices), default=inf)
-            ends += max(0.0, swap_s - run_s)
+            swaps_s = (_swap_s(part, each, all_bytes=part is displaced) for each in devices)
+            ends += max(0.0, min(swaps_s, default=inf) - run_s)
         ends += run_s
     return ends - began - sum(runs_s[1:])
+
+
+def _swap_s(function: Function, device: Device, all_bytes: bool) -> float:
+    missing = facts(function).nbytes if all_bytes else device.missing_bytes(facts(function))
+    return transfer_s(device.config, missing, 0)
 
 
 def _fit_together(cycle: Cycle, parts: Sequence[Function]) -> bool:
