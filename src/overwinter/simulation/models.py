@@ -182,6 +182,6 @@ class FunctionModel(Part, frozen=True, kw_only=True):
         if self.handler is not None and device != "pool":
             raise ValueError('handler needs device = "pool": elsewhere latency_ms contains its time')
         if self.sandboxed and device == "any":
-            raise ValueError('a node refuses a handler with device = "any": choose "pool" or "cpu"')
+            raise ValueError('a handler with device = "any" is not simulated: choose "pool" or "cpu"')
         if self.sandboxed and self.handler is None and device == "pool":
             raise ValueError('sandboxed = true with device = "pool" needs the times of the handler: give handler')
