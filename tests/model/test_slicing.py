@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import zoo
 from overwinter.core.errors import ProgramError
+from overwinter.model import slicing
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export
 from overwinter.model.program import Call, Program, Slot, Value, decode_program, encode_program, validate
@@ -17,14 +18,7 @@ from tests.model.tiny import BATCH_BY_4, make_program
 
 
 def possible(slicer: Slicer) -> list[int]:
-    found = []
-    for cut, _ in slicer.cuts():
-        try:
-            slicer.taken(cut)
-        except ProgramError:
-            continue
-        found.append(cut)
-    return found
+    return [cut for cut, _ in slicer.cuts()]
 
 
 def run(program: Program, weights, inputs: dict, bounds) -> list[torch.Tensor]:
@@ -105,6 +99,49 @@ def test_what_is_written_later_is_not_sent_before():
     for cut in (3, 4):
         [y] = run(program, [weight], {"x": x}, [(0, cut), (cut, 5)])
         assert torch.equal(y, expected)
+
+
+def test_only_what_later_slices_can_have_is_cut():
+    program = in_place()
+    values = (*program.values[:3], Value("float32", BATCH_BY_4), program.values[4])
+    assert possible(Slicer(make_program(program.calls, values=values))) == [3]
+    number = make_program(program.calls, values=(*program.values[:3], Value("symint", ()), program.values[4]))
+    # A number is computed again, and what it needs can be sent.
+    assert possible(Slicer(number)) == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["densenet201", "llama-small"])
+def test_a_program_can_be_cut_where_its_slices_can_have_what_they_take(name: str):
+    model = zoo.build(name, small=True)
+    program, _ = export(model.module, model.example_inputs, model.dynamic)
+    slicer, cuts = Slicer(program), possible(Slicer(program))
+    refused = []
+    for cut in range(1, len(program.calls)):
+        try:
+            slicer.slice(cut, len(program.calls))
+        except ProgramError:
+            refused.append(cut)
+    assert not set(refused) & set(cuts)
+    assert len(refused) + len(cuts) == len(program.calls) - 1
+
+
+def test_the_calls_that_a_slice_repeats_are_read_once(monkeypatch):
+    """A call with many arguments and many results, which depend on weights only."""
+    read = []
+    count = 300
+    results = tuple(range(2, 2 + count))
+    calls = [
+        Call("aten.broadcast_tensors.default", (tuple(Slot(0) for _ in range(count)),), {}, results),
+        Call("aten.relu.default", (Slot(1),), {}, (2 + count,)),
+        Call("aten.cat.default", (tuple(map(Slot, results)), 0), {}, (3 + count,)),
+    ]
+    program = make_program(calls, values=tuple(Value("float32", BATCH_BY_4) for _ in range(count + 2)))
+    slots = slicing.slots_of
+    monkeypatch.setattr(slicing, "slots_of", lambda call: read.append(call) or slots(call))
+    slicer = Slicer(program)
+    assert list(slicer.cuts()) != []
+    slicer.slice(2, 3)
+    assert len(read) < 10 * len(calls)
 
 
 def test_a_value_that_cannot_be_sent_is_named():

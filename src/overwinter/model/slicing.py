@@ -34,6 +34,7 @@ class Slicer:
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._input_names = {spec.name for spec in program.inputs}
         self._maker = [index for index, call in enumerate(program.calls) for _ in call.outputs]
         """The call that makes each value."""
         self._first_made = [program.first_value]
@@ -49,12 +50,18 @@ class Slicer:
                 self._last_write[self._groups[target]] = index
         self._fixed: list[bool] = []
         """Whether each call depends on weights and sizes only, and no call writes to its results."""
+        self._can_pass: list[bool] = []
+        """Whether later slices can have each value: it can be sent, or computed again from values that can."""
         for call in program.calls:
             self._fixed.append(self._is_fixed(call))
+            needed_can = self._needed_can_pass(call)
+            self._can_pass += [
+                needed_can if self._is_derived(slot) else self._can_be_sent(slot) for slot in call.outputs
+            ]
 
     def cuts(self) -> Iterator[tuple[int, int]]:
-        """Yield the calls before which no call writes to an earlier value, and the bytes of the values that are alive
-        across the cut, at the example's sizes.
+        """Yield the calls before which the program can be cut, and the bytes of the values that are alive across the
+        cut, at the example's sizes: no later call writes to these values, and later slices can have them.
         """
         program, end = self._program, len(self._program.calls)
         last = {slot: index for index, call in enumerate(program.calls) for slot in slots_of(call)}
@@ -62,7 +69,8 @@ class Slicer:
         alive: dict[int, int] = {}
         dying: dict[int, list[int]] = {}
         written: dict[int, list[int]] = {}
-        changing = set[int]()
+        hindering = set[int]()
+        """The alive values that a later call writes to, or that no later slice can have."""
         nbytes = 0
         for index, call in enumerate(program.calls[:-1]):
             for slot in call.outputs:
@@ -71,22 +79,17 @@ class Slicer:
                 alive[slot] = evaluate(self._value(slot).nbytes, program.example)
                 dying.setdefault(last[slot], []).append(slot)
                 nbytes += alive[slot]
-                if (write := self._last_write.get(self._groups[slot], 0)) > index:
+                if not self._can_pass[slot - program.first_value]:
+                    hindering.add(slot)
+                elif (write := self._last_write.get(self._groups[slot], 0)) > index:
                     written.setdefault(write, []).append(slot)
-                    changing.add(slot)
+                    hindering.add(slot)
             for slot in dying.pop(index, ()):
                 nbytes -= alive.pop(slot)
-                changing.discard(slot)
-            changing.difference_update(written.pop(index, ()))
-            if not changing:
+                hindering.discard(slot)
+            hindering.difference_update(written.pop(index, ()))
+            if not hindering:
                 yield index + 1, nbytes
-
-    def taken(self, start: int, stop: int | None = None) -> list[int]:
-        """Return the inputs of the program and the earlier values that calls `start` to `stop` take.
-
-        Raises ProgramError if one of them cannot be sent.
-        """
-        return self._needs(start, len(self._program.calls) if stop is None else stop)[0]
 
     def slice(self, start: int, stop: int) -> Program:
         """Return calls `start` to `stop` as a program; raise ProgramError if it cannot be cut there."""
@@ -96,7 +99,8 @@ class Slicer:
             taken = list(range(program.first_input, program.first_value))
         outputs, given = program.outputs, program.output_slots
         if stop < len(program.calls):
-            given = tuple(slot for slot in self.taken(stop) if slot >= self._first_made[start])
+            after, _ = self._needs(stop, len(program.calls))
+            given = tuple(slot for slot in after if slot >= self._first_made[start])
             outputs = tuple(self._spec(slot) for slot in given)
         indices = [*repeated, *range(start, stop)]
         read = {slot for index in indices for slot in slots_of(program.calls[index])}.union(given)
@@ -140,8 +144,10 @@ class Slicer:
             elif (target := self._target(slot)) is not None:
                 pending.append(target)
             elif self._is_repeated(slot):
-                repeated.add(self._maker_of(slot))
-                pending += slots_of(program.calls[self._maker_of(slot)])
+                maker = self._maker_of(slot)
+                if maker not in repeated:
+                    repeated.add(maker)
+                    pending += slots_of(program.calls[maker])
             else:
                 self._check_sent(slot)
                 taken.add(slot)
@@ -177,9 +183,25 @@ class Slicer:
             return False
         return self._is_number(slot) or self._value(slot).base >= 0 or self._fixed[maker]
 
-    def _check_sent(self, slot: int) -> None:
+    def _needed_can_pass(self, call: Call) -> bool:
+        """Whether later slices can have what a call needs, which `_can_pass` already says, if they repeat it; if it
+        writes in place, whether they can have the value to which it writes.
+        """
+        target, first = written_slot(call), self._program.first_value
+        return all(
+            each < first or self._can_pass[each - first] for each in (slots_of(call) if target is None else [target])
+        )
+
+    def _is_derived(self, slot: int) -> bool:
+        """Whether later slices have a value from others, instead of receiving it."""
+        return self._target(slot) is not None or self._is_repeated(slot)
+
+    def _can_be_sent(self, slot: int) -> bool:
         value = self._value(slot)
-        if value.shape is None or value.dtype not in DATATYPES:
+        return value.shape is not None and value.dtype in DATATYPES
+
+    def _check_sent(self, slot: int) -> None:
+        if not self._can_be_sent(slot):
             operator = self._program.calls[self._maker_of(slot)].operator
             raise ProgramError(f"value {slot}, a result of {operator}, cannot be sent from one slice to another")
 
@@ -194,7 +216,7 @@ class Slicer:
     def _name(self, slot: int) -> str:
         """Return a name that no input of the program has."""
         name = f"value {slot}"
-        while any(spec.name == name for spec in self._program.inputs):
+        while name in self._input_names:
             name += "'"
         return name
 

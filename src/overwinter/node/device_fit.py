@@ -3,6 +3,7 @@ into which slices its program is cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from operator import mul
 from typing import NamedTuple
 
@@ -23,16 +24,16 @@ from overwinter.model.slicing import Slicer
 from overwinter.model.structure import slots_of
 from overwinter.store.manifest import Block, Manifest, weight_places
 
-CALLS_MAX = 4096
-"""The most calls of a program that is cut: the time to find the cuts grows with calls times places. No model of the
-zoo has half as many.
+SLOTS_MAX = 32_768
+"""The most arguments and results of calls in a program that is cut, because the node has to read it many times. No
+model of the zoo has a sixth as many.
 """
+ATTEMPTS = 4
+"""How many numbers of slices are tried, from the fewest that may fit on."""
 VALUES_MAX = 256
 """The most values that a slice takes or returns: a message between processes describes all of them."""
 POINTS_MAX = 256
 """About this many places are considered for a cut."""
-TRIES = 4
-"""The places that are tried between two calls with weights."""
 
 
 class Slice(NamedTuple):
@@ -100,6 +101,13 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
     sizes = block_bytes(program.weights, first_uses(program), weight_places(manifest.blocks))
     holding = [device for device in devices if _holds(device, list(sizes.values()))]
     if not holding:
+        slots = sum(len(slots_of(call)) + len(call.outputs) for call in program.calls)
+        if slots > SLOTS_MAX:
+            raise NoSpaceError(
+                f"the {sum(sizes.values())} bytes of {name!r} find no place on an empty device, and the {slots} "
+                f"arguments and results of its calls are more than the {SLOTS_MAX} of a program that can be cut: serve "
+                "with a larger --device-memory"
+            )
         return _Cutting(manifest, program, devices, sizes).slices()
     needed = Activations(program).least_bytes()
     if all(device.activation_bytes < needed for device in holding):
@@ -141,19 +149,12 @@ class _Cutting:
     def slices(self) -> list[Slice]:
         """Return the slices; raise NoSpaceError if there are none that fit."""
         self._check_calls()
-        if len(self._program.calls) > CALLS_MAX:
-            raise NoSpaceError(
-                f"the {sum(self._sizes.values())} bytes of {self._manifest.name!r} find no place on an empty device of "
-                f"{self._most} bytes, and its {len(self._program.calls)} calls are more than the {CALLS_MAX} of a "
-                "program that can be cut: serve with a larger --device-memory"
-            )
         points = [0, *self._points()]
         ends = [*points[1:], len(self._program.calls)]
         parts = [self._held(start, stop).items() for start, stop in zip(points, ends, strict=True)]
-        for count in range(2, SLICES_MAX + 1):
-            begins = balanced(parts, count, self._most)
-            if begins is None or len(begins) < count:
-                continue
+        divided = (balanced(parts, count, self._most) for count in range(2, SLICES_MAX + 1))
+        fitting = (begins for count, begins in enumerate(divided, 2) if begins is not None and len(begins) == count)
+        for begins in islice(fitting, ATTEMPTS):
             starts = [points[begin] for begin in begins]
             found = [self._slice(*each) for each in zip(starts, [*starts[1:], ends[-1]], strict=True)]
             if all(each is not None for each in found):
@@ -162,8 +163,8 @@ class _Cutting:
         largest = max(sum(nbytes for _, nbytes in part) for part in parts)
         raise NoSpaceError(
             f"the {total} bytes of {name!r} in {len(self._sizes)} blocks, the largest of {max(self._sizes.values())}, "
-            f"find no place on an empty device of {self._most} bytes, nor do those of {SLICES_MAX} slices of its "
-            f"program or fewer, which has parts of up to {largest} bytes that cannot be cut: serve with a larger "
+            f"find no place on an empty device of {self._most} bytes, nor do those of up to {SLICES_MAX} slices of "
+            f"its program, which has parts of up to {largest} bytes that cannot be cut: serve with a larger "
             "--device-memory or --device-activations, or store its weights in fewer bytes"
         )
 
@@ -189,7 +190,7 @@ class _Cutting:
         for cut, nbytes in self._slicer.cuts():
             for blocks in self._blocks[at:cut]:
                 if blocks and between and since > step:
-                    yield from self._best(between)
+                    yield min(between)[1]
                     since = 0
                 if blocks:
                     between = []
@@ -197,16 +198,8 @@ class _Cutting:
                 seen |= blocks
             at = cut
             between.append((nbytes, cut))
-        yield from self._best(between)
-
-    def _best(self, between: list[tuple[int, int]]) -> Iterator[int]:
-        for _, cut in sorted(between)[:TRIES]:
-            try:
-                self._slicer.taken(cut)
-            except ProgramError:
-                continue
-            yield cut
-            return
+        if between:
+            yield min(between)[1]
 
     def _held(self, start: int, stop: int) -> dict[Address, int]:
         blocks = set[Address]().union(*self._blocks[start:stop])
