@@ -1,7 +1,8 @@
 """A program in slices, beside the same program on a device that holds all of it.
 
-Requests come one after another. With a device for each slice nothing is brought again, so the difference is what
-passing from slice to slice takes; with one device less, some slices are brought for each request.
+Requests come one after another, and then before the earlier ones are answered. With a device for each slice nothing is
+brought again, so the difference is what passing from slice to slice takes; with one device less, some slices are
+brought for each request.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from benchmarks.pool.serving import devices, pool_node, scheduling
 
 MODEL = "bert-base"
 EVERY_S = 0.5
+OFTEN = 8
+"""How many times as often requests come that do not wait for earlier ones."""
 SLICES = 3
 STEP_BYTES = 4 << 20
 """Devices have a multiple of it, because a part of a partition is of no use."""
@@ -26,16 +29,22 @@ def measure(
     room = 1 << int(1.1 * family.nbytes).bit_length()
     # A device takes a little more than its part, because slices end where few bytes live.
     small = ceil(1.4 * family.nbytes / slices / STEP_BYTES) * STEP_BYTES
-    pools = {"whole": devices(1, room), "cut": devices(slices, small), "one device less": devices(slices - 1, small)}
+    pools = {
+        "whole": (devices(1, room), every_s),
+        "whole, often": (devices(1, room), every_s / OFTEN),
+        "cut": (devices(slices, small), every_s),
+        "cut, often": (devices(slices, small), every_s / OFTEN),
+        "one device less": (devices(slices - 1, small), every_s),
+    }
     found: dict[str, dict[str, float]] = {}
     print(f"{family.nbytes >> 20} MiB of {model}, {small >> 20} MiB on each of the small devices")
     print(f"{'':16}{'runs each':>10}{'MiB moved each':>16}{'median ms':>11}{'over whole':>12}")
-    for name, pool in pools.items():
+    for name, (pool, interval_s) in pools.items():
         with pool_node(scheduling(pool)) as node:
             targets = deployed(node, family, 1)
             # The first requests start the executors and compile.
             send(node, targets, [payload(family)], [(every_s * number, 0) for number in range(6)])
-            sent = send(node, targets, [payload(family)], [(every_s * number, 0) for number in range(rounds)])
+            sent = send(node, targets, [payload(family)], [(interval_s * number, 0) for number in range(rounds)])
         runs = sent.readings.runs
         figures = {
             "runs": len(runs) / rounds,

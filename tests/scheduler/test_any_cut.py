@@ -5,6 +5,7 @@ import pytest
 from overwinter.core.actions import Reply, Run, RunOnDevice
 from overwinter.core.events import LoadAsked, RunEnded, RunFailure, UnloadAsked
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import counterpart
 from overwinter.scheduler.published import Published
 from tests.scheduler.test_devices import device
 from tests.scheduler.world import World, spec
@@ -116,10 +117,17 @@ def test_waiting_requests_count_with_all_their_slices():
     world = known(cpu_s=10.0, device_s=0.1)
     for _ in range(7):
         world.arrive()
-    assert len(world.state.functions["f:program@1"].queue) == 4
+    assert len(world.state.functions["f:program@1"].queue) == 6
     world.arrive()
     # They wait for three devices, each for runs of 0.3 s in all, behind a run of 0.1 s.
-    assert world.state.functions["f@1"].estimates.devices.wait_s == pytest.approx(0.1 + 4 * 0.3 / 3)
+    assert world.state.functions["f@1"].estimates.devices.wait_s == pytest.approx(0.1 + 6 * 0.3 / 3)
+
+
+def test_requests_in_later_slices_count_against_its_limit():
+    world = World(devices=tuple(map(device, range(3))))
+    world.deploy(cut("f"), cut=True)
+    world.state.functions["f:2@1"].queue.extend((90, 91))
+    assert [counterpart.queued(world.state, world.state.functions[each]) for each in ("f@1", PARTS[0])] == [2, 2]
 
 
 def second_slice(world: Node) -> int:

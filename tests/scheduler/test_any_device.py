@@ -252,6 +252,53 @@ def test_a_request_without_a_place_for_a_worker_goes_to_a_device():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
+def test_an_executor_starts_for_a_request_without_a_place_when_its_device_backs_off_no_more():
+    world = Watched(devices=(device(),), memory_bytes=15)
+    world.deploy(either(run_s=0.5, max_workers=1, timeout_s=100.0))
+    world.deploy(spec("g", 1, [("g-weights", 100)], profile=profiled(0.5), timeout_s=1000.0))
+    world.arrive()
+    world.settle_processes()
+    world.now += 0.9
+    world.settle()
+    world.arrive("g")
+    world.settle_processes()
+    world.die(next(iter(world.devices.executors)))
+    request = world.arrive()
+    world.settle_processes()
+    while request not in world.answers:
+        if world.devices.running:
+            world.finish_on_device()
+        else:
+            world.ring()
+            world.settle_processes()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_an_executor_that_nobody_needs_is_replaced_for_a_request_whose_worker_hangs():
+    world = Watched(devices=(device(),), device_isolation="tenant")
+    world.deploy(either(run_s=0.5, max_workers=1, timeout_s=100.0))
+    world.deploy(spec("g", 1, [("g-weights", 100)], device="pool", tenant="u"))
+    world.arrive()
+    world.settle_processes()
+    world.now += 0.9
+    world.settle()
+    world.now += 60
+    world.arrive("g")
+    world.settle()
+    assert [each.owner for each in world.state.pool.devices.values()] == [("u", None)]
+    hung = world.arrive()
+    world.settle_processes()
+    behind = world.arrive()
+    while behind not in world.answers:
+        if world.devices.running:
+            world.finish_on_device()
+        else:
+            world.ring()
+            world.settle_processes()
+    assert isinstance(world.answers[behind], Reply)
+    assert hung in world.open
+
+
 def test_a_request_whose_worker_dies_goes_to_a_device():
     world = known(cpu_s=0.01, device_s=0.5)
     request = world.arrive()

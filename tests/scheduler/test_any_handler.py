@@ -6,7 +6,7 @@ import pytest
 
 from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor
 from overwinter.core.events import UnloadAsked
-from overwinter.scheduler.counterpart import LEFT
+from overwinter.scheduler.counterpart import RUN_BY_WORKER
 from overwinter.scheduler.published import Published
 from tests.scheduler.test_any_device import SIZE, profiled
 from tests.scheduler.test_devices import device, of
@@ -110,7 +110,7 @@ def test_a_call_behind_a_device_that_hangs_is_left_to_its_worker():
     call = waiting(node)
     while call not in node.answers:
         node.ring()
-    assert (node.answers[call].error, node.answers[call].message) == LEFT
+    assert (node.answers[call].error, node.answers[call].message) == RUN_BY_WORKER
     assert node.devices.running
     node.end()
     assert {type(each) for id_, each in node.answers.items() if id_ not in node.called} == {Reply}
@@ -120,7 +120,7 @@ def test_calls_whose_executor_dies_are_left_to_their_workers():
     node = known(cpu_s=0.5, device_s=0.1, is_profiled=False, concurrency=2)
     waiting(node)
     node.die(min(node.devices.executors))
-    assert [node.answers[call].error for call in list(node.called)[-2:]] == [LEFT[0]] * 2
+    assert [node.answers[call].error for call in list(node.called)[-2:]] == [RUN_BY_WORKER[0]] * 2
     node.end()
     assert {type(each) for id_, each in node.answers.items() if id_ not in node.called} == {Reply}
 
@@ -143,7 +143,7 @@ def test_a_program_may_be_cut():
 def test_a_call_of_a_trial_is_left_to_the_worker():
     node = Node()
     call = node.arrive("f:program", 1)
-    assert node.answers[call].error == LEFT[0]
+    assert node.answers[call].error == RUN_BY_WORKER[0]
     assert not of(node, StartExecutor)
 
 
@@ -196,3 +196,21 @@ def test_worlds_without_calls_are_left_alone():
     world.settle()
     assert isinstance(world.answers[request], Reply)
     assert not of(world, StartExecutor)
+
+
+def test_a_call_does_not_wait_for_bytes_that_its_own_worker_uses():
+    world = World(devices=(device(0), device(1)), host_bytes=1000)
+    world.deploy(spec("f", 1, [("f0", 600)], device="any", sandboxed=True, timeout_s=100.0, profile=profiled(0.5)))
+    world.deploy(spec("g", 1, [("g0", 700)], device="pool", timeout_s=100.0))
+    world.arrive("f")
+    world.settle_processes()
+    [run] = world.running.values()
+    world.now += 1
+    waiting = world.arrive("g")
+    world.settle_processes()
+    assert world.state.functions["g@1"].waits_in == "bytes"
+    call = world.arrive("f:program", 1, caller=(run.worker, run.run))
+    world.settle_processes()
+    assert world.answers[call].message == RUN_BY_WORKER[1]
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)

@@ -301,6 +301,41 @@ def test_slices_whose_keep_alive_ends_are_loaded_once_while_the_first_runs(devic
     assert [each.function for each in of(world, LoadBlocks)].count("f:2@1") == 2
 
 
+def test_a_slice_waits_for_the_device_that_has_it_if_that_is_free_sooner_than_its_transfer():
+    world = world_of(3)
+    for _ in range(2):
+        world.arrive("f")
+        world.settle()
+    brought = len([run for run in of(world, RunOnDevice) if run.missing_bytes])
+    for _ in range(3):
+        world.arrive("f")
+        world.settle_processes()
+    # Its run takes no time here, and a transfer does; another device is free.
+    assert [run.function for run in world.devices.running.values()] == ["f@1"]
+    world.settle()
+    assert len([run for run in of(world, RunOnDevice) if run.missing_bytes]) == brought
+    assert all(isinstance(each, Reply) for each in world.answers.values())
+
+
+def test_a_slice_does_not_wait_for_a_run_that_hangs():
+    world = world_of(3)
+    for _ in range(2):
+        world.arrive("f")
+        world.settle()
+    world.arrive("f")
+    world.settle_processes()
+    [hung] = world.devices.running.values()
+    behind = world.arrive("f")
+    while behind not in world.answers:
+        run = next((each for each in world.devices.running.values() if each is not hung), None)
+        if run is None:
+            world.ring()
+        else:
+            world.send(world.devices.end(run, (), False))
+        world.settle_processes()
+    assert isinstance(world.answers[behind], Reply)
+
+
 @pytest.mark.parametrize("start_timeout_s", [1.0, 120.0])
 def test_a_slice_does_not_wait_for_an_executor_whose_start_hangs(start_timeout_s):
     world = world_of(2, start_timeout_s=start_timeout_s)

@@ -26,7 +26,7 @@ from overwinter.scheduler.any_device import offer, pull
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
-from overwinter.scheduler.counterpart import rescue
+from overwinter.scheduler.counterpart import leave_calls, rescue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
@@ -375,7 +375,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
             give_up(cycle, function, why)
             return False
         if behind or (short and not retention.evict(cycle, short, function)):
-            if function.waits_in != "bytes":
+            if not leave_calls(cycle, function) and function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
                 cycle.explain(function, "wait", "the host store is full of blocks in use")
             return False

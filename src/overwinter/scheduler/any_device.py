@@ -15,10 +15,9 @@ from math import ceil, inf
 from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import counterpart, executors, handler_calls, order, swaps
-from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.device_admission import backlog_s, could_begin
+from overwinter.scheduler.device_admission import backlog_s, could_begin, could_start
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies import either
 from overwinter.scheduler.policies.device_binding import transfer_s
@@ -46,7 +45,7 @@ def takes(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | Non
     return run is not None and counterpart.is_usable(cycle, function) and _answers(cycle, function, run, cycle.now)
 
 
-def _leave_calls(cycle: Cycle, function: Function) -> None:
+def _leave_late_calls(cycle: Cycle, function: Function) -> None:
     """Leave calls that wait for a device to the workers that made them, if these run the program sooner."""
     if counterpart.caller_of(cycle.state, function) is None or could_begin(cycle, function):
         return
@@ -55,12 +54,13 @@ def _leave_calls(cycle: Cycle, function: Function) -> None:
     if not facts(function).times.is_known and not _are_overdue(cycle, under_way):
         # It is being tried, and may wait for an executor that starts.
         return
+    left = []
     for request in [cycle.state.requests[each] for each in function.queue]:
         run, is_first = handler_calls.run_of(cycle, request.caller), request.id == function.queue[0]
         if run is not None and not _answers(cycle, function, run, request.arrived, is_first):
-            function.queue.remove(request.id)
-            refuse(cycle, request.id, *counterpart.LEFT)
-            cycle.mark(function)
+            left.append(request.id)
+    if left:
+        counterpart.leave_to_workers(cycle, function, left)
 
 
 def _answers(cycle: Cycle, program: Function, run: Operation, called: Seconds, is_first: bool = False) -> bool:
@@ -98,22 +98,20 @@ def _takes(cycle: Cycle, function: Function, other: Function) -> bool:
 
 
 def offer(cycle: Cycle) -> None:
-    """Let each device that nobody waits for take a request that waits for a worker, and let an executor start on an
-    empty one for a request whose workers are all overdue. Functions whose requests wait for a device are asked whether
-    a worker takes one.
+    """Let each device that nobody waits for take a request that waits for a worker, and let an executor start for a
+    request that has no worker or whose workers are all overdue. Functions whose requests wait for a device are asked
+    whether a worker takes one.
     """
-    pool, now = cycle.state.pool, cycle.now
+    pool = cycle.state.pool
     for id_ in list(pool.waiting):
         function = cycle.state.functions[id_]
-        _leave_calls(cycle, function)
+        _leave_late_calls(cycle, function)
         other = counterpart.of(cycle.state, function)
         if other is not None:
             if _may_take(cycle, other, function):
                 cycle.mark(other)
             _check_again(cycle, _on_devices_now(cycle, function))
-    unused = [each for each in pool.devices.values() if each.is_free(now)]
-    empty = sum(each.executor is None for each in unused)
-    free = len(unused) - empty
+    unused = sum(each.is_free(cycle.now) for each in pool.devices.values())
     for function in list(pool.waiting_for_workers.values()):
         request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
         if request is None or _has_free_worker(cycle, function):
@@ -121,17 +119,17 @@ def offer(cycle: Cycle) -> None:
         other = counterpart.of(cycle.state, function)
         if other is None:
             continue
-        if not ((free or empty) and counterpart.is_usable(cycle, other)):
+        if not (unused and counterpart.is_usable(cycle, other)):
             _check_after_backoff(cycle, other)
             continue
-        under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
-        begins = free > 0 and could_begin(cycle, other)
-        if not (begins or (empty and _could_start(cycle, other))):
+        begins = could_begin(cycle, other)
+        if not (begins or could_start(cycle, other)):
             continue
-        may_move = begins or _are_overdue(cycle, under_way)
-        if may_move and _is_on_device(cycle, function, other, is_first=True):
+        under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
+        is_stuck = _are_overdue(cycle, under_way) if under_way else function.waits_in == "places"
+        if (begins or is_stuck) and _is_on_device(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
-            free, empty = free - begins, empty - (not begins)
+            unused -= 1
         else:
             _check_again(cycle, under_way)
 
@@ -141,14 +139,6 @@ def _may_take(cycle: Cycle, function: Function, other: Function) -> bool:
     if function.usable():
         return _has_free_worker(cycle, function)
     return counterpart.is_usable(cycle, function) and _are_overdue(cycle, _on_devices_now(cycle, other))
-
-
-def _could_start(cycle: Cycle, function: Function) -> bool:
-    """Whether an executor for the function could be started on an empty device, and none is needed or starts yet."""
-    devices, owner = list(swaps.fitting(cycle, function)), owner_of(cycle, function)
-    if function.queue or any(each.coming_owner == owner for each in devices):
-        return False
-    return any(each.executor is None and each.next_owner is None and each.is_free(cycle.now) for each in devices)
 
 
 def _are_overdue(cycle: Cycle, operations: Sequence[Operation]) -> bool:
@@ -287,6 +277,8 @@ def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[f
     the later ones are brought while earlier ones run. Otherwise each takes the place of an earlier one when it is
     reached; but the first one, if it is brought, takes that of the last.
     """
+    if wait_s == inf:
+        return 0.0
     ends = began = wait_s + runs_s[0]
     together = len(parts) == 1 or _fit_together(cycle, parts)
     displaced = None if any(cycle.state.pool.holders(parts[0])) else parts[-1]

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from overwinter.core.ids import RequestId, program_id, whole_id
 from overwinter.scheduler import families, homes, order, shared_runs, swaps
-from overwinter.scheduler.answers import refuse_queue
+from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.limits import never_runs
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.state import Function, State
 
-LEFT = "OverloadedError", "the worker that calls this program runs it itself"
+RUN_BY_WORKER = "OverloadedError", "the worker that calls this program runs it itself"
 """The refusal of a call that is left to the handler's worker."""
 
 
@@ -43,10 +43,10 @@ def with_later(state: State, function: Function) -> Iterator[Function]:
 
 
 def queued(state: State, function: Function) -> int:
-    """Return the number of waiting requests of a function in workers, with those of its counterpart."""
+    """Return the number of waiting requests of a function and its counterpart, with those of later slices."""
     other = of(state, function)
-    on_pool = () if other is None else with_later(state, other)
-    return len(function.queue) + sum(len(each.queue) for each in on_pool)
+    parts = (function,) if other is None else (function, other)
+    return sum(len(each.queue) for part in parts for each in with_later(state, part))
 
 
 def is_usable(cycle: Cycle, function: Function) -> bool:
@@ -90,8 +90,26 @@ def hand_over(cycle: Cycle, function: Function) -> None:
     other = usable(cycle, function)
     if other is not None:
         move(cycle, function, other, list(function.queue))
-    elif caller_of(cycle.state, function) is not None:
-        refuse_queue(cycle, function, *LEFT)
+    else:
+        leave_calls(cycle, function)
+
+
+def leave_calls(cycle: Cycle, function: Function) -> bool:
+    """Leave all waiting calls of a program to the handlers' workers, if these may run it; return whether they may. A
+    call must not wait for bytes of a host store, because its worker may use the blocks that have to leave.
+    """
+    if caller_of(cycle.state, function) is None:
+        return False
+    leave_to_workers(cycle, function, list(function.queue))
+    return True
+
+
+def leave_to_workers(cycle: Cycle, function: Function, calls: Iterable[RequestId]) -> None:
+    """Refuse waiting calls of handlers, whose workers then run the program."""
+    for id_ in calls:
+        function.queue.remove(id_)
+        refuse(cycle, id_, *RUN_BY_WORKER)
+    _queue_changed(cycle, function)
 
 
 def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[RequestId]) -> None:
@@ -102,9 +120,13 @@ def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[R
         request.reached = None if other.spec.id == request.function else other.spec.id
         queueing.insert(other.queue, request, cycle.state.requests)
         cycle.timers.arm(other.spec.id, request.deadline)
+    _queue_changed(cycle, function)
+    _queue_changed(cycle, other)
+
+
+def _queue_changed(cycle: Cycle, function: Function) -> None:
     if not (function.queue or function.wants_wake):
         order.leave(cycle, function)
-    for each in (function, other):
-        families.record_waiting(each)
-        shared_runs.changed(cycle, each)
-        cycle.mark(each)
+    families.record_waiting(function)
+    shared_runs.changed(cycle, function)
+    cycle.mark(function)

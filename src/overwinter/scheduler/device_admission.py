@@ -142,10 +142,11 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
     fitting: Sequence[Device] = sorted((each for each in swaps.fitting(cycle, function) if each in serving), key=_since)
-    fitting = slices.suitable(cycle, function, fitting)
-    if not fitting:
+    suitable = slices.suitable(cycle, function, fitting)
+    if not suitable:
+        slices.check_again(cycle, function)
         return False
-    options = swaps.options(cycle, function, fitting)
+    options = swaps.options(cycle, function, suitable)
     pool, rule, first = cycle.state.pool, RULES[cycle.policy.device_binding], Choice(options[0].device)
     pool.bindings += 1
     choice = call_policy(cycle.state, function, first, rule, options, pool.bindings)
@@ -167,6 +168,20 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
 
 
 # Executors
+
+
+def could_start(cycle: Cycle, function: Function) -> bool:
+    """Whether an executor could be started for a function that does not wait: on a device without one, or if no device
+    serves its owner, in the place of one that nobody needs.
+    """
+    owner, devices = owner_of(cycle, function), list(swaps.fitting(cycle, function))
+    if function.queue or any(each.coming_owner == owner for each in devices):
+        return False
+    if any(each.executor is None and each.next_owner is None and each.is_free(cycle.now) for each in devices):
+        return True
+    if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
+        return False
+    return any(each.executor is not None and each.executor.is_idle and not _is_wanted(cycle, each) for each in devices)
 
 
 def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: list[Device]) -> None:

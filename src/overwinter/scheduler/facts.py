@@ -138,7 +138,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         return
     either = named.spec.settings.device == "any"
     if either and named.pool is not None and not any_device.takes(cycle, named, event.caller):
-        refuse(cycle, event.request, *counterpart.LEFT, function=named.spec.id)
+        refuse(cycle, event.request, *counterpart.RUN_BY_WORKER, function=named.spec.id)
         return
     function, asked = any_device.choose(cycle, named) if either else named, named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now

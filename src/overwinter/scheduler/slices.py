@@ -4,6 +4,9 @@ A request needs the slices of its program one after the other. So while it is in
 loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
 waits for a device. Then a program that sleeps comes over the links of several devices at once.
 
+A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
+Otherwise requests that arrive one soon after the other would bring slices that are there, in the place of others.
+
 With fewer devices than slices, each slice takes the place of the one that requests need last. If every slice took the
 place of the one that was used longest ago, all of them would be brought for each request.
 """
@@ -16,6 +19,7 @@ from overwinter.scheduler import device_runs, executors, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.homes import are_used
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_binding import least_start
 from overwinter.scheduler.pool import Device
 from overwinter.scheduler.state import Function
@@ -29,24 +33,60 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
     """Return those of the devices that serve a function on which it may run: all, unless it is a slice. Because each
     request needs all slices, a later one runs where nothing is evicted for it. It waits for the end of its transfer, or
     for an executor on such a device, which can be started or starts, unless the start is overdue. If there is no such
-    device, a slice runs where it takes the place of other functions, or of the slice that is needed last.
+    device, a slice runs where it takes the place of other functions, or of the slice that is needed last. A slice also
+    waits for a device that has it, if that is free sooner than the slice is brought to another.
     """
     is_later = slice_number(function.spec.id) is not None
     if are_used(cycle) or not (is_later or function.spec.following):
         return serving
-    if not is_later:
-        return _least_needed(cycle, function, serving)
-    if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
+    if is_later and _waits(cycle, function, serving):
         return []
-    pooled, owner = facts(function), owner_of(cycle, function)
-    has_room = [e for e in serving if e.blocks.nbytes + e.missing_bytes(pooled) <= e.config.memory_bytes]
-    if has_room:
-        return has_room
+    room = [each for each in serving if is_later and _has_room(function, each)]
+    found = room or _least_needed(cycle, function, serving)
+    return [] if _is_free_sooner(cycle, function, found) else found
+
+
+def check_again(cycle: Cycle, function: Function) -> None:
+    """Place a slice that waits for a busy device again when the run there is overdue: it may never end."""
+    at = min((each.overdue_at for each in _busy_with(cycle, function)), default=inf)
+    if at < inf:
+        cycle.timers.arm("devices", at)
+
+
+def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
+    """Whether a later slice waits for its own transfer, or for an executor on a device where nothing is evicted."""
+    if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
+        return True
+    if any(_has_room(function, each) for each in serving):
+        return False
+    owner = owner_of(cycle, function)
     for each in swaps.fitting(cycle, function):
         is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
         if is_empty or (each.coming_owner == owner and not _is_overdue(cycle, each)):
-            return []
-    return _least_needed(cycle, function, serving)
+            return True
+    return False
+
+
+def _has_room(function: Function, device: Device) -> bool:
+    return device.blocks.nbytes + device.missing_bytes(facts(function)) <= device.config.memory_bytes
+
+
+def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device]) -> bool:
+    """Whether a busy device that has a slice is free sooner than the slice is brought to one of these."""
+    left_s = min((each.ends - cycle.now for each in _busy_with(cycle, function)), default=inf)
+    if left_s == inf or not devices:
+        return False
+    options = swaps.options(cycle, function, devices)
+    return left_s < min(start_s for each in options for start_s in (each.start_s, *(one.start_s for one in each.peers)))
+
+
+def _busy_with(cycle: Cycle, function: Function) -> list[Operation]:
+    """The runs in progress, unless they are overdue, on the devices of the function's owner that have its blocks."""
+    if slice_number(function.spec.id) is None and function.spec.following is None:
+        return []
+    owner, pooled = owner_of(cycle, function), facts(function)
+    having = [each for each in swaps.fitting(cycle, function) if each.owner == owner and not each.missing_bytes(pooled)]
+    return [each.operation for each in having if each.operation is not None and each.operation.overdue_at > cycle.now]
 
 
 def _least_needed(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
