@@ -11,6 +11,8 @@ from overwinter.model.compile import compile_program
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.program import (
     MAX_CALLS,
+    MAX_PARTS,
+    MAX_TERMS,
     Call,
     Device,
     Dtype,
@@ -233,6 +235,19 @@ def test_any_bytes_are_refused_cleanly(data):
 def test_deep_or_oversized_bytes_are_refused_cleanly(data):
     with pytest.raises(ProgramError):
         decode_program(data)
+
+
+def test_more_parts_of_arguments_than_there_may_be_are_refused():
+    call = Call("aten.cat.default", (tuple([None] * 9_000),), {}, (2,))
+    many = msgspec.structs.replace(chain(), calls=(call,) * (MAX_PARTS // 9_000 + 1))
+    with pytest.raises(ProgramError, match=str(MAX_PARTS)):
+        validate(many)
+
+
+def test_more_terms_of_a_size_than_there_may_be_are_refused():
+    values = tuple(msgspec.structs.replace(each, nbytes=each.nbytes * (MAX_TERMS + 1)) for each in chain().values)
+    with pytest.raises(ProgramError, match=str(MAX_TERMS)):
+        validate(msgspec.structs.replace(chain(), values=values))
 
 
 def test_more_calls_than_there_may_be_are_not_read():

@@ -144,6 +144,21 @@ def test_the_calls_that_a_slice_repeats_are_read_once(monkeypatch):
     assert len(read) < 10 * len(calls)
 
 
+def test_what_many_calls_wrote_in_place_is_found_in_its_slot():
+    count = 50
+    calls = [
+        Call("aten.mul.Tensor", (Slot(1), Slot(0)), {}, (2,)),
+        *(Call("aten.relu_.default", (Slot(slot),), {}, (slot + 1,)) for slot in range(2, 2 + count)),
+        Call("aten.add.Tensor", (Slot(2 + count), Slot(2 + count // 2)), {}, (3 + count,)),
+    ]
+    own = Value("float32", BATCH_BY_4, shape=("batch", 4))
+    values = (own, *(Value("float32", BATCH_BY_4, slot) for slot in range(2, 2 + count)), own)
+    program = make_program(calls, values=values)
+    x, weight = torch.linspace(-1, 1, 8).view(2, 4), torch.tensor([1.0, -2.0, 3.0, -4.0])
+    [y] = run(program, [weight], {"x": x}, [(0, count + 1), (count + 1, count + 2)])
+    assert torch.equal(y, 2 * (x * weight).relu())
+
+
 def test_a_value_that_cannot_be_sent_is_named():
     program = in_place()
     unknown = make_program(program.calls, values=tuple(Value("float32", BATCH_BY_4, v.base) for v in program.values))

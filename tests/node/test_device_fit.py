@@ -54,8 +54,11 @@ def test_the_blocks_need_places_and_not_only_bytes(packed):
     assert [sum(each.sizes.values()) for each in (first, second)] == [40 * MIB, 30 * MIB]
 
 
-@pytest.mark.parametrize(("bound", "named"), [("SLOTS_MAX", r"'table' .* arguments"), ("VALUES_MAX", "'table'")])
-def test_a_program_of_many_slots_or_values_is_not_cut(packed, monkeypatch, bound, named):
+@pytest.mark.parametrize(
+    ("bound", "named"),
+    [("SLOTS_MAX", r"'table' .* arguments"), ("VALUES_MAX", "'table'"), ("BLOCKS_MAX", "'table'|one call")],
+)
+def test_a_program_of_many_slots_values_or_blocks_is_not_cut(packed, monkeypatch, bound, named):
     monkeypatch.setattr(device_fit, bound, 0)
     with pytest.raises(NoSpaceError, match=named):
         slices_for(packed.manifest, packed.program, devices(32, 80))

@@ -41,6 +41,7 @@ from overwinter.model.structure import (
     Term,
     Value,
     Weight,
+    count_parts,
 )
 
 __all__ = [
@@ -67,6 +68,10 @@ MAX_TENSORS = 1_000
 """The most inputs, and the most outputs."""
 MAX_ARGUMENTS = 10_000
 """The most parts of one call's arguments, and the most results of one call."""
+MAX_PARTS = 131_072
+"""The most parts of the arguments of all calls. No model of the zoo has a twentieth as many."""
+MAX_TERMS = 64
+"""The most terms of the size of a value."""
 MAX_DIMENSIONS = 16
 MAX_RANK = 64
 MAX_TEXT = 1_000
@@ -123,6 +128,8 @@ def validate(program: Program) -> None:
     _check_output_sizes(program)
     _check_weights(program.weights)
     _require(len(program.calls) <= MAX_CALLS, f"{len(program.calls)} calls, the limit is {MAX_CALLS}")
+    parts = sum(map(count_parts, program.calls))
+    _require(parts <= MAX_PARTS, f"the arguments of all calls have {parts} parts, the limit is {MAX_PARTS}")
     _check_values(program)
     _Walk(program).check()
     _check_layers(program)
@@ -209,6 +216,8 @@ def _check_values(program: Program) -> None:
                 raise ProgramError(f"value {slot} has a malformed shape")
         if len(value.shape or ()) > MAX_RANK:
             raise ProgramError(f"value {slot} has more than {MAX_RANK} dimensions")
+        if len(value.nbytes) > MAX_TERMS:
+            raise ProgramError(f"the size of value {slot} has {len(value.nbytes)} terms, the limit is {MAX_TERMS}")
         for term in value.nbytes:
             powers = len(term.powers) == len(program.dimensions) and all(power >= 0 for power in term.powers)
             bounded = sum(term.powers) <= MAX_DEGREE and abs(term.coefficient) <= MAX_COEFFICIENT

@@ -48,6 +48,13 @@ class Slicer:
             target = written_slot(call)
             if target is not None:
                 self._last_write[self._groups[target]] = index
+        self._root: list[int] = []
+        """The value to which the calls wrote in place that made each value; the value itself if none did."""
+        for call in program.calls:
+            target = written_slot(call)
+            first = program.first_value
+            root = None if target is None else target if target < first else self._root[target - first]
+            self._root += [slot if root is None else root for slot in call.outputs]
         self._fixed: list[bool] = []
         """Whether each call depends on weights and sizes only, and no call writes to its results."""
         self._can_pass: list[bool] = []
@@ -236,8 +243,4 @@ class Slicer:
 
     def _place(self, slot: int, places: dict[int, int]) -> int:
         """Return the slot in a slice. What an earlier slice wrote in place is in the slot that it wrote to."""
-        while slot not in places:
-            target = self._target(slot)
-            assert target is not None, "everything else was taken or repeated"
-            slot = target
-        return places[slot]
+        return places[slot] if slot in places else places[self._root[slot - self._program.first_value]]

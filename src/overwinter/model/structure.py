@@ -175,6 +175,11 @@ def slots_of(call: Call) -> list[int]:
     return found
 
 
+def count_parts(call: Call) -> int:
+    """Return the number of parts of a call's arguments: a list has one for each of its elements."""
+    return sum(len(each) if isinstance(each, tuple) else 1 for each in (*call.args, *call.kwargs.values()))
+
+
 def evaluate(terms: tuple[Term, ...], dimensions: Mapping[str, int]) -> int:
     """Return the sum of terms at these sizes, in the order of the program's dimensions: an integer, never negative."""
     sizes = list(dimensions.values())

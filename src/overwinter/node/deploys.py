@@ -84,6 +84,8 @@ class Deploys:
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
             _divide(function, program, placed)
+            # It has many times the bytes of its file, and a trial may take long.
+            del program
             for part in function.parts():
                 part.profile = await asyncio.to_thread(self._profiler.stored, part)
             self._registry.add(function)

@@ -21,13 +21,15 @@ from overwinter.device.partitioned import allocator_of
 from overwinter.model.liveness import first_uses, input_bytes
 from overwinter.model.program import Program
 from overwinter.model.slicing import Slicer
-from overwinter.model.structure import slots_of
+from overwinter.model.structure import count_parts, slots_of
 from overwinter.store.manifest import Block, Manifest, weight_places
 
 SLOTS_MAX = 32_768
 """The most arguments and results of calls in a program that is cut, because the node has to read it many times. No
 model of the zoo has a sixth as many.
 """
+BLOCKS_MAX = 2048
+"""The most blocks of a function on a device: the time to find places grows faster than their number."""
 ATTEMPTS = 4
 """How many numbers of slices are tried, from the fewest that may fit on."""
 VALUES_MAX = 256
@@ -99,9 +101,9 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
             f'this node has no devices for {name!r}: deploy it with device = "cpu", or start the node with --devices'
         )
     sizes = block_bytes(program.weights, first_uses(program), weight_places(manifest.blocks))
-    holding = [device for device in devices if _holds(device, list(sizes.values()))]
+    holding = _holding(devices, list(sizes.values()))
     if not holding:
-        slots = sum(len(slots_of(call)) + len(call.outputs) for call in program.calls)
+        slots = sum(count_parts(call) + len(call.outputs) for call in program.calls)
         if slots > SLOTS_MAX:
             raise NoSpaceError(
                 f"the {sum(sizes.values())} bytes of {name!r} find no place on an empty device, and the {slots} "
@@ -121,11 +123,19 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
 def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
     """Whether a device has places for all blocks, as far as the manifest alone tells: then the program is not cut."""
     sizes = [block.weight_bytes for block in manifest.blocks]
-    return any(_holds(device, sizes) for device in devices)
+    return bool(_holding(devices, sizes))
 
 
-def _holds(device: DeviceConfig, sizes: Sequence[int]) -> bool:
-    return allocator_of(device.memory_bytes).place(sizes) is not None
+def _holding(devices: Sequence[DeviceConfig], sizes: Sequence[int]) -> list[DeviceConfig]:
+    """Return those of the devices that have places for blocks of these sizes when they are empty."""
+    fits = {memory_bytes: _fit(memory_bytes, sizes) for memory_bytes in {each.memory_bytes for each in devices}}
+    return [each for each in devices if fits[each.memory_bytes]]
+
+
+def _fit(memory_bytes: int, sizes: Sequence[int]) -> bool:
+    if len(sizes) > BLOCKS_MAX or sum(sizes) > memory_bytes:
+        return False
+    return allocator_of(memory_bytes).place(sizes) is not None
 
 
 class _Cutting:
@@ -172,7 +182,7 @@ class _Cutting:
         """Raise NoSpaceError if the weights of a single call fit on no device."""
         for call, blocks in zip(self._program.calls, self._blocks, strict=True):
             sizes = [self._sizes[block] for block in blocks]
-            if 2 * sum(sizes) > self._most and not any(_holds(device, sizes) for device in self._devices):
+            if 2 * sum(sizes) > self._most and not _holding(self._devices, sizes):
                 raise NoSpaceError(
                     f"the {sum(sizes)} bytes of weights that one call of {self._manifest.name!r} reads, "
                     f"{call.operator}, find no place on an empty device of {self._most} bytes: serve with a larger "
@@ -223,7 +233,7 @@ class _Cutting:
             if pieces:
                 blocks.append(structs.replace(block, pieces=tuple(pieces)))
         sizes = {block.address: self._sizes[block.address] for block in blocks}
-        holding = [device for device in self._devices if _holds(device, list(sizes.values()))]
+        holding = _holding(self._devices, list(sizes.values()))
         least = {dimension: low for dimension, (low, _) in program.dimensions.items()}
         sent = stop < len(self._program.calls)
         if sent and sum(input_bytes(spec, least) for spec in program.outputs) > ANSWER_BYTES_MAX:
