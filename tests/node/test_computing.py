@@ -51,3 +51,28 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
     for hold in holds[leaving:]:
         hold.close()
     assert budget.held == 0
+
+
+def test_calls_of_a_tenants_trials_take_turns():
+    function, other = (Function(Same(), {"x": torch.zeros(2, 4)}, tenant=each).deployed for each in ("a", "b"))
+    done = []
+
+    async def scene() -> None:
+        computing = Computing(Program([], bool), None, None, None)
+
+        async def call(name: str, run: _Run, of) -> None:
+            async with computing._turn(run, of):
+                done.append(f"{name} begins")
+                await asyncio.sleep(0)
+                done.append(f"{name} ends")
+
+        served = _Run({function.id: function}, {0: function.id})
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("first", "second"):
+                tasks.create_task(call(name, _Run({function.id: function}, {}), function))
+            tasks.create_task(call("another tenant's", _Run({other.id: other}, {}), other))
+            tasks.create_task(call("a request's", served, function))
+
+    asyncio.run(scene())
+    assert done.index("first ends") < done.index("second begins")
+    assert max(map(done.index, ("another tenant's begins", "a request's begins"))) < done.index("second begins")

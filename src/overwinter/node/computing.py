@@ -8,15 +8,16 @@ is not trusted, so it may call only programs of the run's functions, one at a ti
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
 from math import inf
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from overwinter.core.actions import WARMEST_FIRST
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
-from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, WorkerId, whole_names
+from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
 from overwinter.node.answers import MESSAGE_MAX, AnswerCheck
@@ -67,6 +68,8 @@ class Computing:
         self._tasks = tasks
         self._runs: dict[WorkerProcess, dict[int, _Run]] = {}
         """By worker and slot."""
+        self._turns: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        """Held during a call of a trial, by tenant."""
         self._after_runs: dict[FunctionId, Callable[[], None]] = {}
         """What is to be done when no run of a function is in progress any more."""
         self._closing = False
@@ -162,10 +165,11 @@ class Computing:
         try:
             check = AnswerCheck(program.manifest.inputs)
             take = partial(check.taken, [message.inputs], buffer, message.buffer_bytes)
-            [inputs] = await self._copied(process, _nbytes(message.inputs), take)
-            outputs = await self._run(run, function, program, inputs)
-            metas = tuple(tensor.meta for tensor in outputs)
-            await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
+            async with self._turn(run, function):
+                [inputs] = await self._copied(process, _nbytes(message.inputs), take)
+                outputs = await self._run(run, function, program, inputs)
+                metas = tuple(tensor.meta for tensor in outputs)
+                await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
             answer = Computed(message.number, Outputs(metas), buffer.nbytes)
         except OverwinterError as error:
             answer = Computed(message.number, None if _is_left(function, error) else _failure(run, error))
@@ -180,6 +184,12 @@ class Computing:
         if not process.over:
             self._processes.forks.send(process, answer)
 
+    def _turn(self, run: _Run, function: DeployedFunction) -> AbstractAsyncContextManager[object]:
+        """Let the calls of a tenant's trials take turns: no request exists whose memory limit counts their tensors."""
+        if run.of:
+            return nullcontext()
+        return self._turns.setdefault(function.manifest.tenant, asyncio.Lock())
+
     async def _run(
         self, run: _Run, function: DeployedFunction, program: DeployedFunction, inputs: list[Tensor]
     ) -> list[Tensor]:
@@ -190,8 +200,12 @@ class Computing:
             raise WorkerError(ABANDONED)
         hold = partial(_hold, waiting)
         hold(_nbytes(tensor.meta for tensor in inputs))
-        with _abandoned(waiting):
-            result = await self._calls.infer(_call(run, function, program, waiting, inputs, hold))
+        try:
+            with _abandoned(waiting):
+                result = await self._calls.infer(_call(run, function, program, waiting, inputs, hold))
+        finally:
+            # The traceback of an error would keep them.
+            inputs.clear()
         for payload in waiting:
             payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
         hold(_nbytes(tensor.meta for tensor in result.outputs))
