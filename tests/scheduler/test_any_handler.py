@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from overwinter.core.actions import Refuse, Reply, RunOnDevice, StartExecutor
-from overwinter.core.events import UnloadAsked
+from overwinter.core.events import LoadAsked, UnloadAsked
 from overwinter.scheduler.counterpart import RUN_BY_WORKER
 from overwinter.scheduler.published import Published
 from tests.scheduler.test_any_device import SIZE, profiled
@@ -214,3 +214,17 @@ def test_a_call_does_not_wait_for_bytes_that_its_own_worker_uses():
     assert world.answers[call].message == RUN_BY_WORKER[1]
     world.settle()
     assert isinstance(world.answers[waiting], Reply)
+
+
+def test_a_program_that_is_to_be_woken_waits_for_bytes():
+    world = World(devices=(device(),), host_bytes=1000)
+    for name, nbytes in (("h", 900), ("g", 700)):
+        world.deploy(spec(name, 1, [(f"{name}0", nbytes)], device="pool", timeout_s=100.0))
+        world.arrive(name)
+        world.settle_processes()
+    world.deploy(spec("f", 1, [("f0", 600)], device="any", sandboxed=True, profile=profiled(0.5)))
+    world.send(LoadAsked("f:program@1"))
+    program = world.state.functions["f:program@1"]
+    assert (program.waits_in, program.wants_wake) == ("bytes", True)
+    world.settle()
+    assert program.loaded

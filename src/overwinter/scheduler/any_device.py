@@ -42,6 +42,9 @@ def takes(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | Non
     trial has no run in the tables: its worker runs the program.
     """
     run = handler_calls.run_of(cycle, caller)
+    if function.waits_in == "bytes":
+        # They may be those that the worker uses.
+        return False
     return run is not None and counterpart.is_usable(cycle, function) and _answers(cycle, function, run, cycle.now)
 
 

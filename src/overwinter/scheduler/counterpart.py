@@ -95,10 +95,10 @@ def hand_over(cycle: Cycle, function: Function) -> None:
 
 
 def leave_calls(cycle: Cycle, function: Function) -> bool:
-    """Leave all waiting calls of a program to the handlers' workers, if these may run it; return whether they may. A
-    call must not wait for bytes of a host store, because its worker may use the blocks that have to leave.
+    """Leave all waiting calls of a program to the handlers' workers, if these may run it; return whether there
+    were any. A call must not wait for bytes of a host store, because its worker may use the blocks that have to leave.
     """
-    if caller_of(cycle.state, function) is None:
+    if not function.queue or caller_of(cycle.state, function) is None:
         return False
     leave_to_workers(cycle, function, list(function.queue))
     return True
