@@ -41,10 +41,10 @@ def takes(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | Non
     """Whether a device answers a call of a program, which the handler's worker may also run itself, sooner than that. A
     trial has no run in the tables: its worker runs the program.
     """
-    run = handler_calls.run_of(cycle, caller)
     if function.waits_in == "bytes":
-        # They may be those that the worker uses.
+        # The blocks that have to leave may be those that the worker uses.
         return False
+    run = handler_calls.run_of(cycle, caller)
     return run is not None and counterpart.is_usable(cycle, function) and _answers(cycle, function, run, cycle.now)
 
 

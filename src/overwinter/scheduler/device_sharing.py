@@ -51,7 +51,7 @@ def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[A
     """Whether what a device misses of these blocks fits there, and is brought soon."""
     missing = device.blocks.missing(sizes)
     swap_s = transfer_s(device.config, missing, len(swaps.neighbours(cycle, device)))
-    fits = device.blocks.nbytes + missing <= device.capacity(missing)
+    fits = not device.short_bytes(missing)
     return fits and swap_s <= MINOR * swaps.run_s(cycle, function, 1)
 
 

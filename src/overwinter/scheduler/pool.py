@@ -160,6 +160,10 @@ class Device(msgspec.Struct, eq=False):
             return self.config.memory_bytes
         return self.unplaced.total_bytes - 1
 
+    def short_bytes(self, missing: int) -> int:
+        """The bytes that must be evicted before this many can be brought."""
+        return max(0, self.blocks.nbytes + missing - self.capacity(missing))
+
     def is_free(self, now: Seconds) -> bool:
         """Whether a run, or the start of an executor, could begin now."""
         if self.executor is None:

@@ -66,7 +66,7 @@ def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
     if chosen.neighbour != "nothing" or not chosen.missing_bytes:
         return
     device = cycle.state.pool.devices[choice.device]
-    short = max(0, device.blocks.nbytes + chosen.missing_bytes - device.capacity(chosen.missing_bytes))
+    short = device.short_bytes(chosen.missing_bytes)
     worth_less = swaps.worth_less(cycle, function, device) if short else {}
     if sum(worth_less.values()) < short:
         return

@@ -109,8 +109,7 @@ def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[
 
 def _evicted(function: Function, device: Device, victims: Iterable[Function]) -> Iterator[Function]:
     """Yield those of these functions that have to be evicted from a device for another, in their order."""
-    missing = device.missing_bytes(facts(function))
-    short = device.blocks.nbytes + missing - device.capacity(missing)
+    short = device.short_bytes(device.missing_bytes(facts(function)))
     for each in victims:
         if short <= 0:
             return
@@ -186,8 +185,8 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> No
         if not missing:
             # Other functions have all its blocks there.
             return
-        short = device.blocks.nbytes + missing - device.capacity(missing)
-        others = swaps.victims(cycle, function, device) if short > 0 else []
+        short = device.short_bytes(missing)
+        others = swaps.victims(cycle, function, device) if short else []
         may = [each for each in others if each not in coming and not _is_same_program(each, function)]
         if short <= sum(device.blocks.exclusive(facts(each).sizes) for each in may):
             victims[device] = may

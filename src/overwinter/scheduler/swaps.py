@@ -98,8 +98,7 @@ def _option(cycle: Cycle, function: Function, device: Device, execution_s: float
     swap_s = transfer_s(device.config, missing, len(others))
     waits_s = max(0.0, swap_s - execution_s)
     peers = _peers(cycle, function, device, len(others), execution_s) if missing else ()
-    short = max(0, device.blocks.nbytes + missing - device.capacity(missing))
-    return Option(device.config.name, missing, waits_s, doing, peers, short)
+    return Option(device.config.name, missing, waits_s, doing, peers, device.short_bytes(missing))
 
 
 def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execution_s: float) -> tuple[Peer, ...]:
