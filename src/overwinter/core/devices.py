@@ -35,6 +35,10 @@ GROUP_BYTES = 2 << 20
 """The size of groups if the link was not measured."""
 
 
+EARLY_SHIFTS = (3, 2, 1)
+"""The first groups have an eighth, a quarter and a half of `group_bytes`."""
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device: its memory, and the links over which blocks reach it."""
 
@@ -57,7 +61,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peers: Mapping[DeviceId, float] = {}
     """The bandwidth of the links from other devices, in bytes a second."""
     group_bytes: int = GROUP_BYTES
-    """The bytes of one transfer: the elbow of the link (`overwinter elbow` measures it)."""
+    """The bytes of one transfer, but for the first ones: the elbow of the link (`overwinter elbow` measures it)."""
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
@@ -68,6 +72,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def reserved_bytes(self) -> int:
         """The memory of this machine that it takes."""
         return 0 if self.kind == "null" else self.memory_bytes + self.activation_bytes
+
+
+def early_groups(group_bytes: int) -> tuple[int, ...]:
+    """Return the sizes of the first transfers of a swap, each twice the one before. A program waits for the first
+    before it begins, and its first calls seldom read many bytes.
+    """
+    return tuple(group_bytes >> shift for shift in EARLY_SHIFTS)
 
 
 def check_devices(devices: Sequence[DeviceConfig]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +13,7 @@ from overwinter.device.interface import Copy, Device
 from overwinter.model.compile import Compiled, Waiting, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
 from overwinter.model.program import Program
-from overwinter.model.stored import shaped
+from overwinter.model.stored import strides
 from overwinter.model.structure import Weight
 
 
@@ -54,6 +54,16 @@ class Arriving(DeviceProgram):
         return ()
 
 
+class _View(NamedTuple):
+    """Where a weight lies in a block, in elements."""
+
+    address: Address
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 class DeviceFunction:
     """A program and the blocks of its weights."""
 
@@ -71,6 +81,7 @@ class DeviceFunction:
         self.program = program
         self.places = places
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
+        self._views = [_view(*place) for place in self._places]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
         """The weights on a device, and its epoch when they were made."""
         used = block_bytes(program.program.weights, program.first_uses, places)
@@ -109,13 +120,16 @@ class DeviceFunction:
         """
         if self._bound is None or self._bound[:2] != (device, device.epoch):
             storages = {address: device.storage(address) for address in self.blocks}
-            weights = [self._tensor(storages[at], offset, weight, device) for at, offset, weight in self._places]
+            weights = [
+                torch.empty(0, dtype=view.dtype, device=device.torch_device).set_(
+                    storages[view.address], view.offset, view.shape, view.strides
+                )
+                for view in self._views
+            ]
             self._bound = device, device.epoch, weights
         return self._bound[2]
 
-    @staticmethod
-    def _tensor(storage: torch.UntypedStorage, offset: int, weight: Weight, device: Device) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, weight.dtype)
-        empty = torch.empty(0, dtype=dtype, device=device.torch_device)
-        count = weight.nbytes // dtype.itemsize
-        return shaped(empty.set_(storage, offset // dtype.itemsize, (count,), (1,)) if count else empty, weight)
+
+def _view(address: Address, offset: int, weight: Weight) -> _View:
+    dtype: torch.dtype = getattr(torch, weight.dtype)
+    return _View(address, dtype, offset // dtype.itemsize, weight.shape, strides(weight))

@@ -4,6 +4,7 @@ Offsets count from the start of the partition. Sizes are multiples of `GRANULE_B
 """
 
 from heapq import heappop, heappush
+from math import inf
 from typing import Protocol
 
 GRANULE_BYTES = 4096
@@ -36,6 +37,8 @@ class Buddies:
         """`nbytes` is a power of two granules, of which those before `start` are not used."""
         self._top = (nbytes // GRANULE_BYTES).bit_length() - 1
         self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
+        self._unfit: float = inf
+        """The least granules that are known not to fit until a block is freed."""
         self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
 
     def take(self, nbytes: int) -> int | None:
@@ -43,6 +46,8 @@ class Buddies:
         shortest range of adjacent chunks that are large enough together.
         """
         granules = nbytes // GRANULE_BYTES
+        if granules >= self._unfit:
+            return None
         order = (granules - 1).bit_length()
         found = next((larger for larger in range(order, self._top + 1) if self._free[larger]), None)
         if found is None:
@@ -60,6 +65,7 @@ class Buddies:
             ranges.append((before[0], stop))
         enough = [each for each in ranges if each[1] - each[0] >= granules]
         if not enough:
+            self._unfit = granules
             return None
         begin = min(enough, key=lambda each: each[1] - each[0])[0]
         end = begin + granules
@@ -72,6 +78,7 @@ class Buddies:
 
     def free(self, offset: int, nbytes: int) -> None:
         """Free a block."""
+        self._unfit = inf
         self._release(offset // GRANULE_BYTES, (offset + nbytes) // GRANULE_BYTES)
 
     def _release(self, start: int, stop: int) -> None:

@@ -60,7 +60,8 @@ class ReservedDevice(Device):
         return cast(torch.UntypedStorage, storage)  # PyTorch declares another type than it returns.
 
     def _bytes(self, address: Address) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.torch_device).set_(self.storage(address))
+        offset, nbytes = self._arena.extent(address)
+        return self._memory[offset : offset + nbytes]
 
     def _clear(self, extent: Extent, tenant: TenantId) -> None:
         offset, nbytes = extent

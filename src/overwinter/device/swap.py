@@ -5,10 +5,12 @@ group. Only missing blocks move, so a function beside a resident sibling brings 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
 
+from overwinter.core.devices import early_groups
 from overwinter.core.errors import NoSpaceError, StoreError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device.function import DeviceFunction
@@ -68,30 +70,31 @@ def run(
         lacking = sum(device.missing(function.blocks).values())
         raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
     missing = {address: function.blocks[address] for address in new}
-    weights, inputs = function.bind(device), device.bring(inputs)
+    inputs = device.bring(inputs)
     if not missing:
-        return Outcome(device.run(function.program.run, weights, inputs), (0,) * len(routes))
+        return Outcome(device.run(function.program.run, function.bind(device), inputs), (0,) * len(routes))
     failed = f"the blocks of {function.name} could not be brought to device {device.name}"
     arrivals = _Arrivals(failed, len(routes))
     try:
-        return _swap(device, function, weights, inputs, routes, swapping, missing, arrivals)
+        return _swap(device, function, inputs, routes, swapping, missing, arrivals)
     finally:
         if not arrivals.complete:
             device.evict(function.name)
 
 
 def groups(copies: Sequence[tuple[Copy, int]], routes: Mapping[Address, int], group_bytes: int) -> list[Group]:
-    """Divide copies, in first-use order, into groups of one route and, but for the last, at least `group_bytes`."""
+    """Divide copies, in first-use order, into groups of one route that end when they have `group_bytes`. The first ones
+    end earlier (`core.devices.early_groups`), so that the program begins earlier.
+    """
+    sizes = chain(early_groups(group_bytes), repeat(group_bytes))
     found: list[Group] = []
-    size = group_bytes
+    route, left = None, 0
     for copy, use in copies:
-        route = routes[copy.address]
-        if size >= group_bytes or found[-1].route != route:
-            found.append(Group(route, (copy,), use))
-            size = copy.nbytes
-        else:
-            found[-1] = found[-1]._replace(copies=(*found[-1].copies, copy))
-            size += copy.nbytes
+        if left <= 0 or routes[copy.address] != route:
+            route, left = routes[copy.address], next(sizes)
+            found.append(Group(route, (), use))
+        found[-1] = found[-1]._replace(copies=(*found[-1].copies, copy))
+        left -= copy.nbytes
     return found
 
 
@@ -163,7 +166,6 @@ class _Arrivals:
 def _swap(
     device: Device,
     function: DeviceFunction,
-    weights: Sequence[torch.Tensor],
     inputs: Sequence[Any],
     routes: Sequence[Route],
     swapping: Swapping,
@@ -176,6 +178,7 @@ def _swap(
         chosen = {address: _route_of(address, paths) for address in missing}
         for group in groups(copies, chosen, swapping.group_bytes):
             arrivals.add(group, device.copy(group.copies, paths[group.route :]))
+        weights = function.bind(device)  # While the first group is transferred.
         if swapping.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
         else:

@@ -5,10 +5,16 @@ import torch
 from overwinter.model.structure import Weight
 
 
+def strides(weight: Weight) -> tuple[int, ...]:
+    """Return the distance, in elements, of neighbours in each dimension."""
+    found = [1] * len(weight.shape)
+    distance = 1
+    for dim in reversed(weight.order or range(len(weight.shape))):
+        found[dim] = distance
+        distance *= max(1, weight.shape[dim])
+    return tuple(found)
+
+
 def shaped(flat: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return the weight of these elements, which are in the order of `weight.order`."""
-    order = weight.order
-    if not order:
-        return flat.view(weight.shape)
-    stored = flat.view([weight.shape[dim] for dim in order])
-    return stored.permute([order.index(dim) for dim in range(len(order))])
+    return flat.as_strided(weight.shape, strides(weight))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from math import ceil
 
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, early_groups
 from overwinter.core.ids import Address, DeviceId, FunctionId
 from overwinter.simulation.links import Switch
 from overwinter.simulation.timeline import Timeline
@@ -70,11 +70,17 @@ class ModelledDevice:
 
     def transfer_s(self, nbytes: int, bytes_per_s: float) -> float:
         """Return the time of a transfer that is alone on its link: each group waits for its first byte."""
-        return ceil(nbytes / self.config.group_bytes) * self.config.latency_s + nbytes / bytes_per_s
+        groups, left = 0, nbytes
+        for size in early_groups(self.config.group_bytes):
+            groups += left > 0
+            left -= size
+        groups += ceil(max(0, left) / self.config.group_bytes)
+        return groups * self.config.latency_s + nbytes / bytes_per_s
 
     def first_group_s(self, missing_bytes: int, bytes_per_s: float) -> float:
         """Return the time before the program can begin."""
-        return self.transfer_s(min(missing_bytes, self.config.group_bytes), bytes_per_s)
+        first, *_ = early_groups(self.config.group_bytes)
+        return self.transfer_s(min(missing_bytes, first), bytes_per_s)
 
 
 def modelled(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, ModelledDevice]:
