@@ -29,13 +29,16 @@ class Node(World):
         self.deploy(cut(cpu_s=cpu_s), cut=True)
 
     def end(self) -> None:
-        """Let all requests be answered."""
+        """Let all requests be answered. Devices work at the same time."""
+        ends: dict[int, float] = {}
         while self.open:
             self.settle_processes()
-            if self.devices.running:
-                run = next(iter(self.devices.running.values()))
-                self.now += max(run.missing_bytes / 1e6, self.device_s)
-                self.finish_on_device()
+            if running := self.devices.running:
+                for run in running.values():
+                    ends.setdefault(run.run, self.now + max(run.missing_bytes / 1e6, self.device_s))
+                run = min(running.values(), key=lambda each: ends[each.run])
+                self.now = max(self.now, ends[run.run])
+                self.send(self.devices.end(run, (), False))
             elif self.running:
                 self.now += self.cpu_s
                 self.finish()

@@ -64,7 +64,8 @@ def test_with_a_device_for_each_slice_nothing_is_brought_again():
     for _ in range(3):
         world.arrive("f")
         world.settle()
-    assert [run.missing_bytes for run in of(world, RunOnDevice)] == [600_000] * 3 + [0] * 6
+    assert sum(run.missing_bytes for run in of(world, RunOnDevice)) == 3 * 600_000
+    assert [run.missing_bytes for run in runs(world)[3:]] == [0] * 6
     assert [each.start for each in world.answers.values()] == ["disk", "warm", "warm"]
 
 
@@ -216,6 +217,27 @@ def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
     assert [run.missing_bytes for run in of(world, RunOnDevice)[before + 3 :]] == [0, 0]
 
 
+def begin_first(world):
+    """Begin the run of the first slice, and load the blocks of the later ones."""
+    while world.loads or not world.devices.running:
+        if world.loads:
+            world.load_blocks()
+        else:
+            world.ready()
+
+
+def test_executors_for_later_slices_start_while_the_first_runs():
+    world = world_of(4)
+    request = world.arrive("f")
+    begin_first(world)
+    # One for each slice, and none for the fourth device.
+    assert [each.device for each in of(world, StartExecutor)] == ["virtual:0", "virtual:1", "virtual:2"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert len({run.device for run in runs(world)}) == 3
+    assert len(of(world, StartExecutor)) == 3
+
+
 def test_later_slices_are_not_brought_while_a_function_waits_for_a_device():
     world = with_another()
     world.deploy(spec("other", 1, [("other-weights", 10)], device="pool", tenant="u"))
@@ -340,10 +362,10 @@ def test_a_slice_does_not_wait_for_a_run_that_hangs():
 def test_a_slice_does_not_wait_for_an_executor_whose_start_hangs(start_timeout_s):
     world = world_of(2, start_timeout_s=start_timeout_s)
     request = world.arrive("f")
-    world.settle_processes()
-    world.finish_on_device()
+    begin_first(world)
     # The second slice has a device for itself, if its executor becomes ready.
     assert world.devices.executors.keys() & world.starting.keys()
+    world.finish_on_device()
     while request not in world.answers:
         if world.loads:
             world.load_blocks()

@@ -121,7 +121,7 @@ def _serve_in_order(cycle: Cycle) -> None:
             cycle.mark(function)
             if function.queue:
                 heappush(line, *device_order.line_up(cycle, [function], free))
-        else:
+        elif not slices.is_brought(cycle, function):
             _want_executor(cycle, function, free, coming)
         free = [each for each in free if each.is_free(cycle.now)]
 

@@ -2,7 +2,8 @@
 
 A request needs the slices of its program one after the other. So while it is in one, the blocks of the later ones are
 loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
-waits for a device. Then a program that sleeps comes over the links of several devices at once.
+waits for a device; for a slice without such a device, an executor is started on an empty one. Then a program that
+sleeps comes over the links of several devices at once.
 
 A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
 Otherwise requests that arrive one soon after the other would bring slices that are there, in the place of others.
@@ -46,6 +47,12 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
     return [] if _is_free_sooner(cycle, function, found) else found
 
 
+def is_brought(cycle: Cycle, function: Function) -> bool:
+    """Whether a device gets the blocks of a function before a request."""
+    operations = [each.operation for each in cycle.state.pool.devices.values()]
+    return any(each is not None and not each.parts and each.function is function for each in operations)
+
+
 def check_again(cycle: Cycle, function: Function) -> None:
     """Place a slice that waits for a busy device again when the run there is overdue: it may never end."""
     at = min((each.overdue_at for each in _busy_with(cycle, function)), default=inf)
@@ -55,7 +62,7 @@ def check_again(cycle: Cycle, function: Function) -> None:
 
 def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
     """Whether a later slice waits for its own transfer, or for an executor on a device where nothing is evicted."""
-    if any(_is_brought(function, each) for each in cycle.state.pool.devices.values()):
+    if is_brought(cycle, function):
         return True
     if any(_has_room(function, each) for each in serving):
         return False
@@ -126,22 +133,17 @@ def _is_overdue(cycle: Cycle, device: Device) -> bool:
     return executor is not None and not executor.stopping and executors.overdue_at(cycle, executor) <= cycle.now
 
 
-def _is_brought(function: Function, device: Device) -> bool:
-    """Whether the device gets the blocks of the function before a request."""
-    operation = device.operation
-    return operation is not None and not operation.parts and operation.function is function
-
-
 def check(cycle: Cycle) -> None:
-    """Begin the loads and transfers of the slices that requests will reach."""
+    """Begin the loads and transfers of the slices that requests will reach, and start executors for them."""
     if cycle.policy.device_ahead != "replicas" or are_used(cycle):
         return
     coming = dict(_coming(cycle))
+    starting = [each for each in cycle.state.pool.devices.values() if each.coming_owner is not None]
     for function, since in coming.items():
         if not _may_come(cycle, function):
             continue
         if function.loaded:
-            _bring(cycle, function, coming)
+            _bring(cycle, function, coming, starting)
         # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
         elif facts(function).loaded_ahead < since and not cycle.state.bytes and _fits(cycle, function):
             facts(function).loaded_ahead = cycle.now
@@ -171,9 +173,9 @@ def _may_come(cycle: Cycle, function: Function) -> bool:
     return may and cycle.now >= function.backoff_until and not any(True for _ in cycle.state.pool.holders(function))
 
 
-def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> None:
+def _bring(cycle: Cycle, function: Function, coming: Collection[Function], starting: list[Device]) -> None:
     """Bring a slice to an idle device, while no function waits for one. Neither slices of its program are evicted for
-    it nor these.
+    it nor these. If there is no such device, it waits for one of those whose executors start for no other slice.
     """
     if cycle.state.pool.waiting:
         return
@@ -191,8 +193,22 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function]) -> No
         if short <= sum(device.blocks.exclusive(facts(each).sizes) for each in may):
             victims[device] = may
     if not victims:
+        _want_executor(cycle, function, starting)
         return
     choice = least_start(swaps.options(cycle, function, list(victims)), 0)
     device = cycle.state.pool.devices[choice.device]
     device_runs.bring(cycle, function, device, choice, victims[device])
     cycle.explain(function, "ahead", f"{choice.device} gets its blocks while an earlier slice runs")
+
+
+def _want_executor(cycle: Cycle, function: Function, starting: list[Device]) -> None:
+    """Start an executor for a slice on an empty device, unless one of these will serve it, and then no other slice."""
+    owner, fitting = owner_of(cycle, function), list(swaps.fitting(cycle, function))
+    own = next((each for each in starting if each in fitting and each.coming_owner == owner), None)
+    empty = [each for each in fitting if each.executor is None and each.next_owner is None and each.is_free(cycle.now)]
+    if own is not None:
+        starting.remove(own)
+    elif empty:
+        device = min(empty, key=lambda each: each.failures)
+        executors.start(cycle, device, owner)
+        cycle.explain(function, "ahead", f"{device.config.name} gets an executor while an earlier slice runs")
