@@ -1,8 +1,10 @@
 import contextlib
+import json
 import struct
 from collections.abc import Iterator
 from itertools import chain
 from math import prod
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -14,6 +16,8 @@ from overwinter.api.steps import STEP_BYTES, Steps, finish
 from overwinter.core.datatypes import FORMATS
 from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Tensor, pack_bytes
+
+LONG = 1 << 16
 
 
 def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw) -> bytes:
@@ -142,9 +146,6 @@ def test_bytes_that_are_not_text_are_refused_in_json() -> None:
         list_elements(Tensor("y", BYTES, (1,), pack_bytes([b"\xff"])))
 
 
-LONG = 1 << 16
-
-
 @pytest.mark.parametrize("shape", [(LONG,), (2, LONG // 2), (LONG // 2, 2), (LONG, 1), (4, 8, LONG // 32)])
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP32", "FP64"])
 def test_long_json_is_read_in_steps(datatype: str, shape: tuple[int, ...]) -> None:
@@ -197,16 +198,93 @@ def test_sizes_behind_a_size_of_none_cost_nothing() -> None:
         parse_elements("x", "FP32", (2, 0, 1 << 62), msgspec.Raw(text))
 
 
+@pytest.mark.parametrize("count", [elements.LISTS_MAX + 1, LONG])
+@pytest.mark.parametrize("datatype", [BYTES, "INT8", "FP64"])
 @pytest.mark.parametrize("depth", [2, 8])
-def test_lists_without_strings_are_counted_before_they_are_made(depth: int) -> None:
-    text = b"[" * (depth - 1) + b"[]," * (2 * ELEMENTS_MAX) + b"[]" + b"]" * (depth - 1)
-    with pytest.raises(TooLargeError, match="lists"):
-        parse_elements("x", BYTES, (0,) * depth, msgspec.Raw(text))
+def test_lists_without_elements_are_never_made(
+    depth: int, datatype: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> NoReturn:
+        raise AssertionError("lists were made")
+
+    monkeypatch.setattr(elements, "_parse_short", refuse)
+    row = b"[" * (depth - 1) + b"]" * (depth - 1)
+    text = b"[" + b",".join([row] * count) + b"]"
+    assert parse_elements("x", datatype, (count, *(1,) * (depth - 2), 0), msgspec.Raw(text)) == b""
+    with pytest.raises(CallerError, match="not nested as"):
+        parse_elements("x", datatype, (0,) * depth, msgspec.Raw(text))
 
 
 def test_brackets_in_strings_are_no_lists() -> None:
     said = '["\\' * (4 * ELEMENTS_MAX)
     assert parse_elements("x", BYTES, (1,), msgspec.Raw(msgspec.json.encode([said]))) == pack_bytes([said.encode()])
+
+
+@pytest.mark.parametrize("shape", [(LONG,), (2, LONG // 2), (LONG // 2, 2), (LONG, 1), (4, 8, LONG // 32)])
+def test_long_strings_are_read_in_steps(shape: tuple[int, ...]) -> None:
+    values = ['[{"\\', "\\", "", '"', "\n\0\1\x7f", "ä€😀", "],["] * (LONG // 7 + 1)
+    values = values[:LONG]
+    text = msgspec.json.encode(nest(values, shape)).replace(b'","', b'" ,\n"')
+    steps = elements.parse_elements("x", BYTES, shape, msgspec.Raw(text))
+    assert sum(1 for _ in _each(steps)) > len(text) // STEP_BYTES
+    packed = pack_bytes([value.encode() for value in values])
+    assert parse_elements("x", BYTES, shape, msgspec.Raw(text)) == packed
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b"[" + b'"a",' * (LONG - 2) + b'"a"]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b"]", (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b"7]", (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"a" 7]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 2) + b'"a""a",]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"a"]"', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"a\\"]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"\0"]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"\n"]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"\xff"]', (LONG,)),
+        (b"[" + b'"a",' * (LONG - 1) + b'"\\ud800"]', (LONG,)),
+        (b"[" + b'["a"],' * (LONG - 1) + b"[]]", (LONG, 1)),
+        (b"[" + b'["a","a"],' * (LONG // 2 - 1) + b'["a","a"]]', (2, LONG // 2)),
+    ],
+)
+def test_long_strings_of_another_shape_are_refused(text: bytes, shape: tuple[int, ...]) -> None:
+    with pytest.raises(CallerError, match="'x'"):
+        parse_elements("x", BYTES, shape, msgspec.Raw(text))
+
+
+SLOW = [1e308, 5e-324, -1.7976931348623157e308, 1e-308, 2.2250738585072011e-308, 1e23, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(16,), (4, 4), (LONG,), (2, LONG // 2)])
+@pytest.mark.parametrize("spelt", [(b"e", b"e"), (b"e", b"E"), (b"e+", b"E+00"), (b"e-", b"e-000")])
+def test_slow_numbers_are_left_to_the_standard_library(
+    shape: tuple[int, ...], spelt: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    decode = elements.decode_slow
+    monkeypatch.setattr(elements, "decode_slow", lambda text: (read.append(len(text)), decode(text))[1])
+    values = SLOW * (prod(shape) // len(SLOW))
+    text = json.dumps(nest(values, shape)).encode().replace(*spelt)
+    assert parse_elements("x", "FP64", shape, msgspec.Raw(text)) == struct.pack(f"<{len(values)}d", *values)
+    assert sum(read) > len(text) / 2
+    assert max(read) <= elements.EXPONENTS_STEP_BYTES + 2
+
+
+@pytest.mark.parametrize(
+    "bad", ["NaN", "Infinity", "-Infinity", "1e400", "true", "null", '"1"', "{}", "01", ".5", "1.", "1_0", "+1", "ä"]
+)
+def test_slow_numbers_are_read_as_strictly_as_others(bad: str) -> None:
+    with pytest.raises(CallerError, match="'x'"):
+        parse_elements("x", "FP64", (2,), msgspec.Raw(f"[1e308,{bad}]".encode()))
+
+
+def test_numbers_with_exponents_are_read_in_small_steps() -> None:
+    text = b"[" + b"1e23," * (LONG - 1) + b"1e23]"
+    assert sum(1 for _ in _each(elements.parse_elements("x", "FP64", (LONG,), msgspec.Raw(text)))) >= (
+        len(text) // elements.EXPONENTS_STEP_BYTES
+    )
 
 
 def test_strings_are_counted_before_they_are_made() -> None:

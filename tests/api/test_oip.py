@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from overwinter.api import oip
 from overwinter.api.oip import Inference
-from overwinter.api.steps import finish
+from overwinter.api.steps import STEP_BYTES, finish
 from overwinter.core.errors import CallerError, TooLargeError, WorkerError
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, TENSORS_MAX, Tensor, check_size, pack_bytes
 
@@ -236,6 +236,17 @@ def test_texts_may_hold_what_json_is_made_of() -> None:
     text = '{"[{,' * 20_000 + "\\"
     body = msgspec.json.encode({"inputs": [{"name": "t", "datatype": BYTES, "shape": [1], "data": [text]}]})
     assert plain(decode_request(body, None).inputs) == [("t", BYTES, (1,), pack_bytes([text.encode()]))]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"), [("FP64", b"1e308"), ("FP64", b"0.25"), ("INT8", b"1"), (BYTES, b'"a word"')]
+)
+def test_many_short_inputs_are_read_in_steps(datatype: str, data: bytes) -> None:
+    count = 20_000 // (len(data) + 1)
+    entry = b'{"name":"x","datatype":"%s","shape":[%d],"data":[%s]}'
+    entry %= (datatype.encode(), count, b",".join([data] * count))
+    body = b'{"inputs":[%s]}' % b",".join([entry] * 16)
+    assert sum(1 for _ in oip.decode_request(body, None)) > len(body) // STEP_BYTES
 
 
 def test_elements_of_all_inputs_together_are_bounded() -> None:

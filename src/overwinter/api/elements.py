@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from overwinter.api.floats import decode_slow, has_exponents, is_slow
 from overwinter.api.steps import STEP_BYTES, Steps
 from overwinter.core.datatypes import DATATYPE_BYTES, FORMATS
 from overwinter.core.errors import CallerError, TooLargeError
@@ -19,8 +20,11 @@ from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Buffer, Tensor, check_el
 DEPTH_MAX = 8
 """The most levels of nested lists. A flat list works for any rank."""
 
-LISTS_PER_ELEMENT = 2
-"""The most lists in the data of a BYTES tensor, for each allowed element."""
+LISTS_MAX = 1024
+"""The most lists that are made. In a text with more, they are only compared with the shape."""
+
+EXPONENTS_STEP_BYTES = STEP_BYTES // 4
+"""The bytes of numbers with exponents that one step reads."""
 
 STEP_ELEMENTS = 8192
 """The elements that are encoded as JSON in one step."""
@@ -44,6 +48,7 @@ _DECODERS = {
 } | {BYTES: _BY_KIND[str]}
 
 
+_SPACE = b" \t\r\n"
 _STRUCTURE = b"[],"
 _NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
 _FLAT = bytes.maketrans(b"[]", b"  ")
@@ -53,8 +58,7 @@ def parse_elements(
     name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw, elements_max: int = ELEMENTS_MAX
 ) -> Steps[Buffer]:
     """Convert the JSON elements `raw` of a tensor, flat or nested as its shape, to bytes; raise CallerError."""
-    decoders = _DECODERS.get(datatype)
-    if decoders is None:
+    if datatype not in _DECODERS:
         raise CallerError(_no_json("input", name, datatype))
     view = memoryview(raw)
     leading = _LEADING.match(view)
@@ -67,68 +71,109 @@ def parse_elements(
     try:
         if datatype == BYTES:
             check_elements(name, prod(shape), elements_max)
-            _check_strings(name, view, elements_max)
-            _check_lists(name, view, elements_max)
-        elif len(view) > STEP_BYTES:
-            return (yield from _parse_long(name, datatype, shape, view, depth))
-        values = decoders[depth - 1].decode(view)
-        for size in shape[1:depth]:
-            if set(map(len, values)) - {size}:
-                raise CallerError(f"data of input {name!r} has a list whose length is not {size}: shape {list(shape)}")
-            values = list(chain.from_iterable(values))
-        if len(values) != prod(shape):
-            raise CallerError(
-                f"data of input {name!r} has {len(values)} elements; shape {list(shape)} needs {prod(shape)}"
-            )
-        return _pack(datatype, values)
+        if _is_long(datatype, view):
+            if datatype == BYTES:
+                return (yield from _parse_strings(name, shape, view, depth, elements_max))
+            return (yield from _parse_numbers(name, datatype, shape, view, depth))
+        return _parse_short(name, datatype, shape, view, depth)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CallerError(f"data of input {name!r} is not a list of {datatype}: {error}") from error
     except (struct.error, OverflowError) as error:
         raise CallerError(f"data of input {name!r} has an element outside the range of {datatype}: {error}") from error
 
 
-def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
-    """Raise TooLargeError when there are certainly too many strings; up to twice the allowed number pass."""
-    if len(view) <= 2 * elements_max:
-        return
+def _parse_short(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Buffer:
+    """Convert the elements of a short text."""
+    values = _DECODERS[datatype][depth - 1].decode(view)
+    for size in shape[1:depth]:
+        if set(map(len, values)) - {size}:
+            raise CallerError(f"data of input {name!r} has a list whose length is not {size}: shape {list(shape)}")
+        values = list(chain.from_iterable(values))
+    if len(values) != prod(shape):
+        raise CallerError(f"data of input {name!r} has {len(values)} elements; shape {list(shape)} needs {prod(shape)}")
+    return _pack(datatype, values)
+
+
+def _is_long(datatype: str, view: memoryview) -> bool:
+    """Whether this text must be read in pieces."""
+    if len(view) > STEP_BYTES:
+        return True
     text = bytes(view)
-    # Every string has an opening quote without a backslash before it. The closing quote may follow a backslash.
-    quotes = text.count(b'"') - text.count(b'\\"')
-    if quotes > 2 * elements_max:
-        check_elements(name, quotes // 2 + 1, elements_max)
+    return text.count(b"[") > LISTS_MAX or len(text) > _step_bytes(datatype, text) or _is_slow(datatype, text)
 
 
-def _check_lists(name: str, view: memoryview, elements_max: int) -> None:
-    """Raise TooLargeError when there are more lists than the strings can need; a shape with a 0 does not bound them."""
-    most = LISTS_PER_ELEMENT * elements_max
-    if len(view) <= most:
-        return
+def _step_bytes(datatype: str, text: bytes) -> int:
+    """The bytes of this text that one step reads."""
+    return EXPONENTS_STEP_BYTES if datatype.startswith("FP") and has_exponents(text) else STEP_BYTES
+
+
+def _is_slow(datatype: str, text: bytes) -> bool:
+    return datatype.startswith("FP") and is_slow(text)
+
+
+def _parse_strings(name: str, shape: tuple[int, ...], view: memoryview, depth: int, elements_max: int) -> Steps[Buffer]:
+    """Convert strings in a long text. Their number, and all that is between them, are first checked against the shape;
+    then they are read as flat lists.
+    """
     text = bytes(view)
-    if text.count(b"[") <= most:
-        return
-    # Exclude brackets inside of strings.
-    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    if sum(part.count(b"[") for part in plain.split(b'"')[::2]) > most:
-        raise TooLargeError(f"data of input {name!r} has more than {most} lists: send its strings as one flat list")
+    if b"\0" in text or b"\1" in text:
+        raise CallerError(f"data of input {name!r} has control characters: JSON requires escapes for them")
+    yield
+    # Without escaped quotes, each quote begins or ends a string. `_strings` restores them.
+    text = text.replace(rb"\\", b"\0").replace(rb"\"", b"\1")
+    yield
+    check_elements(name, text.count(b'"') // 2, elements_max)
+    yield
+    parts = text.split(b'"')
+    yield
+    sizes = _sizes(shape, depth)
+    skeleton = b'"'.join(parts[::2]).translate(None, _SPACE)
+    if not len(parts) % 2 or len(skeleton) != _skeleton_bytes(sizes, 1) or skeleton != _skeleton(sizes, b'"'):
+        raise _other_shape(name, shape, depth)
+    packed = bytearray()
+    group: list[bytes] = []
+    nbytes = 0
+    for part in parts[1::2]:
+        group.append(part)
+        nbytes += len(part) + 3
+        if nbytes >= STEP_BYTES:
+            packed += _pack(BYTES, _strings(group))
+            group, nbytes = [], 0
+            yield
+    return packed + _pack(BYTES, _strings(group) if group else [])
 
 
-def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
+def _strings(parts: list[bytes]) -> list[str]:
+    """Decode the contents of strings."""
+    text = b'["%s"]' % b'","'.join(parts)
+    strings: list[str] = _DECODERS[BYTES][0].decode(text.replace(b"\0", rb"\\").replace(b"\1", rb"\""))
+    return strings
+
+
+def _sizes(shape: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """The sizes of lists nested `depth` deep for this shape."""
+    sizes = shape if depth > 1 else (prod(shape),)
+    # Inside a size of 0 there are no lists, so the further sizes are not checked.
+    return sizes[: sizes.index(0) + 1] if 0 in sizes else sizes
+
+
+def _other_shape(name: str, shape: tuple[int, ...], depth: int) -> CallerError:
+    return CallerError(
+        f"data of input {name!r} is {'not nested' if depth > 1 else 'not as long'} as its shape {list(shape)} requires"
+    )
+
+
+def _parse_numbers(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
     """Convert numbers in a long text. Its brackets and commas are first checked against the shape; then it is read as
     one flat list, piece by piece.
     """
-    sizes = shape if depth > 1 else (prod(shape),)
-    if 0 in sizes:
-        # Inside a size of 0 there are no lists, so the further sizes are not checked.
-        sizes = sizes[: sizes.index(0) + 1]
+    sizes = _sizes(shape, depth)
     skeleton = bytearray()
     for at in range(0, len(view), STEP_BYTES):
         skeleton += bytes(view[at : at + STEP_BYTES]).translate(None, _NO_STRUCTURE)
         yield
     if len(skeleton) != _skeleton_bytes(sizes) or skeleton != _skeleton(sizes):
-        raise CallerError(
-            f"data of input {name!r} is {'not nested' if depth > 1 else 'not as long'} as its shape {list(shape)} "
-            "requires"
-        )
+        raise _other_shape(name, shape, depth)
     decode = _DECODERS[datatype][0].decode
     packed = bytearray()
     if 0 in shape and not bytes(view).translate(None, b"[], \t\r\n"):
@@ -136,11 +181,13 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
     at = 0
     while at < len(view):
         piece = bytes(view[at : at + STEP_BYTES])
+        piece = piece[: _step_bytes(datatype, piece)]
         # Cut the piece at a comma, unless it is the last one.
         stop = len(piece) if at + len(piece) == len(view) else piece.rfind(b",")
         if stop <= 0:
-            raise CallerError(f"data of input {name!r} has an element of {STEP_BYTES} characters or more")
-        packed += _pack(datatype, decode(b"[%s]" % piece[:stop].translate(_FLAT)))
+            raise CallerError(f"data of input {name!r} has an element of {len(piece)} characters or more")
+        flat = b"[%s]" % piece[:stop].translate(_FLAT)
+        packed += _pack(datatype, decode_slow(flat) if _is_slow(datatype, flat) else decode(flat))
         at += stop + 1
         yield
     if len(packed) != prod(shape) * DATATYPE_BYTES[datatype]:
@@ -148,17 +195,15 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
     return packed
 
 
-def _skeleton_bytes(sizes: tuple[int, ...]) -> int:
-    """The number of brackets and commas in lists nested by these sizes."""
-    nbytes = 0
+def _skeleton_bytes(sizes: tuple[int, ...], nbytes: int = 0) -> int:
+    """The length of `_skeleton`, where an element has this length."""
     for size in reversed(sizes):
         nbytes = 2 + size * nbytes + max(size - 1, 0)
     return nbytes
 
 
-def _skeleton(sizes: tuple[int, ...]) -> bytes:
-    """The brackets and commas of lists nested by these sizes."""
-    text = b""
+def _skeleton(sizes: tuple[int, ...], text: bytes = b"") -> bytes:
+    """The brackets and commas of lists nested by these sizes, with this text for each element."""
     for size in reversed(sizes):
         text = b"[%s]" % ((text + b",") * (size - 1) + text if size else b"")
     return text

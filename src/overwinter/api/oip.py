@@ -164,7 +164,12 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
         raise CallerError("sequences are not supported: functions keep no state between requests")
     tail = tail[len(body) if head_bytes is None else head_bytes :]
     inputs = []
+    nbytes = 0
     for given in request.inputs:
+        nbytes += len(memoryview(given.data))
+        if nbytes > STEP_BYTES:
+            nbytes = 0
+            yield
         tensor, used = yield from _read_input(given, tail, head_bytes is not None, elements_max)
         inputs.append(tensor)
         if tensor.datatype == BYTES:
