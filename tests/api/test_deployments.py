@@ -200,6 +200,9 @@ def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
         ("application/msgpack", bytes(300 << 10), 413),
         ("application/json", b"[" * 40_000, 413),
         ("application/json", b" " * (9 << 20), 413),
+        ("application/json", b'{"agreement":{"sizes":[' + b"{}," * 10_000 + b"{}]}}", 413),
+        ("application/json", b'{"settings":{' + b'"slo_ms" :1,' * 20_000 + b'"slo_ms":1}}', 413),
+        ("application/json", b'{"agreement":{"notes":[' + b'"",' * 300_000 + b'""]}}', 413),
         ("application/json", msgspec.json.encode(manifest_of("wide", b"", TAKES, MANY)), 413),
     ],
 )

@@ -16,6 +16,7 @@ import msgspec
 
 from overwinter.api.answers import MissingBlocks, RegisteredFunction, RegisteredPipeline, Removed, StoredBlock
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
+from overwinter.api.floats import check_floats
 from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
@@ -46,8 +47,10 @@ MANIFEST_COST = 8
 """The bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 256 << 10
 LISTS_MAX = 1 << 15
-"""The most lists in a manifest; each weight is one. They are counted before decoding, which would create all of them.
-"""
+"""The most lists in a manifest; each weight is one."""
+MARKS_MAX = {b"[": LISTS_MAX, b"{": LISTS_MAX // 4, b":": LISTS_MAX // 2, b",": 8 * LISTS_MAX}
+"""The most of these characters in a manifest: lists, objects, keys and values. They are counted before decoding, which
+would create all of them. A description may have 2000 objects and 6000 keys; a weight takes four commas."""
 DESCRIPTION_BYTES_MAX = 64 << 10
 """The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms."""
 
@@ -153,7 +156,9 @@ class DeploymentApi:
     async def register_pipeline(self, request: Request) -> Response:
         """Register a pipeline of deployed functions."""
         tenant = tenant_of(request)
-        pipeline = decode_pipeline(await request.body(PIPELINE))
+        body = await request.body(PIPELINE)
+        check_floats(body)
+        pipeline = decode_pipeline(body)
         deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
         return json_response(RegisteredPipeline(pipeline.name, deployed.version), 201)
 
@@ -205,19 +210,27 @@ def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
 def _decoded(content_type: str | None, body: Buffer) -> Manifest:
     kind = (content_type or JSON).split(";")[0].strip().lower()
     if kind == JSON:
-        text = bytes(body)
-        if text.count(b"[") > LISTS_MAX:
-            raise TooLargeError(f"the manifest has more than {LISTS_MAX} lists; each weight and each block is one")
-        return decode_manifest(text)
+        return _decode_bounded(bytes(body))
     if kind not in MSGPACK:
         raise MediaError(f"a manifest must be application/json or application/msgpack, not {kind!r}")
     if len(body) > MSGPACK_BYTES_MAX:
         raise TooLargeError(f"a manifest as msgpack may have {MSGPACK_BYTES_MAX} bytes: send it as JSON")
     try:
         # Only one decoder validates manifests, and it reads JSON.
-        return decode_manifest(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
+        return _decode_bounded(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         raise CallerError(f"the manifest is not valid msgpack: {error}") from error
+
+
+def _decode_bounded(text: bytes) -> Manifest:
+    """Decode a manifest; raise TooLargeError if it would be decoded to too many objects."""
+    for mark, most in MARKS_MAX.items():
+        if text.count(mark) > most:
+            raise TooLargeError(
+                f"the manifest has more than {most} times {mark.decode()!r}; it may have {LISTS_MAX} weights and blocks"
+            )
+    check_floats(text)
+    return decode_manifest(text)
 
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:

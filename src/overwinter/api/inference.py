@@ -68,7 +68,8 @@ class IndexRequest(msgspec.Struct):
 class LoadRequest(msgspec.Struct):
     """The body of a load or unload; load takes no parameters, and those of unload have no effect."""
 
-    parameters: dict[str, bool | int | float | str] = {}
+    parameters: dict[str, msgspec.Raw] = {}
+    """Not decoded: numbers may be slow to read."""
 
 
 _index_decoder = msgspec.json.Decoder(IndexRequest)
