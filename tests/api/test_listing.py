@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from overwinter.api.budget import Budget, Hold
-from overwinter.api.listing import STEP_COUNT, listed
+from overwinter.api.listing import STEP_BYTES, STEP_COUNT, listed
 from overwinter.api.steps import finish
 from tests.api.door import FUNCTIONS, LIMITS, serving
 
@@ -36,6 +36,12 @@ def test_a_step_tells_a_few_and_holds_them() -> None:
         before = len(results)
         assert hold.nbytes >= 100 * len(results)
     assert len(results) == 100
+
+
+def test_a_step_encodes_one_long_item() -> None:
+    results: list[int] = []
+    steps = listed(range(20), lambda each: results.append(each) or "x" * STEP_BYTES, held())
+    assert [len(results) for _ in steps] == list(range(21))
 
 
 @pytest.mark.parametrize(

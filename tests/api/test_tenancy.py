@@ -64,6 +64,13 @@ def test_names_beside_escapes_in_json_are_converted_and_the_escapes_stay(tenant:
     assert names.translated("\n..f") == "\n..f"
 
 
+@pytest.mark.parametrize("text", ["\\" * 1000, "\n" * 1000, "\x01" * 1000, "acme." * 1000])
+def test_text_without_names_is_not_searched_character_by_character(text: str) -> None:
+    names = TenantNames("acme")
+    found = names._escaped.findall(msgspec.json.encode([text, "acme..f"]))
+    assert found == [b"acme.."]
+
+
 def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
     """This is possible where names with dots were deployed before there were tokens."""
     put(door, "squatter")

@@ -85,23 +85,56 @@ def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None
     assert own_metrics(text, {b"mine"}) == b""
 
 
-def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
+TOTALS = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)
+TOTALS |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "functions_deployed": 99}
+
+
+def function_activity(name: str) -> FunctionActivity:
     numbers = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes", "wakes", "requests", "refused"), 3)
     numbers |= {"members": 1, "rate": 1.0, "shared": None, "p50_ms": None, "p99_ms": None, "attainment": None}
-    result = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
+    result = {"tenant": "me", "state": "awake", "family": f"{name}@1", "workers": (1,), "slo_ms": None}
     result |= {"device": "cpu", "devices": ()}
-    mine = FunctionActivity(**result, **numbers, exclusive_bytes=3)
+    return FunctionActivity(**result, **numbers, name=name, exclusive_bytes=3)
+
+
+def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
+    mine = function_activity("mine")
     # Only its tenant is read, so that no other conversion is possible.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
     workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]
-    totals = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)
-    totals |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "functions_deployed": 99}
-    node = NodeActivity(**totals, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
+    node = NodeActivity(**TOTALS, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
     own = own_activity(node, "me")
     assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.functions_deployed) == (3, 3, 3, 3, 1)
     assert (own.cores_running, own.host_budget, own.private_budget) == (None, None, None)
     assert [(each.name, each.exclusive_bytes) for each in own.functions] == [("mine", None)]
     assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})
+
+
+def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> None:
+    told: list[tuple[bytes, int]] = []
+
+    class Names(TenantNames):
+        def translated_bytes(self, text: bytes) -> bytes:
+            told.append((text, threading.get_ident()))
+            return super().translated_bytes(text)
+
+    functions = [function_activity(f"me..f{number}") for number in range(3)]
+    workers = [FamilyWorker(worker=1, family="me..f0@1", state="idle", bound=("me..f0@1",))]
+    node = NodeActivity(**TOTALS, worker_states={"idle": 1}, functions=functions, workers=workers)
+    amounts = dict.fromkeys(("core_ms", "idle_core_ms", "billed_core_ms", "private_byte_s"), 1.0)
+    amounts |= {"disk_byte_s": 9.0, "host_byte_s": 9.0}
+    used = [
+        Usage(tenant="me", function=f"me..f{number}", since="2025-01-02", requests=1, **amounts) for number in range(3)
+    ]
+    telemetry = SimpleNamespace(activity=lambda: asyncio.sleep(0, node), usage=lambda tenant: asyncio.sleep(0, used))
+    own = TenantTelemetry(SimpleNamespace(telemetry=telemetry), "me", Names("me"), lambda name: name, operator=False)
+    for answer, key in ((own.activity, "name"), (lambda: own.usage(None), "function")):
+        told.clear()
+        found = msgspec.json.decode(msgspec.json.encode(asyncio.run(answer())))
+        listed = found["functions"] if key == "name" else found
+        assert [each[key] for each in listed] == ["f0", "f1", "f2"]
+        assert max(text.count(b'"me..f') for text, _ in told) <= 2
+        assert threading.get_ident() not in {thread for _, thread in told}
 
 
 def pool(isolation: str) -> list[DeviceActivity]:
@@ -149,7 +182,7 @@ def test_the_bytes_that_a_tenants_functions_moved_are_left_out() -> None:
     ]
     node = SimpleNamespace(telemetry=SimpleNamespace(usage=lambda tenant: asyncio.sleep(0, usage)))
     own = TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
-    f, g = msgspec.json.decode(bytes(asyncio.run(own.usage(None))))
+    f, g = msgspec.json.decode(msgspec.json.encode(asyncio.run(own.usage(None))))
     assert (f["function"], g["device"]) == ("f", None)
     assert f["device"] == {
         "device_ms": 1.0, "idle_ms": 2.0, "billed_ms": 1.2, "moved_bytes": None, "device_byte_s": None,

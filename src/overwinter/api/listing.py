@@ -12,7 +12,9 @@ from overwinter.api.exchange import encode_json
 from overwinter.api.steps import Steps
 
 STEP_COUNT = 8
-"""The items that are encoded in one step."""
+"""The most items that are encoded in one step."""
+STEP_BYTES = 8 << 10
+"""A step ends with the item that exceeds this: a description may have 64 KiB, and be slow to encode."""
 
 T = TypeVar("T")
 
@@ -24,11 +26,14 @@ def listed(things: Iterable[T], describe: Callable[[T], object], hold: Hold) -> 
     # The first step is empty, because many requests may run their first step in one iteration of the event loop.
     yield
     text = bytearray(b"[")
-    for number, thing in enumerate(things):
+    count, end = 0, STEP_BYTES
+    for thing in things:
         encoded = encode_json(describe(thing)) + b","
         hold.grow(len(encoded))
         text += encoded
-        if number % STEP_COUNT == 0:
+        count += 1
+        if count == STEP_COUNT or len(text) > end:
             yield
+            count, end = 0, len(text) + STEP_BYTES
     text[max(1, len(text) - 1) :] = b"]"
     return bytes(text)

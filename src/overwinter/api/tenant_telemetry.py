@@ -7,7 +7,7 @@ which would reveal that another tenant has the same weights.
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol, cast
 
 import msgspec
@@ -17,6 +17,7 @@ from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.devices import DeviceActivity, of_tenant
 from overwinter.telemetry.explaining import Explanation
+from overwinter.telemetry.metering import Usage
 
 SHARED_METRICS = (
     b"overwinter_function_bytes",
@@ -81,20 +82,14 @@ class TenantTelemetry:
             return await self._node.telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
             return []
-        used = msgspec.to_builtins(await self._node.telemetry.usage(self._tenant))
-        # These figures depend on how many tenants share a block.
-        hidden = {"disk_byte_s": None, "host_byte_s": None}
-        visible = [
-            each | hidden | {"device": each["device"] and each["device"] | {"moved_bytes": None, "device_byte_s": None}}
-            for each in used
-        ]
-        return self._names.translated_json(visible)
+        used = cast(list[Usage], await self._node.telemetry.usage(self._tenant))
+        return await asyncio.to_thread(self._translated_each, map(own_usage, used))
 
     async def activity(self) -> object:
         """The current activity of the tenant's functions."""
         if self._operator:
             return await self._node.telemetry.activity()
-        return self._names.translated_json(await self._activity())
+        return await asyncio.to_thread(self._translated_activity, await self._activity())
 
     async def devices(self) -> object:
         """The devices that serve the tenant, with its own functions there."""
@@ -114,6 +109,18 @@ class TenantTelemetry:
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
         return self._names.translated_json(await self._node.telemetry.logs(self._inner(name), version))
+
+    def _translated_activity(self, own: NodeActivity) -> NodeActivity:
+        return msgspec.structs.replace(
+            own,
+            functions=self._translated_each(own.functions),
+            workers=self._translated_each(own.workers),
+            devices=self._translated_each(own.devices),
+        )
+
+    def _translated_each(self, things: Iterable[object]) -> list[msgspec.Raw]:
+        """Convert each to JSON separately, for the same reason as the lines of metrics."""
+        return [self._names.translated_json(thing) for thing in things]
 
     async def _activity(self) -> NodeActivity:
         activity = cast(NodeActivity, await self._node.telemetry.activity())
@@ -140,6 +147,12 @@ def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
         workers=workers,
         devices=of_tenant(activity.devices, tenant),
     )
+
+
+def own_usage(used: Usage) -> Usage:
+    """The usage of a function without the figures that depend on how many tenants share a block."""
+    device = used.device and msgspec.structs.replace(used.device, moved_bytes=None, device_byte_s=None)
+    return msgspec.structs.replace(used, disk_byte_s=None, host_byte_s=None, device=device)
 
 
 def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
