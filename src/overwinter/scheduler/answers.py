@@ -13,7 +13,8 @@ def open_request(cycle: Cycle, request: Request) -> None:
     """Add a request that is not answered yet."""
     cycle.state.requests[request.id] = request
     cycle.ledger.take(request_owner(request.id), request.tenant, cycle.resources.of_request)
-    handler_calls.begin(cycle, request)
+    if request.caller is not None:
+        handler_calls.begin(cycle, request.caller)
 
 
 def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
@@ -21,7 +22,8 @@ def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
     request = cycle.state.requests.pop(id_, None)
     if request is not None:
         cycle.ledger.release(request_owner(id_))
-        handler_calls.end(cycle, request)
+        if request.caller is not None:
+            handler_calls.end(cycle, request.caller)
         forget_tenant(cycle, request.tenant)
     return request
 

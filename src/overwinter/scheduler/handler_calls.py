@@ -9,22 +9,21 @@ from math import inf
 from overwinter.core.ids import RunId, WorkerId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, hangs_s
-from overwinter.scheduler.request import Request
 
 
-def begin(cycle: Cycle, request: Request) -> None:
-    """A request was accepted: if a handler made it, the handler's run does not count as hung until the answer."""
-    run = run_of(cycle, request.caller)
+def begin(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
+    """A request of this run was accepted: the run does not count as hung until the answer."""
+    run = run_of(cycle, caller)
     if run is not None:
         run.hangs_at, run.asked = inf, run.function.spec.settings.device == "any"
 
 
-def end(cycle: Cycle, request: Request) -> None:
-    """A request was answered or cancelled: if a handler made it, the handler's run can count as hung again."""
-    run = run_of(cycle, request.caller)
-    if run is not None and request.caller is not None:
+def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
+    """A request of this run was answered or cancelled: the run can count as hung again."""
+    run = run_of(cycle, caller)
+    if run is not None:
         run.hangs_at = max(run.began + hangs_s(run.parts, run.patience), cycle.now + cycle.config.stop_timeout_s)
-        cycle.timers.arm(request.caller[0], run.hangs_at)
+        cycle.timers.arm(caller[0], run.hangs_at)
 
 
 def run_of(cycle: Cycle, caller: tuple[WorkerId, RunId] | None) -> Operation | None:
