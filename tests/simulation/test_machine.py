@@ -17,10 +17,11 @@ class Shop:
     def __init__(self, count: int) -> None:
         self.timeline = Timeline()
         self.cores = Cores(count, self.timeline)
+        self.jobs: dict[Job, None] = {}
         self.done: list[tuple[str, float]] = []
 
     def submit(self, name: str, cores: int, seconds: float) -> Job:
-        job = Job(cores, seconds, lambda _: self.done.append((name, self.timeline.now)))
+        job = Job(cores, seconds, self.jobs, lambda: self.done.append((name, self.timeline.now)))
         self.cores.submit(job)
         return job
 

@@ -90,8 +90,6 @@ class Handlers:
 
     def observe(self, event: Event) -> None:
         """Take note of requests that arrive or are cancelled."""
-        if not self._names:
-            return
         if isinstance(event, Arrived) and event.name in self._names:
             self._waiting[event.request] = _Waiting(Seconds(self._timeline.now), event)
         elif isinstance(event, Cancelled):

@@ -2,7 +2,7 @@
 host store.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from heapq import heappop, heappush
 
@@ -12,7 +12,7 @@ from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
 from overwinter.simulation.copies import Simulated
-from overwinter.simulation.timeline import Timeline
+from overwinter.simulation.timeline import Callback, Timeline
 
 SAME_S = 1e-6
 """Times that differ by less are equal: rounding errors must not keep a job from ending."""
@@ -23,7 +23,9 @@ class Job(msgspec.Struct, eq=False):
 
     cores: int
     seconds: float
-    done: Callable[["Job"], None]
+    among: "dict[Job, None]"
+    """The jobs in progress of its process."""
+    then: Callback
     ends: float = 0.0
     gone: bool = False
 
@@ -44,6 +46,7 @@ class Cores:
 
     def submit(self, job: Job) -> None:
         """Begin a job now."""
+        job.among[job] = None
         job.cores = min(job.cores, self.count)
         self._settle()
         job.ends = self._work + job.seconds
@@ -89,7 +92,8 @@ class Cores:
         if job.ends <= self._work + SAME_S:
             job.gone = True
             self._ask(-job.cores)
-            job.done(job)
+            del job.among[job]
+            job.then()
 
 
 class ModelledWorker:

@@ -160,10 +160,4 @@ class Workers:
         if crash is not None:
             seconds *= crash
             then = partial(self.exit, process.worker, "WorkerError", "crashed by a fault")
-        job = Job(cores, seconds, partial(self._done, process, then))
-        process.jobs[job] = None
-        self._cores.submit(job)
-
-    def _done(self, process: ModelledWorker, then: Callback, job: Job) -> None:
-        del process.jobs[job]
-        then()
+        self._cores.submit(Job(cores, seconds, process.jobs, then))

@@ -105,6 +105,7 @@ class World:
         self._ids = count(1)
         site = Site(self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle)
         self._workers = Workers(self._by_id, self._durations, site, self._policy.shares, self._ids)
+        self._has_handlers = any(each.model.handler is not None for each in self._functions)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
         self._requests = by_time(self._streams(base))
@@ -184,7 +185,8 @@ class World:
         if self._journal is not None:
             self._journal.record(now, event, actions)
         self.reader.observe(now, event, actions)
-        self._workers.handlers.observe(event)
+        if self._has_handlers:
+            self._workers.handlers.observe(event)
         self._steps += 1
         if self._checked and self._steps % CHECK_EVERY == 0:
             check(self._scheduler.cycle)
@@ -200,7 +202,8 @@ class World:
             case Run():
                 self._workers.run(action)
             case Reply() | Refuse():
-                self._workers.handlers.ended(action)
+                if self._has_handlers:
+                    self._workers.handlers.ended(action)
                 if self._scenario.applications:
                     self._continue(action)
             case SetAlarm(at):
