@@ -71,8 +71,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
 
 def free_workers(function: Function) -> list[Worker]:
     """The workers of its family with a free slot that have not bound it, and can."""
-    id_ = function.spec.id
-    return [each for each in function.usable() if each.has_slot and id_ not in each.bound]
+    return [each for each in function.family.workers.values() if each.has_slot and function.can_bind_in(each)]
 
 
 def _growth(function: Function, worker: Worker) -> int:

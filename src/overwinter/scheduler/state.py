@@ -285,12 +285,12 @@ class Function(msgspec.Struct, eq=False):
         """The workers of its family that have bound it, or can: not those forked before it was deployed, which have no
         address space for its blocks, nor those in which a bind failed.
         """
-        id_, after = self.spec.id, self.after
-        return [
-            each
-            for each in self.family.workers.values()
-            if each.id in self.workers or (each.id > after and id_ not in each.bound and id_ not in each.refuses)
-        ]
+        return [each for each in self.family.workers.values() if each.id in self.workers or self.can_bind_in(each)]
+
+    def can_bind_in(self, worker: Worker) -> bool:
+        """Whether a worker of its family has not bound it, and can."""
+        id_ = self.spec.id
+        return worker.id > self.after and id_ not in worker.bound and id_ not in worker.refuses
 
 
 class Family(msgspec.Struct, eq=False):
