@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from overwinter.api import oip
 from overwinter.api.oip import Inference
 from overwinter.api.steps import STEP_BYTES, finish
+from overwinter.api.writing import ElementWriter
 from overwinter.core.errors import CallerError, TooLargeError, WorkerError
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, TENSORS_MAX, Tensor, check_size, pack_bytes
 
@@ -24,7 +25,7 @@ def decode_request(body: bytes, head: int | None) -> Inference:
 
 def encode_reply(name: str, version: int, outputs: list[Tensor], inference: Inference) -> tuple[bytes, int | None]:
     """Return the whole answer, and the length of its JSON if bytes of tensors follow it."""
-    head, tail = finish(oip.encode_reply(name, version, outputs, inference))
+    head, tail = finish(oip.encode_reply(name, version, outputs, inference, ElementWriter(1 << 30, int)))
     return b"".join([head, *tail]), len(head) if tail else None
 
 
@@ -261,4 +262,4 @@ def test_elements_of_all_inputs_together_are_bounded() -> None:
 def test_the_elements_of_all_outputs_share_the_bound_of_json() -> None:
     output = Tensor("y", "FP32", (1000,), bytes(4000))
     with pytest.raises(TooLargeError, match="binary_data"):
-        finish(oip.encode_reply("f", 1, [output, output], Inference([]), 6000))
+        finish(oip.encode_reply("f", 1, [output, output], Inference([]), ElementWriter(6000, int)))

@@ -1,12 +1,12 @@
-"""Converts the elements of a tensor between JSON and bytes.
+"""Reads the elements of a tensor from JSON.
 
-Many elements are read and written in pieces, because as Python objects they would take thirty times their bytes.
+Many elements are read in pieces, because as Python objects they would take thirty times their bytes.
 """
 
 import re
 import struct
 from itertools import chain
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ import msgspec
 from overwinter.api.floats import decode_slow, has_exponents, is_slow
 from overwinter.api.steps import STEP_BYTES, Steps
 from overwinter.core.datatypes import DATATYPE_BYTES, FORMATS
-from overwinter.core.errors import CallerError, TooLargeError
-from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Buffer, Tensor, check_elements, pack_bytes, unpack_bytes
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Buffer, check_elements, pack_bytes
 
 DEPTH_MAX = 8
 """The most levels of nested lists. A flat list works for any rank."""
@@ -25,9 +25,6 @@ LISTS_MAX = 1024
 
 EXPONENTS_STEP_BYTES = STEP_BYTES // 4
 """The bytes of numbers with exponents that one step reads."""
-
-STEP_ELEMENTS = 8192
-"""The elements that are encoded as JSON in one step."""
 
 _LEADING = re.compile(rb"[\[ \t\r\n]*")
 
@@ -59,7 +56,7 @@ def parse_elements(
 ) -> Steps[Buffer]:
     """Convert the JSON elements `raw` of a tensor, flat or nested as its shape, to bytes; raise CallerError."""
     if datatype not in _DECODERS:
-        raise CallerError(_no_json("input", name, datatype))
+        raise CallerError(_no_json(name, datatype))
     view = memoryview(raw)
     leading = _LEADING.match(view)
     depth = leading.group().count(b"[") if leading else 0
@@ -209,58 +206,13 @@ def _skeleton(sizes: tuple[int, ...], text: bytes = b"") -> bytes:
     return text
 
 
-def list_elements(tensor: Tensor, bytes_max: int) -> Steps[list[Any] | msgspec.Raw]:
-    """Return a tensor's elements as a flat list, or as the JSON text of that list.
-
-    Raises CallerError when JSON cannot represent them, TooLargeError when they exceed `bytes_max` bytes.
-    """
-    if len(tensor.data) > bytes_max:
-        raise _too_long(tensor.name, bytes_max)
-    if tensor.datatype == BYTES:
-        try:
-            return [item.decode() for item in unpack_bytes(tensor.data, prod(tensor.shape))]
-        except UnicodeDecodeError as error:
-            raise CallerError(_ask_binary(tensor.name, "holds bytes that are not UTF-8")) from error
-    code = FORMATS.get(tensor.datatype)
-    if code is None:
-        raise CallerError(_no_json("output", tensor.name, tensor.datatype))
-    items = memoryview(tensor.data).cast("B").cast(code)  # type: ignore[call-overload]
-    if len(items) <= STEP_ELEMENTS:
-        return _numbers(tensor.name, code, items)
-    text = bytearray(b"[")
-    for at in range(0, len(items), STEP_ELEMENTS):
-        text += msgspec.json.encode(_numbers(tensor.name, code, items[at : at + STEP_ELEMENTS]))[1:-1]
-        text += b","
-        if len(text) > bytes_max:
-            raise _too_long(tensor.name, bytes_max)
-        yield
-    text[-1:] = b"]"
-    return msgspec.Raw(bytes(text))
-
-
-def _numbers(name: str, code: str, items: memoryview) -> list[Any]:
-    values: list[Any] = items.tolist()
-    # One sum is far cheaper than a check of each element. It is finite unless an element is not, or the sum overflows.
-    if code in "fd" and not isfinite(sum(values)) and not all(map(isfinite, values)):
-        raise CallerError(_ask_binary(name, "holds NaN or infinity, which JSON cannot represent"))
-    return values
-
-
-def _too_long(name: str, bytes_max: int) -> TooLargeError:
-    return TooLargeError(_ask_binary(name, f"takes more than the {bytes_max} bytes that an answer in JSON may have"))
-
-
 def _pack(datatype: str, values: list[Any]) -> bytes:
     if datatype == BYTES:
         return pack_bytes([item.encode() for item in values])
     return struct.pack(f"<{len(values)}{FORMATS[datatype]}", *values)
 
 
-def _no_json(side: str, name: str, datatype: str) -> str:
+def _no_json(name: str, datatype: str) -> str:
     if datatype in DATATYPE_BYTES:
-        return f"{side} {name!r} is {datatype}, which has no JSON form: use the binary tensor extension"
-    return f"{side} {name!r} has unknown datatype {datatype!r}; known: {', '.join([*DATATYPE_BYTES, BYTES])}"
-
-
-def _ask_binary(name: str, why: str) -> str:
-    return f'output {name!r} {why}: ask for it with parameters {{"binary_data": true}}'
+        return f"input {name!r} is {datatype}, which has no JSON form: use the binary tensor extension"
+    return f"input {name!r} has unknown datatype {datatype!r}; known: {', '.join([*DATATYPE_BYTES, BYTES])}"

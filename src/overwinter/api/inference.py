@@ -28,6 +28,7 @@ from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_re
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_owner
+from overwinter.api.writing import ElementWriter
 from overwinter.core.call import Call, Result
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
@@ -153,11 +154,9 @@ class InferenceApi:
     async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
         """The reply in the requested format; its memory is reserved until it is read."""
         inference.inputs.clear()
-        nbytes = sum(len(tensor.data) for tensor in reply.outputs)
-        request.hold.grow(nbytes)
-        head, tail = await request.turns.run(
-            encode_reply(reply.name, reply.version, reply.outputs, inference, self._limits.json_bytes_max)
-        )
+        request.hold.grow(sum(len(tensor.data) for tensor in reply.outputs))
+        writer = ElementWriter(self._limits.json_bytes_max, request.hold.grow)
+        head, tail = await request.turns.run(encode_reply(reply.name, reply.version, reply.outputs, inference, writer))
         start = STARTS[reply.start]
         if not tail:
             return Response(200, head, [JSON_TYPE, start])

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from overwinter.api.elements import list_elements, parse_elements
+from overwinter.api.elements import parse_elements
 from overwinter.api.steps import STEP_BYTES, Steps
+from overwinter.api.writing import ElementWriter
 from overwinter.core.errors import CallerError, WorkerError
 from overwinter.core.tensor import (
     BYTES,
@@ -190,11 +191,9 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
 
 
 def encode_reply(
-    name: str, version: int, outputs: Sequence[Tensor], inference: Inference, json_bytes_max: int = SIZE_MAX
+    name: str, version: int, outputs: Sequence[Tensor], inference: Inference, writer: ElementWriter
 ) -> Steps[tuple[bytes, list[Buffer]]]:
-    """Return the JSON of the answer, with a limit on the bytes of its tensors, and the tensors whose bytes
-    follow it.
-    """
+    """Return the JSON of the answer, and the tensors whose bytes follow it."""
     tail: list[Buffer] = []
     described = []
     for tensor, binary in _select(outputs, inference):
@@ -204,8 +203,7 @@ def encode_reply(
                 ResponseOutput(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
             continue
-        elements = yield from list_elements(tensor, json_bytes_max)
-        json_bytes_max -= len(memoryview(elements)) if isinstance(elements, msgspec.Raw) else len(tensor.data)
+        elements = yield from writer.write(tensor)
         described.append(ResponseOutput(tensor.name, tensor.datatype, tensor.shape, None, elements))
     return _encode(InferResponse(name, str(version), described, inference.id)), tail
 
