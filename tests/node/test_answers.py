@@ -1,7 +1,7 @@
 """The node accepts a worker's answer only if it was declared and lies in the buffer; otherwise it refuses all of it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.datatypes import DATATYPE_BYTES
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, pack_bytes
+from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, taken
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 
@@ -32,22 +32,29 @@ def answer(*metas: TensorMeta, buffer_bytes: int = FIRST_BYTES) -> Answer:
     return Answer(1, (Outputs(metas),), buffer_bytes)
 
 
+def outputs_of(specs: Sequence[TensorSpec], result: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
+    outcomes = AnswerCheck(specs).outcomes_of(result, buffer)
+    placed = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+    copied = iter(taken(placed, buffer, result.buffer_bytes))
+    return [outcome if isinstance(outcome, Failure) else next(copied) for outcome in outcomes]
+
+
 def test_declared_outputs_are_accepted(buffer: SharedBuffer) -> None:
-    [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
+    [[y, said]] = outputs_of(SPECS, answer(*RIGHT), buffer)
     assert (y.meta, said.meta) == RIGHT
     assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), TEXT)
 
 
 def test_elements_of_type_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) -> None:
-    two = AnswerCheck([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
+    two = [TensorSpec(name, BYTES, ("n",)) for name in "ab"]
     half = ELEMENTS_MAX // 2 + 1
     metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
     with pytest.raises(ValueError, match=f"{ELEMENTS_MAX} elements of BYTES"):
-        two.outputs_of(answer(*metas, buffer_bytes=1 << 20), buffer)
+        outputs_of(two, answer(*metas, buffer_bytes=1 << 20), buffer)
 
 
 def test_accepted_outputs_do_not_change_with_the_buffer(buffer: SharedBuffer) -> None:
-    [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
+    [[y, _]] = outputs_of(SPECS, answer(*RIGHT), buffer)
     buffer.view[0] = 99
     assert bytes(y.data) == bytes(range(24))
     buffer.view[0] = 0
@@ -78,7 +85,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_an_answer_unlike_the_declared_outputs_is_refused(buffer: SharedBuffer, lie: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), buffer)
+        outputs_of(SPECS, answer(*LIES[lie]), buffer)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_an_answer_unlike_the_declared_outputs_is_refused(buffer: SharedBuffer, 
 )
 def test_an_answer_beyond_its_buffer_is_refused(buffer: SharedBuffer, buffer_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"."):
-        AnswerCheck(SPECS).outputs_of(answer(*RIGHT, buffer_bytes=buffer_bytes), buffer)
+        outputs_of(SPECS, answer(*RIGHT, buffer_bytes=buffer_bytes), buffer)
     assert buffer.nbytes == FIRST_BYTES
 
 
@@ -95,16 +102,40 @@ def test_a_buffer_that_the_worker_made_huge_is_not_mapped() -> None:
     os.ftruncate(huge.fd, 1 << 44)
     wide = TensorMeta("y", "FP32", ((1 << 40) // 8, 2), 1 << 40)
     with pytest.raises(ValueError, match="buffer|bytes"):
-        AnswerCheck(SPECS[:1]).outputs_of(answer(wide, buffer_bytes=1 << 44), huge)
+        outputs_of(SPECS[:1], answer(wide, buffer_bytes=1 << 44), huge)
     huge.close()
 
 
 def test_a_worker_can_only_report_errors_of_its_caller_its_author_and_itself(buffer: SharedBuffer) -> None:
     kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
     result = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
-    failures = AnswerCheck(SPECS).outputs_of(result, buffer)
+    failures = outputs_of(SPECS, result, buffer)
     assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
     assert all(len(failure.message) == MESSAGE_MAX for failure in failures)
+
+
+ARRAY = b"\xdd" + (1 << 20).to_bytes(4)
+"""The head of a list of so many items in msgpack, without the items."""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ["Answer", 1, [["Outputs"]]],
+        ["Answer", 1, [["Outputs", [["y", "FP32"]]]]],
+        ["Compute", 1, "f@1", 0],
+    ],
+)
+def test_a_long_list_is_refused_before_its_items_are_decoded(head: list) -> None:
+    packet = msgspec.msgpack.encode(head)
+    innermost = head
+    while isinstance(innermost[-1], list):
+        innermost = innermost[-1]
+    open_ended = msgspec.msgpack.encode(innermost)
+    longer = bytes([open_ended[0] + 1]) + open_ended[1:] + ARRAY
+    assert packet.endswith(open_ended)
+    with pytest.raises(msgspec.ValidationError, match="length"):
+        msgspec.msgpack.decode(packet.removesuffix(open_ended) + longer, type=FromWorker)
 
 
 SIZES = st.one_of(st.integers(-4, 8), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -126,7 +157,7 @@ def test_an_answer_is_accepted_as_a_whole_or_refused(outcomes: tuple, buffer_byt
         result = Answer(1, (*outcomes, Outputs(metas)), buffer_bytes)
         packet = msgspec.msgpack.encode(result)
         assert msgspec.msgpack.decode(packet, type=FromWorker) == result
-        for outcome in AnswerCheck(SPECS).outputs_of(result, buffer):
+        for outcome in outputs_of(SPECS, result, buffer):
             if not isinstance(outcome, Failure):
                 assert [tensor.name for tensor in outcome] == ["y", "said"]
     except ValueError:

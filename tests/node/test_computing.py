@@ -1,15 +1,18 @@
 """Calls of programs for workers: what is reserved for a request ends with it."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from overwinter.api.budget import Budget, Hold
 from overwinter.core.call import Call, Result
-from overwinter.core.tensor import Tensor
+from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node.calls import Payload
 from overwinter.node.computing import Computing, _Run
+from overwinter.worker.buffer import SharedBuffer, Slot
+from overwinter.worker.messages import Compute
 
 from .rig import Function, Same
 
@@ -25,6 +28,7 @@ class Program:
 
     async def infer(self, call: Call) -> Result:
         self._meanwhile()
+        call.hold(NBYTES)
         return Result(call.name, 1, [Tensor("y", "UINT8", (NBYTES,), bytes(NBYTES))], "warm")
 
 
@@ -45,12 +49,34 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
 
         computing = Computing(Program(payloads, leave), None, None, None)
         run = _Run({function.id: function}, dict.fromkeys(range(2), function.id))
-        await computing._run(run, function, function, [Tensor("x", "UINT8", (NBYTES,), bytes(NBYTES))])
+        inputs = [Tensor("x", "UINT8", (NBYTES,), bytes(NBYTES))]
+        await computing._run(run, function, function, computing._waiting(run, function), inputs)
 
     asyncio.run(scene())
     for hold in holds[leaving:]:
         hold.close()
     assert budget.held == 0
+
+
+def test_inputs_of_a_call_without_room_are_not_copied():
+    hold = Hold(Budget(2 * NBYTES, 0.25, 1.0), "somebody")
+    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+    sent = []
+
+    async def scene() -> None:
+        payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], hold=hold.grow))
+        processes = SimpleNamespace(forks=SimpleNamespace(send=lambda _, message: sent.append(message)))
+        # There are no copies: one would fail.
+        computing = Computing(Program([payload], bool), None, processes, None)
+        run = _Run({function.id: function}, {0: function.id})
+        process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)
+        message = Compute(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),), 2 * NBYTES)
+        await computing._answer(process, run, function, function, message)
+        process.slots[0].outputs.close()
+
+    asyncio.run(scene())
+    [computed] = sent
+    assert (computed.outcome.error, hold.nbytes) == ("TooLargeError", 0)
 
 
 def test_calls_of_a_tenants_trials_take_turns():

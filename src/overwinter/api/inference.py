@@ -152,9 +152,10 @@ class InferenceApi:
         return await self._answer(request, reply, inference)
 
     async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
-        """The reply in the requested format; its memory is reserved until it is read."""
+        """The reply in the requested format; its memory is reserved until it is read. The node has reserved that of the
+        outputs.
+        """
         inference.inputs.clear()
-        request.hold.grow(sum(len(tensor.data) for tensor in reply.outputs))
         writer = ElementWriter(self._limits.json_bytes_max, request.hold.grow)
         head, tail = await request.turns.run(encode_reply(reply.name, reply.version, reply.outputs, inference, writer))
         start = STARTS[reply.start]

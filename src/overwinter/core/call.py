@@ -24,8 +24,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     due: Seconds | None = None
     """The due time of a stage; None: given by the function's own SLO."""
     hold: Callable[[int], None] | None = None
-    """Reserves this many bytes for tensors that the node keeps until it has answered; raises TooLargeError or
-    OverloadedError.
+    """Reserves this many bytes for the outputs, and for other tensors that the node keeps until it has answered; raises
+    TooLargeError or OverloadedError.
     """
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that waits for the answer."""

@@ -49,8 +49,12 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Meta(max_length=RANK_MAX)]
     nbytes: int
+
+
+TensorMetas = Annotated[tuple[TensorMeta, ...], Meta(max_length=TENSORS_MAX)]
+"""The tensors of one request in a message. More of them are refused before any is decoded."""
 
 
 class Tensor(msgspec.Struct):

@@ -1,9 +1,10 @@
 """Checks the tensors of a worker, which is untrusted: the function's code may control the worker.
 
-The worker shares the buffer and may write to it at any time, so the checks use a copy.
+The descriptions are checked before anything is copied, so that memory for the tensors can be reserved first. The worker
+shares the buffer and may write to it at any time, so their contents are checked in the copy.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import prod
 
 from overwinter.core.datatypes import DATATYPE_BYTES
@@ -19,6 +20,9 @@ ERRORS = {"CallerError", "ProgramError", "HandlerError"}
 MESSAGE_MAX = 4000
 """The most characters of a worker's error message."""
 
+Placed = Sequence[tuple[TensorMeta, int]]
+"""The descriptions of a request's tensors, each with its offset in the buffer."""
+
 
 class AnswerCheck:
     """Checks a worker's answers against the declared outputs of its function."""
@@ -26,26 +30,24 @@ class AnswerCheck:
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs
 
-    def outputs_of(
+    def outcomes_of(
         self, answer: Answer, buffer: SharedBuffer, known: Container[Failure] = ()
-    ) -> list[list[Tensor] | Failure]:
-        """Return a copy of each request's outputs, or its failure. `known`: the failures that the node itself told the
-        worker.
-
-        Raises ValueError for an impossible answer, and OSError or MemoryError when the node lacks memory.
+    ) -> list[Placed | Failure]:
+        """Return where each request's outputs are in the buffer, or its failure. `known`: the failures that the node
+        itself told the worker. Raises ValueError for an impossible answer.
         """
         outputs = [outcome.metas for outcome in answer.outcomes if not isinstance(outcome, Failure)]
-        taken = iter(self.taken(outputs, buffer, answer.buffer_bytes, len(answer.outcomes)))
+        placed = iter(self.placed(outputs, buffer, answer.buffer_bytes, len(answer.outcomes)))
         return [
-            (outcome if outcome in known else reportable(outcome)) if isinstance(outcome, Failure) else next(taken)
+            (outcome if outcome in known else reportable(outcome)) if isinstance(outcome, Failure) else next(placed)
             for outcome in answer.outcomes
         ]
 
-    def taken(
+    def placed(
         self, given: Sequence[Sequence[TensorMeta]], buffer: SharedBuffer, buffer_bytes: int, count: int = 1
-    ) -> list[list[Tensor]]:
-        """Return a copy of the tensors that are in the buffer in this order, for up to `count` requests. Raises as
-        `outputs_of` does.
+    ) -> list[Placed]:
+        """Return where the tensors of up to `count` requests are in the buffer, which has them in this order. Raises
+        ValueError if that is impossible.
         """
         for metas in given:
             self._check(metas)
@@ -54,14 +56,8 @@ class AnswerCheck:
         most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * count)
         if not nbytes <= buffer_bytes <= most:
             raise ValueError(f"{nbytes} bytes of tensors do not match a buffer of {buffer_bytes}")
-        try:
-            buffer.follow(buffer_bytes)
-        except OSError as error:
-            if lacks_memory(error):
-                raise
-            raise ValueError(f"its buffer cannot be mapped: {error}") from error
         at = iter(places)
-        return [[_taken(buffer, meta, next(at)) for meta in metas] for metas in given]
+        return [[(meta, next(at)) for meta in metas] for metas in given]
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
         """Check the descriptions first: their sizes may be any numbers."""
@@ -92,9 +88,22 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
     return True
 
 
-def reported_bytes(answer: Answer) -> int:
-    """Return the bytes of outputs that the worker reports."""
-    return sum(meta.nbytes for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas)
+def taken(given: Iterable[Placed], buffer: SharedBuffer, buffer_bytes: int) -> list[list[Tensor]]:
+    """Return a copy of each request's tensors. Raises ValueError for an impossible content, and OSError or MemoryError
+    when the node lacks memory.
+    """
+    try:
+        buffer.follow(buffer_bytes)
+    except OSError as error:
+        if lacks_memory(error):
+            raise
+        raise ValueError(f"its buffer cannot be mapped: {error}") from error
+    return [[_taken(buffer, meta, at) for meta, at in placed] for placed in given]
+
+
+def placed_bytes(placed: Placed) -> int:
+    """Return the bytes of a request's tensors."""
+    return sum(meta.nbytes for meta, _ in placed)
 
 
 def reportable(failure: Failure | LoadFailed | BindFailed) -> Failure:

@@ -32,6 +32,16 @@ class Payload:
         self.outputs: list[Tensor] = []
         self.start: Start = "warm"
         """The coldest start of its calls of a program on the pool."""
+        self._reserved = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Reserve memory for outputs before they are copied, unless an earlier answer, which was lost, reserved as
+        much. Raises TooLargeError or OverloadedError if the caller may not hold so much.
+        """
+        lacking = sum(len(tensor.data) for tensor in self.values) + nbytes - self._reserved
+        if lacking > 0 and self.call is not None and self.call.hold is not None:
+            self.call.hold(lacking)
+            self._reserved += lacking
 
     @property
     def expires_at(self) -> float:

@@ -20,7 +20,7 @@ from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterErr
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
-from overwinter.node.answers import MESSAGE_MAX, AnswerCheck
+from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, placed_bytes, taken
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.copying import FAULTS, Copies
 from overwinter.node.functions import DeployedFunction
@@ -164,10 +164,14 @@ class Computing:
         buffer = process.slots[message.slot].outputs
         try:
             check = AnswerCheck(program.manifest.inputs)
-            take = partial(check.taken, [message.inputs], buffer, message.buffer_bytes)
+            [placed] = check.placed([message.inputs], buffer, message.buffer_bytes)
             async with self._turn(run, function):
-                [inputs] = await self._copied(process, _nbytes(message.inputs), take)
-                outputs = await self._run(run, function, program, inputs)
+                waiting = self._waiting(run, function)
+                # Before they are copied: the worker may announce more than its callers may hold.
+                _hold(waiting, placed_bytes(placed))
+                take = partial(taken, [placed], buffer, message.buffer_bytes)
+                [inputs] = await self._copied(process, placed_bytes(placed), take)
+                outputs = await self._run(run, function, program, waiting, inputs)
                 metas = tuple(tensor.meta for tensor in outputs)
                 await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
             answer = Computed(message.number, Outputs(metas), buffer.nbytes)
@@ -190,25 +194,31 @@ class Computing:
             return nullcontext()
         return self._turns.setdefault(function.manifest.tenant, asyncio.Lock())
 
-    async def _run(
-        self, run: _Run, function: DeployedFunction, program: DeployedFunction, inputs: list[Tensor]
-    ) -> list[Tensor]:
-        """Return the outputs of the program. The call is cancelled when no request waits for it any more."""
+    def _waiting(self, run: _Run, function: DeployedFunction) -> list[Payload]:
+        """Return the requests of the function that wait for the run; raise WorkerError if none does any more."""
         own = [request for request, its in run.of.items() if its == function.id]
         waiting = [payload for request in own if (payload := self._calls.payloads.get(request)) is not None]
         if own and not waiting:
             raise WorkerError(ABANDONED)
-        hold = partial(_hold, waiting)
-        hold(_nbytes(tensor.meta for tensor in inputs))
+        return waiting
+
+    async def _run(
+        self,
+        run: _Run,
+        function: DeployedFunction,
+        program: DeployedFunction,
+        waiting: Sequence[Payload],
+        inputs: list[Tensor],
+    ) -> list[Tensor]:
+        """Return the outputs of the program. The call is cancelled when no request waits for it any more."""
         try:
             with _abandoned(waiting):
-                result = await self._calls.infer(_call(run, function, program, waiting, inputs, hold))
+                result = await self._calls.infer(_call(run, function, program, waiting, inputs))
         finally:
             # The traceback of an error would keep them.
             inputs.clear()
         for payload in waiting:
             payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
-        hold(_nbytes(tensor.meta for tensor in result.outputs))
         return result.outputs
 
     async def _copied(self, process: WorkerProcess, nbytes: int, work: Callable[[], T]) -> T:
@@ -251,7 +261,6 @@ def _call(
     program: DeployedFunction,
     waiting: Sequence[Payload],
     inputs: list[Tensor],
-    hold: Callable[[int], None],
 ) -> Call:
     """Return the request to the program: as urgent as the most urgent of the run's requests, and open as long as one of
     them may be answered.
@@ -268,7 +277,7 @@ def _call(
         None if ends_at == inf else ends_at - clock.now(),
         min((call.priority or ORDINARY for call in asked), default=0),
         min(dues, default=None),
-        hold,
+        partial(_hold, waiting),
         run.caller,
     )
 

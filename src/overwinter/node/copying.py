@@ -35,16 +35,18 @@ class Copies:
     ) -> None:
         """Call `work`, which copies this many bytes, and then `done` or `failed`.
 
-        Small copies, and those for a worker that has ended, are made at once. Of others neither is called if the worker
-        ends meanwhile.
+        Small copies are made at once. Of others neither is called if the worker has ended or ends meanwhile: its last
+        answers are lost.
         """
-        if nbytes <= LARGE_BYTES or process.over:
+        if nbytes <= LARGE_BYTES:
             try:
                 result = work()
             except FAULTS as error:
                 failed(error)
             else:
                 done(result)
+            return
+        if process.over:
             return
 
         def tell(copied: asyncio.Future[T]) -> None:

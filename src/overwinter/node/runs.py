@@ -1,7 +1,7 @@
 """Sends runs of requests to workers: copies their inputs into buffers, and their outputs out of them."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
@@ -9,7 +9,7 @@ from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import MESSAGE_MAX, reported_bytes
+from overwinter.node.answers import MESSAGE_MAX, Placed, placed_bytes, taken
 from overwinter.node.calls import Payload
 from overwinter.node.computing import Computing
 from overwinter.node.contained import ContainedProcess, Flight
@@ -115,6 +115,8 @@ class Runs:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
         flight = process.end(answer)
         known = self._computing.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
+        buffer = process.slots[flight.slot].outputs
+        placed, failures = self._reserved(flight, process.answer_check.outcomes_of(answer, buffer, known))
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
@@ -124,23 +126,46 @@ class Runs:
             else:
                 self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
-        take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs, known)
-        self._copies.make(process, reported_bytes(answer), take, partial(self._copied, process, answer, flight), failed)
+        take = partial(taken, placed.values(), buffer, answer.buffer_bytes)
+        done = partial(self._copied, process, answer, flight, placed, failures)
+        self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed)
 
-    def _copied(
-        self, process: ContainedProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
-    ) -> None:
-        process.free(flight)
+    def _reserved(
+        self, flight: Flight, outcomes: Sequence[Placed | Failure]
+    ) -> tuple[dict[RequestId, Placed], list[RunFailure]]:
+        """Reserve memory for the outputs before they are copied: a worker may announce more than its callers may hold,
+        in a file that takes no memory. Returns the outputs to be copied, and the requests that fail.
+        """
+        placed: dict[RequestId, Placed] = {}
         failures: list[RunFailure] = []
-        for request, id_, outcome in zip(flight.requests, flight.functions, outcomes, strict=False):
+        for request, outcome in zip(flight.requests, outcomes, strict=True):
             payload = self._payloads.get(request)
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
             elif payload is not None:
                 try:
-                    self._keep(self._functions.get(id_), payload, outcome)
+                    payload.reserve(placed_bytes(outcome))
                 except OverwinterError as error:
                     failures.append(RunFailure(request, type(error).__name__, str(error)))
+                else:
+                    placed[request] = outcome
+        return placed, failures
+
+    def _copied(
+        self,
+        process: ContainedProcess,
+        answer: Answer,
+        flight: Flight,
+        placed: Iterable[RequestId],
+        failures: list[RunFailure],
+        outputs: Sequence[list[Tensor]],
+    ) -> None:
+        process.free(flight)
+        functions = dict(zip(flight.requests, flight.functions, strict=False))
+        for request, tensors in zip(placed, outputs, strict=True):
+            payload = self._payloads.get(request)
+            if payload is not None:
+                _keep(self._functions.get(functions[request]), payload, tensors)
         if process.is_idle_since(answer.run) and process.is_large():
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         if answer.unplaced:
@@ -158,20 +183,6 @@ class Runs:
         tensors = [*payload.inputs, *payload.values]
         return tensors if function is None else function.taken(tensors)
 
-    def _keep(self, function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:
-        """Keep the outputs for the answer, or what later slices of the program take. Raises TooLargeError or
-        OverloadedError if the caller may not hold so much.
-        """
-        if function is None or not function.later:
-            payload.outputs = outputs
-            return
-        if payload.call is not None and payload.call.hold is not None:
-            payload.call.hold(sum(len(tensor.data) for tensor in function.kept(outputs)))
-        payload.values = function.kept([*payload.values, *outputs])
-        if function.manifest.settings.device == "pool":
-            # With `any` a worker may have to begin anew.
-            payload.inputs = function.kept(payload.inputs)
-
     def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
         continues.
@@ -187,3 +198,14 @@ class Runs:
             for _ in pieces:
                 self._loop.call_soon(self._release, process, run, pieces)
                 return
+
+
+def _keep(function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:
+    """Keep the outputs for the answer, or what later slices of the program take."""
+    if function is None or not function.later:
+        payload.outputs = outputs
+        return
+    payload.values = function.kept([*payload.values, *outputs])
+    if function.manifest.settings.device == "pool":
+        # With `any` a worker may have to begin anew.
+        payload.inputs = function.kept(payload.inputs)

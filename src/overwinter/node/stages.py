@@ -115,14 +115,9 @@ class PipelineRun:
         )
 
     def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:
-        """Keep what is used of a stage's answer; raise TooLargeError or OverloadedError if the caller may not hold it.
-        All stages together may return far more than one function.
-        """
+        """Keep what is used of a stage's answer."""
         named = {f"{stage}:{tensor.name}": tensor for tensor in outputs}
-        used = {source: tensor for source, tensor in named.items() if source in self._used}
-        if self._hold is not None:
-            self._hold(sum(len(tensor.data) for tensor in used.values()))
-        self._tensors |= used
+        self._tensors |= {source: tensor for source, tensor in named.items() if source in self._used}
 
     def _tensor(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)

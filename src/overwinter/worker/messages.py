@@ -4,7 +4,7 @@ import msgspec
 
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import Address, DeviceId, RunId, TenantId, WorkerId
-from overwinter.core.tensor import TensorMeta, TensorSpec
+from overwinter.core.tensor import TensorMeta, TensorMetas, TensorSpec
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -351,7 +351,7 @@ class Failure(_Message, frozen=True):
 class Outputs(_Message, frozen=True):
     """A request's outputs. They are in the buffer in this order, after those of the earlier requests."""
 
-    metas: tuple[TensorMeta, ...]
+    metas: TensorMetas
 
 
 class Answer(_Message, frozen=True):
@@ -384,7 +384,7 @@ class Compute(_Message, frozen=True):
     function: str
     slot: int
     """The slot of the run in progress; 0 in a trial."""
-    inputs: tuple[TensorMeta, ...]
+    inputs: TensorMetas
     buffer_bytes: int
 
 

@@ -1,0 +1,149 @@
+"""Memory for the outputs of a run is reserved for each of its requests before they are copied."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overwinter.api.budget import Budget, Hold
+from overwinter.core.call import Call
+from overwinter.core.events import RunEnded
+from overwinter.core.tensor import TensorMeta, TensorSpec
+from overwinter.node.answers import AnswerCheck
+from overwinter.node.calls import Payload
+from overwinter.node.copying import Copies
+from overwinter.node.runs import Runs
+from overwinter.node.workers import WorkerProcess
+from overwinter.worker.buffer import LARGE_BYTES, SharedBuffer
+from overwinter.worker.messages import Answer, Failure, Outputs
+
+from .log_lines import LogLines
+from .rig import Function, Same, until
+
+NBYTES = 4 * LARGE_BYTES
+RUN = 1
+
+
+class Worker:
+    """A worker that answers a run of requests by one message, and its node's part of it."""
+
+    def __init__(self, function: Function, budget: Budget, count: int) -> None:
+        self.process = WorkerProcess(1, function.deployed, function.deployed.load(), None, LogLines())
+        self.process.answer_check = AnswerCheck([TensorSpec("y", "UINT8", ("n",))])
+        self.events: list[RunEnded] = []
+        loop = asyncio.get_running_loop()
+        self.holds = [Hold(budget, "somebody") for _ in range(count)]
+        self.payloads = {
+            number: Payload([], loop.create_future(), Call("f", 1, [], hold=hold.grow))
+            for number, hold in enumerate(self.holds)
+        }
+        computing = SimpleNamespace(end=lambda *_: ())
+        self.runs = Runs(None, {}, self.payloads, computing, Copies(), self.events.append)
+        self.process.begin(RUN, tuple(range(count)), (function.deployed.id,) * count)
+
+    def answer(self, *sizes: int) -> None:
+        """Announce outputs of these sizes; the worker's file is sparse, and takes no memory."""
+        nbytes = 2 * sum(map(abs, sizes))
+        os.ftruncate(self.process.slots[0].outputs.fd, nbytes)
+        outcomes = tuple(
+            Outputs((TensorMeta("y", "UINT8", (size,), size),)) if size else Failure("HandlerError", "none")
+            for size in sizes
+        )
+        self.runs.worker_answered(self.process, Answer(RUN, outcomes, nbytes))
+
+    def failed(self) -> dict[int, str]:
+        [event] = self.events
+        return {failure.request: failure.error for failure in event.failures}
+
+
+@pytest.fixture(scope="module")
+def function() -> Function:
+    return Function(Same(), {"x": torch.zeros(2, 4)})
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The sizes of the tensors that are copied out of buffers."""
+    sizes: list[int] = []
+    take = SharedBuffer.take
+    monkeypatch.setattr(SharedBuffer, "take", lambda self, at, nbytes: sizes.append(nbytes) or take(self, at, nbytes))
+    return sizes
+
+
+def play(function: Function, budget: Budget, count: int, scene: Callable[[Worker], object]) -> Worker:
+    """Let a worker with so many requests answer, and wait for the end of its run."""
+
+    async def played() -> Worker:
+        worker = Worker(function, budget, count)
+        scene(worker)
+        if not worker.process.over:
+            await until(lambda: worker.events)
+        worker.process.close_far_end()
+        worker.process.close()
+        return worker
+
+    return asyncio.run(played())
+
+
+def test_outputs_are_copied_only_for_requests_that_may_hold_them(function: Function, copied: list[int]) -> None:
+    budget = Budget(5 * NBYTES, 0.5, 1.0)
+    worker = play(function, budget, 18, lambda worker: worker.answer(NBYTES, 0, *[NBYTES] * 16))
+    assert copied == [NBYTES, NBYTES]
+    assert budget.held == sum(copied)
+    failures = worker.failed()
+    assert failures.pop(1) == "HandlerError"
+    assert failures == dict.fromkeys(range(3, 18), "OverloadedError")
+    assert [len(worker.payloads[request].outputs[0].data) for request in (0, 2)] == copied
+    for hold in worker.holds:
+        hold.close()
+    assert budget.held == 0
+
+
+def test_outputs_that_no_caller_may_hold_are_refused(function: Function, copied: list[int]) -> None:
+    worker = play(function, Budget(NBYTES, 0.5, 1.0), 1, lambda worker: worker.answer(NBYTES))
+    assert (worker.failed(), copied) == ({0: "TooLargeError"}, [])
+
+
+def test_outputs_of_requests_that_have_gone_are_not_copied(function: Function, copied: list[int]) -> None:
+    def scene(worker: Worker) -> None:
+        del worker.payloads[0]
+        worker.answer(NBYTES, NBYTES)
+
+    worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 2, scene)
+    assert (worker.failed(), copied, worker.holds[0].nbytes) == ({}, [NBYTES], 0)
+
+
+@pytest.mark.parametrize(("nbytes", "is_copied"), [(LARGE_BYTES, True), (NBYTES, False)])
+def test_a_large_last_answer_of_a_worker_that_has_ended_is_lost(
+    function: Function, copied: list[int], nbytes: int, is_copied: bool
+) -> None:
+    def scene(worker: Worker) -> None:
+        worker.process.over = True
+        worker.answer(nbytes)
+
+    worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
+    assert (copied, len(worker.events)) == (([nbytes], 1) if is_copied else ([], 0))
+
+
+def test_an_answer_to_a_repeated_request_is_reserved_once(function: Function, copied: list[int]) -> None:
+    def scene(worker: Worker) -> None:
+        # An earlier worker ended while its answer was copied.
+        worker.payloads[0].reserve(NBYTES // 2)
+        worker.answer(NBYTES)
+
+    worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
+    assert (worker.failed(), worker.holds[0].nbytes) == ({}, NBYTES)
+
+
+def test_an_impossible_answer_reserves_nothing(function: Function, copied: list[int]) -> None:
+    def scene(worker: Worker) -> None:
+        with pytest.raises(ValueError, match="declared"):
+            worker.answer(NBYTES, -NBYTES)
+        worker.process.over = True
+
+    budget = Budget(16 * NBYTES, 0.5, 1.0)
+    play(function, budget, 2, scene)
+    assert (budget.held, copied) == (0, [])
