@@ -5,7 +5,6 @@ import pytest
 from overwinter.core.actions import Reply, Run, RunOnDevice
 from overwinter.core.events import LoadAsked, RunEnded, RunFailure, UnloadAsked
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler import counterpart
 from overwinter.scheduler.published import Published
 from tests.scheduler.test_devices import device
 from tests.scheduler.world import World, spec
@@ -23,10 +22,10 @@ def cut(name="f", cpu_s=0.5, **settings):
 class Node(World):
     """A world with a cut function; its runs in workers and those of its slices on devices take these times."""
 
-    def __init__(self, cpu_s=0.5, device_s=0.1, devices=3, **config) -> None:
-        super().__init__(devices=tuple(map(device, range(devices))), **config)
+    def __init__(self, cpu_s=0.5, device_s=0.1, devices=3, **settings) -> None:
+        super().__init__(devices=tuple(map(device, range(devices))))
         self.cpu_s, self.device_s = cpu_s, device_s
-        self.deploy(cut(cpu_s=cpu_s), cut=True)
+        self.deploy(cut(cpu_s=cpu_s, **settings), cut=True)
 
     def end(self) -> None:
         """Let all requests be answered. Devices work at the same time."""
@@ -126,13 +125,6 @@ def test_waiting_requests_count_with_all_their_slices():
     assert world.state.functions["f@1"].estimates.devices.wait_s == pytest.approx(0.1 + 6 * 0.3 / 3)
 
 
-def test_requests_in_later_slices_count_against_its_limit():
-    world = World(devices=tuple(map(device, range(3))))
-    world.deploy(cut("f"), cut=True)
-    world.state.functions["f:2@1"].queue.extend((90, 91))
-    assert [counterpart.queued(world.state, world.state.functions[each]) for each in ("f@1", PARTS[0])] == [2, 2]
-
-
 def second_slice(world: Node) -> int:
     """Let a request reach the second slice of its program, and return it."""
     request = world.arrive()
@@ -141,6 +133,24 @@ def second_slice(world: Node) -> int:
     world.finish_on_device()
     assert [run.requests for run in world.devices.running.values()] == [(request,)]
     return request
+
+
+def pass_on(world: Node, request: int) -> None:
+    """Let the run of a request in a slice end."""
+    [run] = [each for each in world.devices.running.values() if request in each.requests]
+    world.send(world.devices.end(run, (), False))
+
+
+def test_requests_in_later_slices_count_against_its_limit():
+    world = known(cpu_s=5.0, devices=2, queue_limit=2)
+    second_slice(world)
+    behind = world.arrive()
+    pass_on(world, behind)
+    running, waiting = world.arrive(), world.arrive()
+    assert [list(world.state.functions[part].queue) for part in PARTS] == [[waiting], [behind], []]
+    assert running in world.open
+    refused = world.answers[world.arrive()]
+    assert (refused.error, refused.message) == ("OverloadedError", "function f@1 already has 2 requests waiting")
 
 
 def test_a_request_too_large_for_a_later_slice_begins_anew_in_a_worker():
@@ -174,8 +184,7 @@ def test_a_request_behind_a_slice_that_hangs_begins_anew_in_a_free_worker():
     hanging = second_slice(world)
     second = world.arrive()
     third = world.arrive(due=world.now + 1.0)
-    [run] = [each for each in world.devices.running.values() if second in each.requests]
-    world.send(world.devices.end(run, (), False))
+    pass_on(world, second)
     assert [each.requests for each in world.devices.running.values()] == [(hanging,), (third,)]
     assert list(world.state.functions["f:2@1"].queue) == [second]
     while not world.running:
