@@ -237,6 +237,26 @@ def test_a_request_whose_executor_does_not_start_moves_to_a_worker():
     assert isinstance(world.answers[request], Reply)
 
 
+def test_an_executor_that_starts_as_slowly_as_others_is_waited_for():
+    world = World(devices=(device(),))
+    world.deploy(spec("slow", 1, [("slow-weights", 10)], device="pool"))
+    world.arrive("slow")
+    world.load_blocks()
+    world.now += 10.0
+    world.settle()
+    world.die(min(world.devices.executors))
+    world.now += 1.0
+    world.deploy(either())
+    request = world.arrive()
+    world.load_blocks()
+    world.now += 8.0
+    while world.alarm <= world.now:
+        world.ring()
+    assert (list(world.starting.values()), of(world, StartWorker)) == (["virtual:0"], [])
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
 def test_a_request_without_a_place_for_a_worker_goes_to_a_device():
     world = known(cpu_s=0.01, device_s=0.5, workers_max=1)
     assert serve(world, 0.01) == "workers"

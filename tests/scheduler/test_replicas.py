@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Explanation, Reply, RunOnDevice
+from overwinter.core.actions import Evict, Explanation, Reply, RunOnDevice
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -123,13 +123,17 @@ def test_a_function_that_leaves_while_it_is_brought_leaves_the_device(event):
     assert isinstance(world.answers[max(world.answers)], Reply)
 
 
-def test_an_executor_that_dies_while_it_brings_a_function_costs_no_device_and_no_request():
+@pytest.mark.parametrize("how", ["dies", "hangs", "lacks a block"])
+def test_an_executor_that_fails_while_it_brings_a_function_costs_no_device_and_no_request(how):
     world = two_devices(F, OTHER)
     until_brought(world)
     [(_, name, _)] = brought(world)
     [executor] = [run.executor for run in world.devices.running.values() if not run.requests]
-    world.die(executor)
+    while how == "hangs" and not world.stopping:
+        world.ring()
+    world.die(executor, lost_blocks=how == "lacks a block")
     assert world.state.pool.devices[name].failures == 0
+    assert [each.function for each in of(world, Evict)] == (["f@1"] if how == "lacks a block" else [])
     quick(world, 10)
     assert len(brought(world)) == 1
     assert all(isinstance(each, Reply) for each in world.answers.values())

@@ -209,8 +209,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
         # The removed function may have had the longest keep-alive.
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
-    if not function.removed:
-        cycle.mark(function)
+    cycle.mark(function)
     families.mark(cycle, worker.family)
 
 

@@ -70,8 +70,8 @@ class Cycle:
         self.cores_changed = self.places_changed = self.bytes_changed = self.devices_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:
-        """Mark a function whose want may have changed; `has_core`: the core of its ended start is reserved until it is
-        handled.
+        """Mark a function whose want may have changed; one that was removed is ignored. `has_core`: the core of its
+        ended start is reserved until it is handled.
         """
         id_ = function.spec.id
         if has_core:

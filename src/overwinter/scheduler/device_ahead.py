@@ -98,5 +98,4 @@ def preparation_failed(cycle: Cycle, prepared: Function, operation: Operation | 
     for part in parts:
         put_back(cycle, part)
     for function in (prepared, *(part.function for part in parts)):
-        if not function.removed:
-            cycle.mark(function)
+        cycle.mark(function)

@@ -188,13 +188,12 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
         failures = {failure.request: failure for failure in event.failures}
         for part in operation.parts:
             facts(part.function).unplaced.clear()
-            part.function.failures = 0
+            part.function.failures, part.function.lost = 0, False
             _answer(cycle, part, failures)
     for function in draining:
         residency.unbind(cycle, device, function.spec.id)
     for function in operation.functions:
-        if not function.removed:
-            cycle.mark(function)
+        cycle.mark(function)
 
 
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:

@@ -43,7 +43,6 @@ def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
     executor.stopping, executor.since = True, cycle.now
     residency.clear(cycle, device)
     executor.given.clear()
-    cycle.timers.disarm(executor.id)
     cycle.timers.arm(executor.id, cycle.now + cycle.config.stop_timeout_s)
     cycle.actions.append(StopWorker(executor.id, kill))
 
@@ -202,5 +201,4 @@ def _try_again(cycle: Cycle, part: Part, error: str, reason: str) -> None:
             refuse(cycle, request.id, error, f"function {function.spec.id} failed twice: {reason}")
             judge(cycle, function, in_time=False)
     put_back(cycle, part)
-    if not function.removed:
-        cycle.mark(function)
+    cycle.mark(function)

@@ -222,8 +222,7 @@ def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
 def mark_all(cycle: Cycle, worker: Worker) -> None:
     """Mark all functions of a worker that stops or has ended, and the functions that wait for it."""
     for binding in worker.bound.values():
-        if not binding.function.removed:
-            cycle.mark(binding.function)
+        cycle.mark(binding.function)
     families.mark(cycle, worker.family)
 
 

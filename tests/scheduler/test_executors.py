@@ -1,0 +1,197 @@
+"""Executors of devices that hang or die: what that costs their device, their function and their requests."""
+
+import pytest
+
+from overwinter.core.actions import (
+    Evict,
+    LoadBlocks,
+    Reply,
+    RunOnDevice,
+    StopWorker,
+    Unbind,
+)
+from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from tests.scheduler.test_device_ahead import loaded
+from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
+from tests.scheduler.test_devices import device, of, pooled, served
+from tests.scheduler.world import World
+
+
+def running(*functions, **config) -> World:
+    """Return a world in which the first of these functions runs on the only device."""
+    world = World(devices=(device(),), **config)
+    for each in functions:
+        world.deploy(each)
+    world.arrive(functions[0].name)
+    world.settle_processes()
+    return world
+
+
+def kills(world) -> list[bool]:
+    return [each.kill for each in of(world, StopWorker)]
+
+
+def until_killed(world) -> None:
+    while True not in kills(world):
+        world.ring()
+
+
+def backs_off(world) -> bool:
+    return world.state.functions["f@1"].backoff_until > world.now
+
+
+def known(world):
+    return world.state.pool.devices["virtual:0"]
+
+
+def test_an_executor_that_does_not_stop_is_killed():
+    world = World(devices=(device(),))
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, tenant=tenant))
+    served(world, "f")
+    request = world.arrive("g")
+    world.load_blocks()
+    assert kills(world) == [False]
+    until_killed(world)
+    assert kills(world) == [False, True]
+    assert request in world.open
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_an_executor_that_stops_is_told_nothing_of_functions_that_leave():
+    world = World(devices=(device(),))
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, tenant=tenant))
+    served(world, "f")
+    world.arrive("g")
+    world.load_blocks()
+    assert world.stopping
+    world.send(UnloadAsked("f@1"))
+    assert not of(world, Unbind)
+
+
+def test_an_executor_whose_start_hangs_is_killed_and_counts_against_its_device():
+    world = World(devices=(device(),), start_timeout_s=5.0)
+    world.deploy(pooled(timeout_s=1000.0))
+    request = world.arrive()
+    world.load_blocks()
+    for failures in (1, 2, 3):
+        while len(kills(world)) < failures:
+            world.ring()
+        assert known(world).failures == failures
+        world.die(min(world.stopping))
+    assert kills(world) == [True] * 3
+    assert "virtual:0: its executor did not start in time" in world.answers[request].message
+
+
+def test_a_run_that_hangs_costs_its_device_a_failure_and_its_function_a_backoff():
+    world = World(devices=(device(),))
+    world.deploy(pooled(timeout_s=5.0))
+    served(world, "f")
+    while world.alarm < 8.0:
+        world.ring()
+    world.now = 8.0
+    # The timer of the function is set to its deadline after that of the executor, when its rate was checked.
+    hung = world.arrive("f")
+    until_killed(world)
+    assert world.answers[hung].message == "function f@1 hung on virtual:0 and was stopped"
+    assert (known(world).failures, known(world).fault) == (1, "a run of function f@1 hung")
+    assert backs_off(world)
+    served(world, "f")
+    world.calm()
+    assert isinstance(world.answers[max(world.answers)], Reply)
+    assert (known(world).failures, known(world).fault) == (0, "")
+
+
+def deaths(world, lost_blocks=False) -> int:
+    """Let runs of `f` kill their executors until it backs off; return how many."""
+    count = 0
+    while not backs_off(world):
+        if not world.open:
+            world.arrive("f")
+        world.settle_processes()
+        while not world.devices.running:
+            world.ring()
+            world.settle_processes()
+        world.die(min(world.devices.executors), lost_blocks=lost_blocks)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(("lost_blocks", "count"), [(False, 2), (True, 3)])
+def test_a_function_backs_off_whose_executors_die_twice_but_for_blocks_that_vanish_once(lost_blocks, count):
+    world = running(pooled())
+    assert deaths(world, lost_blocks) == count
+    assert len(of(world, LoadBlocks)) == (count if lost_blocks else 1)
+    # A run that ends well makes up for that.
+    world.calm()
+    served(world, "f")
+    world.calm()
+    assert deaths(world, lost_blocks) == count
+
+
+def test_blocks_that_vanish_again_after_a_run_do_not_count_either():
+    world = running(pooled())
+    for _ in range(2):
+        world.die(min(world.devices.executors), lost_blocks=True)
+        world.calm()
+        world.arrive("f")
+        world.settle_processes()
+    world.die(min(world.devices.executors), lost_blocks=True)
+    assert deaths(world) == 2
+    assert all(isinstance(each, Reply) for each in list(world.answers.values())[:2])
+
+
+def test_functions_that_shared_the_run_of_an_executor_that_died_have_not_failed():
+    world = world_of(variant("f"), variant("g"))
+    waiting = arrive_during_a_run(world, "f", "g")
+    assert of(world, RunOnDevice)[-1].functions == ("f@1", "g@1")
+    world.die(min(world.devices.executors))
+    world.calm()
+    assert {type(world.answers[each]) for each in waiting} == {Reply}
+    # As suspects they have no mates.
+    waiting = arrive_during_a_run(world, "f", "g")
+    world.calm()
+    assert of(world, RunOnDevice)[-1].functions == ()
+    assert deaths(world) == 2
+
+
+@pytest.mark.parametrize("event", [Cancelled, Removed])
+def test_an_executor_dies_in_a_run_for_which_nobody_waits(event):
+    world = running(pooled(), pooled("g"))
+    [(request,)] = [run.requests for run in world.devices.running.values()]
+    world.send(event(request if event is Cancelled else "f@1"))
+    world.die(min(world.devices.executors))
+    world.calm()
+    served(world, "g")
+    world.calm()
+    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "g@1"]
+
+
+def test_a_request_of_a_removed_function_expires_while_its_run_goes_on():
+    world = World(devices=(device(),))
+    world.deploy(pooled(timeout_s=1000.0))
+    request = world.arrive(deadline=3.0)
+    world.settle_processes()
+    world.send(Removed("f@1"))
+    while request not in world.answers:
+        world.ring()
+    assert world.answers[request].error == "DeadlineError"
+    assert (kills(world), len(world.devices.running)) == ([], 1)
+
+
+def test_a_preparation_without_blocks_has_them_loaded_again():
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    [executor] = world.devices.preparing
+    request = world.arrive("f")
+    world.die(executor, lost_blocks=True)
+    assert [each.function for each in of(world, Evict)] == ["g@1"]
+    # Those of the run that was ordered behind it may be missing, too.
+    assert [each.function for each in world.loads] == ["f@1"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert known(world).failures == 0
