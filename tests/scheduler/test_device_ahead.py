@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import PrepareOnDevice, Reply, RunOnDevice, Unbind
+from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, Unbind
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -111,6 +111,7 @@ def test_a_preparation_that_kills_its_executor_costs_nobody_else(hangs):
         assert request.failures == 0
     [known] = world.state.pool.devices.values()
     assert (known.failures, known.fault) == (0, "")
+    assert not of(world, Evict)
     served(world, "f", "g")
     assert all(isinstance(each, Reply) for each in world.answers.values())
     assert prepared(world) == ["g@1"]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.actions import RunOnDevice
 from overwinter.core.devices import DeviceConfig
+from overwinter.core.events import Removed
 from overwinter.core.policies import Policy
 from overwinter.scheduler.policies.device_queueing import LONG, LONG_EVERY
 from tests.scheduler.test_devices import device
@@ -21,7 +22,8 @@ IN_VAIN_MS, EASY_MS = 1.0, 4_000.0
 
 
 def pooled(name, slo_ms):
-    return spec(name, 1, [(f"{name}-weights", 10)], device="pool", slo_ms=slo_ms, timeout_s=TIMEOUT_S)
+    settings = {"slo_ms": slo_ms, "timeout_s": TIMEOUT_S, "max_batch": 1}
+    return spec(name, 1, [(f"{name}-weights", 10)], device="pool", **settings)
 
 
 def runs_of(world) -> list[RunOnDevice]:
@@ -56,31 +58,79 @@ def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_tim
         assert begun.get(request, len(begun)) - before <= LONG_EVERY * (waiting + 1)
 
 
-@pytest.mark.parametrize("order", ["overwinter", "rrc"])
-def test_a_function_of_low_priority_is_served_under_overload_only_by_default(order):
-    world = World(devices=(DEVICE,), policy=Policy(device_order=order))
-    for name, slo_ms in (("a", IN_VAIN_MS), ("b", EASY_MS)):
+def rrc_world() -> World:
+    """Return a world under `rrc` in which `late` has just begun to miss its SLO, and alpha was halved."""
+    world = World(devices=(DEVICE,), policy=Policy(device_order="rrc"))
+    for name, slo_ms in (("late", IN_VAIN_MS), ("later", IN_VAIN_MS), ("timely", EASY_MS)):
         world.deploy(pooled(name, slo_ms))
+    answered(world, "timely")
+    while world.state.pool.ratio is None:
+        world.ring()
     for _ in range(3):
-        world.arrive("a")
-        world.settle_processes()
-        world.now += 1.0
-        world.settle()
-    world.arrive("b")
+        answered(world, "late")
+    assert first_of(world, "timely", "late") == "late@1"
+    while world.state.pool.ratio == 1.0:
+        world.ring()
+    assert world.state.pool.alpha == 0.5
+    return world
+
+
+def answered(world, name) -> None:
+    world.arrive(name)
+    world.settle_processes()
+    world.now += 1.0
     world.settle()
-    world.state.pool.alpha, world.state.pool.is_stale = 0.0, True
-    world.arrive("b")
-    low = world.arrive("a")
+
+
+def first_of(world, *names) -> str:
+    """Let requests wait for a busy device; return the function that runs next."""
+    world.arrive("timely")
+    world.settle_processes()
+    for name in names:
+        world.arrive(name)
+    world.settle_processes()
+    before = len(runs_of(world))
+    world.settle()
+    return runs_of(world)[before].function
+
+
+def test_a_function_that_misses_its_slo_most_has_low_priority_under_overload_until_that_is_forgotten():
+    world = rrc_world()
+    assert first_of(world, "late", "timely") == "timely@1"
+    answered(world, "later")
+    # It needs fewer answers in time than the other one.
+    assert first_of(world, "timely", "late", "later") == "later@1"
+    world.calm()
+    assert not world.state.pool.judged
+    assert first_of(world, "late", "timely") == "late@1"
+
+
+def test_a_function_of_low_priority_waits_by_required_requests_as_long_as_others_come():
+    world = rrc_world()
+    world.arrive("timely")
+    low = world.arrive("late")
     for _ in range(3 * LONG_EVERY):
-        world.arrive("b")
+        world.arrive("timely")
         world.now += 1.0
         world.finish_on_device()
-    assert (low in world.answers) == (order == "overwinter")
+    assert low in world.open
+
+
+def test_the_answers_of_removed_functions_do_not_count():
+    world = rrc_world()
+    world.arrive("late")
+    world.settle_processes()
+    for name in ("late", "later", "timely"):
+        world.send(Removed(f"{name}@1"))
+    assert world.state.pool.judged == world.state.pool.required == {}
+    world.settle()
+    assert world.state.pool.judged == world.state.pool.required == {}
 
 
 def busy_world(**slos) -> World:
     """Return a world whose device runs a function, and has run each of these before."""
     world = World(devices=(DEVICE,))
+    world.now = 1000.0
     for name, slo_ms in {"first": None, **slos}.items():
         world.deploy(pooled(name, slo_ms))
         world.arrive(name)
@@ -90,16 +140,42 @@ def busy_world(**slos) -> World:
     return world
 
 
-def test_those_behind_a_late_request_can_still_be_in_time():
-    world = busy_world(f=4_000.0, other=None)
-    late = world.arrive("f")
-    others = [world.arrive("other") for _ in range(3)]
-    world.now += 5.0
-    timely = world.arrive("f")
+def served_by(world) -> list[int]:
+    """Let all requests be answered; return them in the order of their runs."""
     before = len(runs_of(world))
     world.settle()
-    served = [request for run in runs_of(world)[before:] for request in run.requests]
-    assert served == [timely, *others, late]
+    return [request for run in runs_of(world)[before:] for request in run.requests]
+
+
+@pytest.mark.parametrize("slo_ms", [4_000.0, None], ids=["of the function", "of the pipeline"])
+def test_those_behind_a_late_request_can_still_be_in_time(slo_ms):
+    world = busy_world(f=slo_ms, other=None)
+    late = world.arrive("f", due=world.now + 4.0)
+    others = [world.arrive("other") for _ in range(3)]
+    world.now += 5.0
+    timely = world.arrive("f", due=world.now + 4.0)
+    assert served_by(world) == [timely, *others, late]
+
+
+def test_requests_without_an_slo_stay_in_their_order():
+    world = busy_world(f=None)
+    requests = [world.arrive("f")]
+    world.now += 15.0
+    requests.append(world.arrive("f"))
+    assert served_by(world) == requests
+
+
+def test_one_run_of_several_is_for_the_request_that_has_waited_longest():
+    world = busy_world(late=IN_VAIN_MS, timely=EASY_MS)
+    late = [world.arrive("late") for _ in range(4)]
+    world.now += LONG * TIMEOUT_S + 1.0
+    before = len(runs_of(world))
+    for _ in range(4 * LONG_EVERY):
+        world.arrive("timely")
+        world.now += 0.1
+        world.finish_on_device()
+    served = {number: run.requests[0] for number, run in enumerate(runs_of(world)[before:]) if run.function == "late@1"}
+    assert served == {number * LONG_EVERY: request for number, request in enumerate(late)}
 
 
 def test_of_those_that_waited_for_long_one_without_an_slo_has_the_first_turn():
@@ -109,10 +185,7 @@ def test_of_those_that_waited_for_long_one_without_an_slo_has_the_first_turn():
     other = world.arrive("other")
     world.now += LONG * TIMEOUT_S + 1.0
     timely = world.arrive("f")
-    before = len(runs_of(world))
-    world.settle()
-    served = [request for run in runs_of(world)[before:] for request in run.requests]
-    assert served == [other, timely, late]
+    assert served_by(world) == [other, timely, late]
 
 
 def two_devices(sizes, first, second) -> World:

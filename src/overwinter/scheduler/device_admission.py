@@ -179,7 +179,7 @@ def could_start(cycle: Cycle, function: Function) -> bool:
         return False
     if any(each.executor is None and each.next_owner is None and each.is_free(cycle.now) for each in devices):
         return True
-    if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
+    if any(each.owner == owner for each in devices):
         return False
     return any(each.executor is not None and each.executor.is_idle and not _is_wanted(cycle, each) for each in devices)
 
@@ -188,7 +188,7 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
     """Start an executor for a function, unless one starts that will serve it. `coming`: those that will serve no other
     waiting function.
     """
-    owner, now = owner_of(cycle, function), cycle.now
+    owner = owner_of(cycle, function)
     may = list(swaps.fitting(cycle, function))
     fitting = [each for each in may if each in free]
     empty = [each for each in fitting if each.executor is None]
@@ -202,7 +202,7 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
     elif unreserved := [each for each in empty if not _is_wanted(cycle, each)]:
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
     elif unused := [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]:
-        count = sum(each.owner == owner and not each.is_out(now) for each in cycle.state.pool.devices.values())
+        count = sum(each.owner == owner for each in cycle.state.pool.devices.values())
         if not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
             _replace(cycle, min(unused, key=_since), owner)
 
@@ -211,14 +211,13 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     """Stop an executor for each owner that has waiting functions and no device for them."""
     room: dict[Owner | None, int] = {}
     for each in cycle.state.pool.devices.values():
-        if not each.is_out(cycle.now):
-            room[each.owner] = max(each.config.memory_bytes, room.get(each.owner, 0))
+        room[each.owner] = max(each.config.memory_bytes, room.get(each.owner, 0))
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), facts(function)
         if pooled.nbytes <= room.get(owner, 0) and pooled.home is None and not pooled.unplaced:
             continue
         devices = list(swaps.fitting(cycle, function))
-        if any(each.owner == owner and not each.is_out(cycle.now) for each in devices):
+        if any(each.owner == owner for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
         if any(not _is_wanted(cycle, each) for each in empty):

@@ -70,7 +70,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     device.executor, cycle.devices_changed = None, True
     if executor.stopping:
         return
-    device.next_owner, preparing = None, executor.preparing
+    preparing = executor.preparing
     if preparing is not None:
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)

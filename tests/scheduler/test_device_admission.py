@@ -1,0 +1,134 @@
+"""Which devices get an executor for whom, and which executors are replaced."""
+
+from overwinter.core.actions import Reply, RunOnDevice, StartExecutor, StopWorker
+from overwinter.core.events import Cancelled
+from tests.scheduler.test_devices import device, of, pooled, served
+from tests.scheduler.world import World
+
+RUN_S = 0.3
+
+
+def world_of(number, tenants="tuv", **config) -> World:
+    """Return a world with so many devices, and a function of each tenant, named as it."""
+    world = World(devices=tuple(map(device, range(number))), **config)
+    for tenant in tenants:
+        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=1000.0))
+    return world
+
+
+def answered(world, name) -> None:
+    world.now += 1.0
+    world.arrive(name)
+    world.settle_processes()
+    world.now += RUN_S
+    world.settle()
+
+
+def stopped(world) -> list[str]:
+    """Return the devices whose executors were stopped."""
+    by_id = {each.executor: each.device for each in of(world, StartExecutor)}
+    return [by_id[each.worker] for each in of(world, StopWorker)]
+
+
+def started(world) -> list[tuple[str, str]]:
+    return [(each.device, each.tenant) for each in of(world, StartExecutor)]
+
+
+def test_a_further_executor_starts_where_waiting_takes_longer_than_a_start():
+    world = world_of(3)
+    for tenant in "tuvtt":
+        answered(world, tenant)
+    # The device of u has been idle for longest.
+    world.arrive("t")
+    waiting = 0
+    while not world.stopping:
+        world.arrive("t")
+        waiting += 1
+    start_s = world.state.pool.start_s
+    assert (waiting - 1) * RUN_S <= start_s < waiting * RUN_S
+    assert stopped(world) == ["virtual:1"]
+    world.settle()
+    assert started(world) == [("virtual:0", "t"), ("virtual:1", "u"), ("virtual:2", "v"), ("virtual:1", "t")]
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
+def test_the_executor_is_replaced_that_was_idle_for_longest():
+    world = world_of(2)
+    for tenant in "tutvu":
+        answered(world, tenant)
+    assert stopped(world) == ["virtual:1", "virtual:0"]
+    assert started(world)[2:] == [("virtual:1", "v"), ("virtual:0", "u")]
+
+
+def test_a_tenant_gets_a_larger_device_although_one_serves_it():
+    world = World(devices=(device(0), device(1, 4 << 20)))
+    for name, size, tenant in (("small", 1000, "t"), ("large", 2 << 20, "t"), ("other", 1000, "u")):
+        world.deploy(pooled(name, size, tenant=tenant))
+    served(world, "small", "other", "large")
+    assert started(world) == [("virtual:0", "t"), ("virtual:1", "u"), ("virtual:1", "t")]
+
+
+def test_each_waiting_function_gets_an_executor_and_only_one():
+    world = World(devices=tuple(map(device, range(4))))
+    for name in "fgh":
+        world.deploy(pooled(name, 1000, max_batch=1))
+        world.arrive(name)
+        world.arrive(name)
+        world.load_blocks()
+    assert len(of(world, StartExecutor)) == 3
+    world.arrive("f")
+    assert len(of(world, StartExecutor)) == 3
+
+
+def test_an_executor_that_starts_on_a_device_that_is_too_small_serves_nobody():
+    world = World(devices=(device(0), device(1, 4 << 20)))
+    world.deploy(pooled("small", 1000))
+    world.deploy(pooled("large", 2 << 20))
+    request = world.arrive("small")
+    world.load_blocks()
+    world.send(Cancelled(request))
+    world.arrive("large")
+    world.load_blocks()
+    assert [each.device for each in of(world, StartExecutor)] == ["virtual:0", "virtual:1"]
+
+
+def test_a_device_that_was_freed_for_a_tenant_goes_to_it():
+    world = world_of(1)
+    answered(world, "t")
+    world.arrive("u")
+    world.load_blocks()
+    assert world.stopping
+    world.arrive("t", priority=1)
+    world.settle()
+    assert [tenant for _, tenant in started(world)] == ["t", "u", "t"]
+    assert {type(each) for each in world.answers.values()} == {Reply}
+
+
+def test_of_two_devices_that_with_fewer_failures_gets_the_executor():
+    world = world_of(2)
+    answered(world, "t")
+    world.die(min(world.devices.executors))
+    answered(world, "t")
+    assert [name for name, _ in started(world)] == ["virtual:0", "virtual:1"]
+
+
+def test_those_for_which_all_devices_are_out_of_service_are_refused_and_others_are_served():
+    world = World(devices=(device(0), device(1, 4 << 20), device(2, 4 << 20)), backoff_first_s=10.0)
+    world.deploy(pooled("small", 1000, tenant="u"))
+    world.deploy(pooled("large", 2 << 20, timeout_s=1000.0))
+    answered(world, "small")
+    request = world.arrive("large")
+    world.load_blocks()
+    while request in world.open:
+        while not world.starting:
+            world.ring()
+        world.die(next(iter(world.starting)), reason="no memory")
+        world.now += 1.0
+    first, second = [world.state.pool.devices[f"virtual:{number}"] for number in (1, 2)]
+    assert (first.state(world.now), second.state(world.now)) == ("out", "out")
+    sooner = min(first, second, key=lambda each: each.backoff_until)
+    refused = world.answers[world.arrive("large")]
+    assert refused.message == f"all devices for function large@1 are out of service: {sooner.config.name}: no memory"
+    assert refused.retry_after_s == sooner.backoff_until - world.now
+    served(world, "small")
+    assert of(world, RunOnDevice)[-1].function == "small@1"
