@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Evict, Explanation, Reply, RunOnDevice
-from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.events import RateForecast, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
@@ -84,11 +84,81 @@ def test_a_function_gets_no_further_device_if_that_answers_no_request_in_time(fu
     assert brought(world) == []
 
 
-@pytest.mark.parametrize("ahead", ["nothing", "programs"])
-def test_other_policies_bring_nothing(ahead):
-    world = two_devices(F, OTHER, policy=Policy(device_ahead=ahead))
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(device_ahead="nothing"), Policy(device_ahead="programs"), Policy(device_binding="native")],
+    ids=["nothing", "programs", "native"],
+)
+def test_other_policies_bring_nothing(policy):
+    world = two_devices(F, OTHER, policy=policy)
     quick(world, 20)
     assert brought(world) == []
+
+
+def forecast(world, rate) -> None:
+    """Let a run show how long one takes, and after a pause give the rate of f."""
+    answered(world)
+    world.calm()
+    world.now += 100.0
+    world.send(RateForecast("f@1", rate))
+
+
+ORACLE = Policy(rate="oracle")
+
+
+@pytest.mark.parametrize(("rate", "number"), [(0.1, 0), (0.3, 1), (3.0, 2), (100.0, 3)])
+def test_a_function_gets_as_many_devices_as_its_rate_needs(rate, number):
+    world = World(devices=tuple(map(device, range(4))), policy=ORACLE)
+    for each in (F, *(pooled(name, 1000) for name in "abc")):
+        world.deploy(each)
+        world.arrive(each.name)
+    world.settle()
+    world.send(RateForecast("nobody@1", 100.0))
+    forecast(world, rate)
+    world.settle()
+    assert len(brought(world)) == len({name for _, name, _ in brought(world)}) == number
+
+
+def test_nothing_is_brought_to_a_device_that_is_too_small():
+    world = two_devices(
+        pooled("f", 2 << 20, slo_ms=300.0), OTHER, policy=ORACLE, devices=(device(0, 4 << 20), device(1))
+    )
+    forecast(world, 10.0)
+    assert brought(world) == []
+
+
+def test_nothing_is_brought_behind_a_switch_through_which_a_request_gets_blocks():
+    world = World(devices=(device(0, switch="one"), device(1, switch="one"), device(2)), policy=ORACLE)
+    for each in (F, OTHER, pooled("third", 1000), pooled("large", 1_000_000)):
+        world.deploy(each)
+    for name in ("f", "other", "third"):
+        world.arrive(name)
+    world.settle()
+    forecast(world, 0.0)
+    world.arrive("large")
+    world.settle_processes()
+    world.send(RateForecast("f@1", 10.0))
+    assert brought(world) == []
+    world.finish_on_device()
+    world.send(RateForecast("f@1", 10.0))
+    assert len(brought(world)) == 1
+
+
+def test_of_a_family_only_the_function_with_many_requests_is_brought():
+    world = two_devices(pooled("f", slo_ms=300.0, family="one"), OTHER, policy=ORACLE)
+    world.deploy(pooled("rare", 300_000, slo_ms=150.0, family="one"))
+    for _ in range(30):
+        world.now += 10.0
+        answered(world, "f")
+    for _ in range(2):
+        world.now += 1000.0
+        answered(world, "rare")
+    world.calm()
+    world.now += 100.0
+    world.send(RateForecast("f@1", 1.0))
+    world.settle()
+    world.send(RateForecast("rare@1", 0.0))
+    assert [name for name, _, _ in brought(world)] == ["f@1"]
 
 
 def test_nothing_is_brought_to_a_device_of_another_tenant():

@@ -7,9 +7,11 @@ from msgspec import structs
 
 from overwinter.core.actions import LoadBlocks, Refuse, Reply, RunOnDevice, StartExecutor, StopWorker
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.core.function import BlobSize
 from overwinter.core.ids import FunctionId
+from overwinter.core.policies import Policy
 from overwinter.scheduler.published import Published
-from tests.scheduler.test_devices import device, of, served
+from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World, spec
 
 NAMES = "f", "f:2", "f:3"
@@ -374,3 +376,76 @@ def test_a_slice_does_not_wait_for_an_executor_whose_start_hangs(start_timeout_s
         else:
             world.ring()
     assert isinstance(world.answers[request], Reply)
+
+
+def test_a_later_slice_fills_a_device_rather_than_take_the_place_of_another_function():
+    world = World(devices=(device(0), device(1)), policy=Policy(device_ahead="nothing"))
+    world.deploy(pooled("other", 900_000))
+    first, last = slices(("f", "f:2"), 400_000)[::-1]
+    filling = structs.replace(last, blobs=(BlobSize("f:2-weights", (1 << 20) - 400_000),))
+    for each in (filling, first):
+        world.deploy(each)
+    world.arrive("other")
+    world.arrive("f")
+    world.settle_processes()
+    [other] = [each for each in world.devices.running.values() if each.function == "other@1"]
+    world.send(world.devices.end(other, (), False))
+    # The device of the other function is idle for longer.
+    world.now += 1.0
+    world.settle()
+    assert [run.evict for run in runs(world)] == [()] * 3
+    assert runs(world)[-1].device != other.device
+
+
+def without_second_executor() -> World:
+    """Return a world with two devices, the second of which has lost its executor, and waits before it gets another."""
+    world = world_of(2, policy=Policy(device_ahead="nothing"), backoff_first_s=10.0)
+    served(world, "f")
+    [second] = [each.executor for each in world.devices.executors.values() if each.device == "virtual:1"]
+    world.die(second)
+    return world
+
+
+def test_a_slice_does_not_wait_for_a_device_that_backs_off():
+    world = without_second_executor()
+    world.arrive("f")
+    for name in NAMES:
+        [run] = world.devices.running.values()
+        assert (run.function, run.device) == (f"{name}@1", "virtual:0")
+        world.finish_on_device()
+
+
+def test_the_first_slice_does_not_wait_for_an_executor_and_the_second_does():
+    world = without_second_executor()
+    world.now += 20.0
+    world.arrive("f")
+    assert [run.function for run in world.devices.running.values()] == ["f@1"]
+    assert not world.starting
+    world.finish_on_device()
+    assert (list(world.devices.running), list(world.starting.values())) == ([], ["virtual:1"])
+    world.settle()
+    assert [run.device for run in runs(world)[-3:-1]] == ["virtual:0", "virtual:1"]
+
+
+def test_the_last_slice_waits_for_the_device_that_has_it():
+    world = world_of(3)
+    served(world, "f", "f")
+    brought = len([run for run in of(world, RunOnDevice) if run.missing_bytes])
+    world.arrive("f")
+    for _ in NAMES[1:]:
+        world.finish_on_device()
+    world.arrive("f")
+    for _ in NAMES[1:]:
+        [run] = [each for each in world.devices.running.values() if each.function != "f:3@1"]
+        world.send(world.devices.end(run, (), False))
+    assert [run.function for run in world.devices.running.values()] == ["f:3@1"]
+    world.settle()
+    assert len([run for run in of(world, RunOnDevice) if run.missing_bytes]) == brought
+
+
+def test_a_slice_waits_for_no_busy_device_that_lacks_it():
+    world = with_another()
+    world.arrive("g")
+    world.arrive("f")
+    world.settle_processes()
+    assert {"g@1", "f@1"} <= {run.function for run in world.devices.running.values() if run.requests}

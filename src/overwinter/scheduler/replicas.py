@@ -5,7 +5,7 @@ demand takes too long (policies/device_ahead.py), they are brought to an idle de
 they replace only functions that are not in use and are worth less, by the eviction policy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler import device_runs, sizing, swaps
@@ -59,22 +59,30 @@ def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
     demand = Demand(rate, run_s, start_s, slo_ms / 1000, len(holders))
     if not call_policy(cycle.state, function, False, wants_replica, demand):
         return
-    options = swaps.options(cycle, function, may)
+    victims = dict(_with_room(cycle, function, may))
+    if not victims:
+        return
+    options = swaps.options(cycle, function, list(victims))
     choice = least_start(options, 0)
     chosen = next(each for each in options if each.device == choice.device)
     # A transfer behind the same switch would slow down those for which requests wait.
     if chosen.neighbour != "nothing" or not chosen.missing_bytes:
         return
     device = cycle.state.pool.devices[choice.device]
-    short = device.short_bytes(chosen.missing_bytes)
-    worth_less = swaps.worth_less(cycle, function, device) if short else {}
-    if sum(worth_less.values()) < short:
-        return
-    device_runs.bring(cycle, function, device, choice, list(worth_less))
+    device_runs.bring(cycle, function, device, choice, victims[device])
     others = ", ".join(each.config.name for each in holders)
     text = f"{rate:.1f} requests/s of {1e3 * run_s:.1f} ms would too often find {others} busy"
     cycle.explain(function, "ahead", f"{choice.device} gets its blocks before a request needs them: {text}")
     watch(cycle, function)
+
+
+def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> Iterator[tuple[Device, list[Function]]]:
+    """Yield those of these devices on which a function finds room, and what is evicted there for it."""
+    for each in devices:
+        short = each.short_bytes(each.missing_bytes(facts(function)))
+        worth_less = swaps.worth_less(cycle, function, each) if short else {}
+        if short <= sum(worth_less.values()):
+            yield each, list(worth_less)
 
 
 def _start_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
