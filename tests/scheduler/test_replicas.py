@@ -119,6 +119,32 @@ def test_a_function_gets_as_many_devices_as_its_rate_needs(rate, number):
     assert len(brought(world)) == len({name for _, name, _ in brought(world)}) == number
 
 
+def busy(world) -> None:
+    """Let both devices run, and then give a high rate of f."""
+    forecast(world, 0.0)
+    world.arrive("other")
+    world.arrive("f")
+    world.send(RateForecast("f@1", 10.0))
+    assert [run.function for run in world.devices.running.values()] == ["other@1", "f@1"]
+
+
+def test_a_function_is_brought_when_a_device_is_idle_for_which_nobody_waits():
+    world = two_devices(F, OTHER, policy=ORACLE)
+    busy(world)
+    assert brought(world) == []
+    world.finish_on_device()
+    assert len(brought(world)) == 1
+
+
+def test_nothing_is_brought_of_a_function_that_was_unloaded_in_its_run():
+    world = two_devices(F, OTHER, policy=ORACLE)
+    busy(world)
+    world.send(UnloadAsked("f@1"))
+    world.send(RateForecast("f@1", 20.0))
+    world.finish_on_device()
+    assert brought(world) == []
+
+
 def test_nothing_is_brought_to_a_device_that_is_too_small():
     world = two_devices(
         pooled("f", 2 << 20, slo_ms=300.0), OTHER, policy=ORACLE, devices=(device(0, 4 << 20), device(1))
@@ -204,6 +230,10 @@ def test_an_executor_that_fails_while_it_brings_a_function_costs_no_device_and_n
     world.die(executor, lost_blocks=how == "lacks a block")
     assert world.state.pool.devices[name].failures == 0
     assert [each.function for each in of(world, Evict)] == (["f@1"] if how == "lacks a block" else [])
+    world.arrive("f")
+    world.arrive("other")
+    world.settle()
+    assert len(world.devices.executors) == 2
     quick(world, 10)
     assert len(brought(world)) == 1
     assert all(isinstance(each, Reply) for each in world.answers.values())
