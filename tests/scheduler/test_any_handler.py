@@ -80,6 +80,19 @@ def test_a_call_goes_where_it_is_answered_sooner():
     assert "workers 50.0 ms" in node.state.functions["f@1"].estimates.text()
 
 
+@pytest.mark.parametrize(("before_s", "is_left"), [(0.2, False), (0.45, True), (0.7, True)])
+def test_what_the_handler_did_before_its_call_is_not_to_be_done_again(before_s, is_left):
+    node = known(cpu_s=0.5, device_s=0.1)
+    node.arrive()
+    node.settle_processes()
+    node.now += before_s
+    node.call()
+    call = max(node.called)
+    assert [run.requests for run in node.devices.running.values()] == ([] if is_left else [(call,)])
+    assert (call in node.answers) == is_left
+    node.end()
+
+
 def test_runs_that_a_device_helped_tell_nothing_about_workers():
     node = known(cpu_s=0.5, device_s=0.1)
     before = node.state.functions["f@1"].latency.run_s
