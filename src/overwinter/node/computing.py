@@ -145,7 +145,7 @@ class Computing:
             run = _Run({function.id: function}, {})
             self._begin(process, 0, run)
         called = None if run is None else run.functions.get(FunctionId(message.function))
-        program = called.program if called is not None and (called.handler_only or called.asks) else None
+        program = called.program if called is not None and (called.handler_only or called.pool_first) else None
         if run is None or called is None or program is None or run.call is not None or not run.calls_left:
             raise ValueError(f"it may not run the program of {message.function:.100} now")
         run.calls_left -= 1
@@ -183,7 +183,7 @@ class Computing:
                     self._processes.forks.give_up(process, f"it sent impossible inputs of a program: {error}")
                 return
             text = f"this node has no memory for the tensors of {function.id} now ({error}): try again later"
-            answer = Computed(message.number, None if function.asks else _failure(run, OverloadedError(text)))
+            answer = Computed(message.number, None if function.pool_first else _failure(run, OverloadedError(text)))
         run.call = None
         if not process.over:
             self._processes.forks.send(process, answer)
@@ -298,7 +298,7 @@ def _nbytes(metas: Iterable[TensorMeta]) -> int:
 
 def _is_left(function: DeployedFunction, error: OverwinterError) -> bool:
     """Whether the worker runs the program, because the pool does not and somebody waits for the answer."""
-    return function.asks and not (isinstance(error, DeadlineError) or str(error) == ABANDONED)
+    return function.pool_first and not (isinstance(error, DeadlineError) or str(error) == ABANDONED)
 
 
 def _failure(run: _Run, error: OverwinterError) -> Failure:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -52,10 +52,11 @@ class Family(NamedTuple):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     store: StoreName
-    configuration: tuple[int, ...]
-    """The configuration of its workers, on which answers depend: the most cores, batch, concurrency and memory, whether
-    they run only the handler (1) or ask for calls of the program (2), and the calls of a slice.
-    """
+    limits: tuple[int, int, int, int]
+    """The most cores, the largest batch, the concurrency and the memory of its workers: answers depend on them."""
+    program_runs: Literal["in workers", "on the pool", "on the pool first"]
+    calls: tuple[int, int] | None
+    """The calls of a slice; None: the whole program."""
     alone: FunctionId | None
     """The only member, if the function shares workers with no other."""
 
@@ -154,8 +155,8 @@ class DeployedFunction:
         self.blobs = msgspec.structs.replace(self.manifest, blocks=own.blocks).blobs()
 
     @property
-    def asks(self) -> bool:
-        """Whether its workers run its handler, and ask for each call of its program whether it runs on the pool."""
+    def pool_first(self) -> bool:
+        """Whether its workers send each call of their handler to the pool, and run the program if the pool refuses."""
         return self.on_either and self.program is not None and self.manifest.handler is not None
 
     def parts(self) -> "list[DeployedFunction]":
@@ -257,7 +258,7 @@ class DeployedFunction:
     @cached_property
     def family(self) -> Family:
         """The family whose workers can run it."""
-        settings, calls = self.manifest.settings, () if self.slice is None else self.slice.calls
+        settings, calls = self.manifest.settings, None if self.slice is None else self.slice.calls
         return Family(
             self.manifest.tenant,
             self.manifest.program.address,
@@ -265,14 +266,9 @@ class DeployedFunction:
             self.manifest.inputs,
             self.manifest.outputs,
             self.store,
-            (
-                settings.threads,
-                settings.max_batch,
-                settings.concurrency,
-                settings.memory_mib,
-                2 if self.asks else self.handler_only,
-                *calls,
-            ),
+            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib),
+            "on the pool" if self.handler_only else "on the pool first" if self.pool_first else "in workers",
+            calls,
             self.id if settings.isolation == "function" else None,
         )
 
@@ -299,7 +295,7 @@ class DeployedFunction:
             outputs=() if bare else self.manifest.outputs,
             tried=self.on_trial and not bare,
             handler_only=self.handler_only and not bare,
-            asks=self.asks and not (bare or measured),
+            pool_first=self.pool_first and not (bare or measured),
             calls=None if self.slice is None else self.slice.calls,
         )
 

@@ -64,7 +64,7 @@ class WorkerProcess(ContainedProcess):
         self.tried = False
         """Whether it has reported the start of a trial."""
         self._has_handler = load.source_bytes is not None
-        self.calls_programs = load.handler_only or load.asks
+        self.calls_programs = load.handler_only or load.pool_first
         """Whether its programs may run on the pool."""
         self._slo_spent_at_s: dict[RunId, float] = {}
         """Its CPU seconds at which each run in progress has used up its SLO."""
@@ -78,7 +78,7 @@ class WorkerProcess(ContainedProcess):
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
         self._has_handler = load.source_bytes is not None
-        self.calls_programs = load.handler_only or load.asks
+        self.calls_programs = load.handler_only or load.pool_first
         self.is_ahead = False
         self.output.assign(function.id)
 

@@ -22,7 +22,7 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, device_admission, idle, memory, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.any_device import offer, pull
+from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
@@ -76,7 +76,7 @@ def admit(cycle: Cycle) -> None:
             _give_bytes(cycle)
         if cycle.devices_changed and _wants_device(cycle) and not changed:
             device_admission.give(cycle)
-            offer(cycle)
+            move_to_devices(cycle)
         going_on = bool(changed) or _is_left(cycle)
 
 
@@ -102,7 +102,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
     either = function.spec.settings.device == "any"
     if either:
         rescue(cycle, function)
-    while function.queue or function.wants_wake or (either and pull(cycle, function)):
+    while function.queue or function.wants_wake or (either and move_to_worker(cycle, function)):
         if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
         want = next_want(cycle, function)

@@ -34,18 +34,18 @@ def choose(cycle: Cycle, function: Function) -> Function:
         return function
     if not counterpart.is_usable(cycle, function):
         return other
-    return other if _is_on_device(cycle, function, other, is_first=False) else function
+    return other if _device_is_sooner(cycle, function, other, is_first=False) else function
 
 
-def takes(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | None) -> bool:
-    """Whether a device answers a call of a program, which the handler's worker may also run itself, sooner than that. A
-    trial has no run in the tables: its worker runs the program.
+def takes_call(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] | None) -> bool:
+    """Whether a device answers a handler's call of a program sooner than the handler's worker would. A trial has no run
+    in the tables: its worker runs the program.
     """
     if function.waits_in == "bytes":
         # The blocks that have to leave may be those that the worker uses.
         return False
     run = handler_calls.run_of(cycle, caller)
-    return run is not None and counterpart.is_usable(cycle, function) and _answers(cycle, function, run, cycle.now)
+    return run is not None and counterpart.is_usable(cycle, function) and _answers_call(cycle, function, run, cycle.now)
 
 
 def _leave_late_calls(cycle: Cycle, function: Function) -> None:
@@ -55,18 +55,18 @@ def _leave_late_calls(cycle: Cycle, function: Function) -> None:
     under_way = _on_devices_now(cycle, function)
     _check_again(cycle, under_way)
     if not facts(function).times.is_known and not _are_overdue(cycle, under_way):
-        # It is being tried, and may wait for an executor that starts.
+        # A device runs it for the first time, and its executor may be starting.
         return
     left = []
     for request in [cycle.state.requests[each] for each in function.queue]:
         run, is_first = handler_calls.run_of(cycle, request.caller), request.id == function.queue[0]
-        if run is not None and not _answers(cycle, function, run, request.arrived, is_first):
+        if run is not None and not _answers_call(cycle, function, run, request.arrived, is_first):
             left.append(request.id)
     if left:
         counterpart.leave_to_workers(cycle, function, left)
 
 
-def _answers(cycle: Cycle, program: Function, run: Operation, called: Seconds, is_first: bool = False) -> bool:
+def _answers_call(cycle: Cycle, program: Function, run: Operation, called: Seconds, is_first: bool = False) -> bool:
     """Whether a device answers a call of this run sooner than its worker would run the program. What the handler did
     before the call is no longer to be done.
     """
@@ -79,31 +79,31 @@ def _answers(cycle: Cycle, program: Function, run: Operation, called: Seconds, i
     return call_policy(cycle.state, function, in_worker, either.sooner, estimates) is estimates.devices
 
 
-def pull(cycle: Cycle, function: Function) -> bool:
+def move_to_worker(cycle: Cycle, function: Function) -> bool:
     """Let a worker of the function take a request that waits for a device; return whether it does."""
     other = counterpart.of(cycle.state, function)
     if other is None or function.pool is not None or function.on_trial:
         return False
-    return any(each.queue and _takes(cycle, function, each) for each in counterpart.with_later(cycle.state, other))
+    return any(each.queue and _move_first(cycle, function, each) for each in counterpart.with_later(cycle.state, other))
 
 
-def _takes(cycle: Cycle, function: Function, other: Function) -> bool:
+def _move_first(cycle: Cycle, function: Function, other: Function) -> bool:
     """Let a worker take the first request that waits for a device, if it answers it sooner; return whether it does."""
-    if not _may_take(cycle, function, other) or could_begin(cycle, other):
+    if not _worker_may_take(cycle, function, other) or could_begin(cycle, other):
         return False
     if not facts(other).times.is_known and not _are_overdue(cycle, _on_devices_now(cycle, other)):
-        # It is being tried, and may wait for an executor that starts.
+        # A device runs it for the first time, and its executor may be starting.
         return False
-    if _is_on_device(cycle, function, other, is_first=True):
+    if _device_is_sooner(cycle, function, other, is_first=True):
         return False
     counterpart.move(cycle, other, function, [other.queue[0]])
     return True
 
 
-def offer(cycle: Cycle) -> None:
+def move_to_devices(cycle: Cycle) -> None:
     """Let each device that nobody waits for take a request that waits for a worker, and let an executor start for a
-    request that has no worker or whose workers are all overdue. Functions whose requests wait for a device are asked
-    whether a worker takes one.
+    request that has no worker or whose workers are all overdue. Functions with workers that may take a request that
+    waits for a device are marked.
     """
     pool = cycle.state.pool
     for id_ in list(pool.waiting):
@@ -111,7 +111,7 @@ def offer(cycle: Cycle) -> None:
         _leave_late_calls(cycle, function)
         other = counterpart.of(cycle.state, function)
         if other is not None:
-            if _may_take(cycle, other, function):
+            if _worker_may_take(cycle, other, function):
                 cycle.mark(other)
             _check_again(cycle, _on_devices_now(cycle, function))
     unused = sum(each.is_free(cycle.now) for each in pool.devices.values())
@@ -130,14 +130,14 @@ def offer(cycle: Cycle) -> None:
             continue
         under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
         is_stuck = _are_overdue(cycle, under_way) if under_way else function.waits_in == "places"
-        if (begins or is_stuck) and _is_on_device(cycle, function, other, is_first=True):
+        if (begins or is_stuck) and _device_is_sooner(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
             unused -= 1
         else:
             _check_again(cycle, under_way)
 
 
-def _may_take(cycle: Cycle, function: Function, other: Function) -> bool:
+def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
     """Whether a worker may take a request that waits for a device: a free one, or a new one if devices are overdue."""
     if function.usable():
         return _has_free_worker(cycle, function)
@@ -177,7 +177,7 @@ def _has_free_worker(cycle: Cycle, function: Function) -> bool:
 # Estimates
 
 
-def _is_on_device(cycle: Cycle, function: Function, other: Function, is_first: bool) -> bool:
+def _device_is_sooner(cycle: Cycle, function: Function, other: Function, is_first: bool) -> bool:
     """Whether a device answers a request sooner than a worker. `is_first`: no other waits before it."""
     in_workers, on_devices = _in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first)
     estimates = function.estimates = Estimates(in_workers, on_devices)

@@ -137,13 +137,13 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     if named is None:
         return
     either = named.spec.settings.device == "any"
-    if either and named.pool is not None and not any_device.takes(cycle, named, event.caller):
+    if either and named.pool is not None and not any_device.takes_call(cycle, named, event.caller):
         refuse(cycle, event.request, *counterpart.RUN_BY_WORKER, function=named.spec.id)
         return
-    function, asked = any_device.choose(cycle, named) if either else named, named.spec.id
+    function, named_id = any_device.choose(cycle, named) if either else named, named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
-        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, asked)
+        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, named_id)
         return
     count_arrival(cycle, function)
     replicas.watch(cycle, function)
@@ -152,12 +152,12 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
-        refuse(cycle, event.request, "OverloadedError", full, wait_s, asked)
+        refuse(cycle, event.request, "OverloadedError", full, wait_s, named_id)
         return
     limit = Seconds(now + spec.settings.timeout_s)
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     due = families.due_at(spec, now) if event.due is None else event.due
-    request = Request(event.request, asked, spec.tenant, now, deadline, queueing.level(event.priority), due)
+    request = Request(event.request, named_id, spec.tenant, now, deadline, queueing.level(event.priority), due)
     request.reached, request.caller = None if function is named else spec.id, event.caller
     if not function.is_ready:
         request.start = "host"
@@ -218,7 +218,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         # After a failure the run was repeated for each function, so its time says nothing about a shared run.
         if len(counts) > 1 and failures:
             trunk.sharing.count(several=True)
-        elif not run.asked:
+        elif not run.called_pool:
             call_policy(
                 cycle.state, function, None, function.family.latency.observe, worker.point, counts, spent_s, trunk
             )

@@ -15,7 +15,7 @@ def begin(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
     """A request of this run was accepted: the run does not count as hung until the answer."""
     run = run_of(cycle, caller)
     if run is not None:
-        run.hangs_at, run.asked = inf, run.function.spec.settings.device == "any"
+        run.hangs_at, run.called_pool = inf, run.function.spec.settings.device == "any"
 
 
 def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:

@@ -31,8 +31,10 @@ class Operation(msgspec.Struct, eq=False):
     """When it counts as hung; infinite: a handler waits for the answer of its program on the pool."""
     parts: tuple[Part, ...] = ()
     """The requests of each function in a run, those of the leading function first."""
-    asked: bool = False
-    """Whether a handler may have had its program run on the pool, so that the time tells nothing about workers."""
+    called_pool: bool = False
+    """Whether its handler called the pool for a program that may also run in the worker: its time then tells nothing
+    about workers.
+    """
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
 

@@ -48,7 +48,7 @@ class Family:
         """
         try:
             self._load = load
-            self._computing = computing if load.handler_only or load.asks else None
+            self._computing = computing if load.handler_only or load.pool_first else None
             self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)
@@ -89,7 +89,8 @@ class Family:
         # Measurements run on zeros.
         run = prepared.unchecked() if load.measured else None
         if self._computing is not None:
-            run = _asking(partial(self._computing.run, function, prepared.program.inputs), prepared.run, load.asks)
+            call = partial(self._computing.run, function, prepared.program.inputs)
+            run = _on_pool(call, prepared.run, load.pool_first)
         return Runner(function, prepared, weights, handler, load.outputs, run)
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
@@ -114,16 +115,16 @@ class Family:
         return None if member is None else member.runner
 
 
-def _asking(ask: Callable[[Sequence[torch.Tensor]], Outputs | None], run: Compiled, asks: bool) -> Compiled:
-    """Return what takes the place of the compiled program: a run on the pool, or its own if the node says so. `asks`:
-    whether it may run it without asking, if the inputs do not reach the pool.
+def _on_pool(call: Callable[[Sequence[torch.Tensor]], Outputs | None], run: Compiled, pool_first: bool) -> Compiled:
+    """Return what takes the place of the compiled program: a call of the pool, or `run` if the pool leaves it to the
+    worker. `pool_first`: the worker may run it, and so runs inputs at once that are too large to be sent.
     """
 
-    def asked(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
-        outputs = None if asks and not is_sendable(inputs) else ask(inputs)
+    def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
+        outputs = None if pool_first and not is_sendable(inputs) else call(inputs)
         return run(weights, inputs) if outputs is None else outputs
 
-    return asked
+    return run_on_pool
 
 
 def _nowhere(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -89,8 +89,8 @@ class Load(_Message, frozen=True):
     """Whether the first function that it binds is on trial."""
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
-    asks: bool = False
-    """Whether the program may run on the pool: the worker asks for each call, and runs it if the node says so."""
+    pool_first: bool = False
+    """Whether the worker sends each call of the program to the pool, and runs it if the node refuses the call."""
     calls: tuple[int, int] | None = None
     """The calls of the program that run, if it is cut: a slice, which is a program of its own. Executors only."""
 
