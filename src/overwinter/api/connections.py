@@ -95,11 +95,11 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Count a new connection without a request; return False if it must be refused."""
         client = connection.client_key
-        if self._counts.get(client, 0) >= self.most_of_one and not self._make_room(client, client):
+        if self._counts.get(client, 0) >= self.most_of_one and not self._close_for(client, client):
             return False
         if len(self._seen) >= self.most:
             most = max(self._counts, key=self._counts.__getitem__)
-            if not (self._make_room(most, client) or self._make_room(next(iter(self._idle), most), client)):
+            if not (self._close_for(most, client) or self._close_for(next(iter(self._idle), most), client)):
                 return False
         self._counts[client] = self._counts.get(client, 0) + 1
         self._seen[connection] = (Waits("", 0, 0), 0.0)
@@ -178,7 +178,7 @@ class Connections:
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
-    def _make_room(self, client: str, newcomer: str) -> bool:
+    def _close_for(self, client: str, newcomer: str) -> bool:
         """Close the client's connection that has been idle the longest, or else one whose request or answer is in
         transit; for a new connection of the same client only a stalled one. False when there is none.
         """

@@ -77,7 +77,7 @@ _is_address = re.compile(ADDRESS_PATTERN).match
 
 
 class DeploymentApi:
-    """Overwinter's own routes."""
+    """The routes of deploys."""
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)

@@ -56,7 +56,9 @@ _DEVICES = (
 
 
 def described_devices(devices: Sequence[Description]) -> Iterator[RenderableType]:
-    """Build what `overwinter devices` shows: the devices, what lies there, their links, and failures."""
+    """Build what `overwinter devices` shows: the devices, the functions whose blocks they hold, their links, and
+    failures.
+    """
     yield devices_table(devices)
     rows = [
         (

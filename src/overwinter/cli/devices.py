@@ -1,4 +1,4 @@
-"""The options of a node that describe its devices, which are all alike."""
+"""The options of a node that describe its devices; the same for all of them."""
 
 from typing import Any, get_args
 
@@ -9,7 +9,7 @@ from overwinter.cli.options import byte_size, size_text
 from overwinter.core.devices import ACTIVATION_BYTES, DeviceConfig, DeviceKind
 from overwinter.core.ids import DeviceId
 
-MOST = 64
+DEVICES_MAX = 64
 MEMORY_BYTES = 1 << 30
 LINK_BYTES = 12_000_000_000
 
@@ -19,7 +19,7 @@ def device_options() -> list[click.Option]:
     return [
         click.Option(
             ["--devices"],
-            type=click.IntRange(0, MOST),
+            type=click.IntRange(0, DEVICES_MAX),
             metavar="NUMBER",
             default=0,
             help="Devices of the pool, each with a memory and a link of its own.",
@@ -55,7 +55,7 @@ def device_options() -> list[click.Option]:
         ),
         click.Option(
             ["--device-switch"],
-            type=click.IntRange(1, MOST),
+            type=click.IntRange(1, DEVICES_MAX),
             metavar="NUMBER",
             default=1,
             help="Devices behind one switch, which has the bandwidth of one link for all of them.",
