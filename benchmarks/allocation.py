@@ -1,9 +1,9 @@
-"""Measures what giving places to a function's blocks adds to its run, on a device that is full (Torpor, fig. 13).
+"""Measures how long a full device takes to place a function's blocks, compared with its run (Torpor, figure 13).
 
 `python -m benchmarks.allocation [model ...]` lets functions of these models share an arena that holds a part of them.
-Each request gets its function's blocks placed, and evicts the least recently used functions until they fit. The time of
-that, including moves of other blocks and clearing, is compared with the time of a run. Both allocators get the same
-requests by turns: the arena's partitions, and the baseline that keeps freed blocks by size (Torpor-Block).
+For each request the blocks of its function are placed, after the least recently used functions are evicted until they
+fit. The time of that, including moves of other blocks and clearing, is compared with the time of a run. Both allocators
+get the same requests by turns: the arena's partitions, and the baseline that keeps freed blocks by size (Torpor-Block).
 
 A real device takes time for each native allocation and each native free, which the baseline cannot do without; on a
 virtual device they are free. They are counted, and `--native-us` says what one of them is assumed to take.
@@ -38,7 +38,7 @@ TENANT = TenantId("benchmark")
 RUNS = 5
 
 
-class Sized(NamedTuple):
+class SizedModel(NamedTuple):
     """A model as an allocator sees it, and the time of one of its runs."""
 
     name: str
@@ -49,7 +49,7 @@ class Sized(NamedTuple):
 class Cost(NamedTuple):
     """What one request cost."""
 
-    model: Sized
+    model: SizedModel
     seconds: float
     native_calls: int
 
@@ -62,7 +62,7 @@ class Residents:
         self._device = VirtualDevice(name, allocator)
         self._used: dict[str, None] = {}
 
-    def request(self, function: str, model: Sized) -> Cost:
+    def request(self, function: str, model: SizedModel) -> Cost:
         """Place the function's blocks."""
         blocks = {Address(f"{function} {address}"): nbytes for address, nbytes in model.blocks.items()}
         calls = self._calls()
@@ -83,11 +83,11 @@ class Residents:
         self._device.close()
 
 
-def measured(name: str) -> Sized:
+def measured(name: str) -> SizedModel:
     """Export a model and time its run."""
     family = Family(name)
     blocks = family.packaged(name).manifest.blocks
-    return Sized(name, {block.address: block.nbytes for block in blocks}, run_seconds(family))
+    return SizedModel(name, {block.address: block.nbytes for block in blocks}, run_seconds(family))
 
 
 def run_seconds(family: Family) -> float:
@@ -103,7 +103,7 @@ def run_seconds(family: Family) -> float:
     return median(taken[1:])
 
 
-def compare(models: Sequence[Sized], copies: int, requests: int, seed: int) -> dict[str, list[Cost]]:
+def compare(models: Sequence[SizedModel], copies: int, requests: int, seed: int) -> dict[str, list[Cost]]:
     """Send the same requests to both allocators, by turns."""
     functions = [(f"{model.name}-{copy}", model) for model in models for copy in range(copies)]
     total = sum(sum(model.blocks.values()) for _, model in functions)
@@ -162,10 +162,10 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
-    parser.add_argument("--copies", type=int, default=COPIES, help="functions of each model, without common blocks")
-    parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--native-us", type=float, default=NATIVE_US)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--copies", type=int, default=COPIES, help="functions of each model, which share no blocks")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests that are measured")
+    parser.add_argument("--native-us", type=float, default=NATIVE_US, help="microseconds of a native call")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     options = parser.parse_args()
     torch.set_num_threads(1)
     made = {"copies": options.copies, "native_us": options.native_us, "seed": options.seed}

@@ -45,7 +45,7 @@ def observed(entries: Iterable[Entry]) -> JournalFigures:
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
     ran: set[WorkerId] = set()
     begun: dict[RunId, Seconds] = {}
-    asked: dict[FunctionId, Seconds] = {}
+    load_began: dict[FunctionId, Seconds] = {}
     loaded_bytes, loading_s = 0, 0.0
     for entry in entries:
         match entry.event:
@@ -57,9 +57,9 @@ def observed(entries: Iterable[Entry]) -> JournalFigures:
                 else:
                     seen.first.append(entry.now - at)
                 ran.add(worker)
-            case BlocksLoaded(function, _, added) if added and function in asked:
+            case BlocksLoaded(function, _, added) if added and function in load_began:
                 loaded_bytes += added
-                loading_s += entry.now - asked[function]
+                loading_s += entry.now - load_began[function]
             case _:
                 pass
         for action in entry.actions:
@@ -69,7 +69,7 @@ def observed(entries: Iterable[Entry]) -> JournalFigures:
                 case Run(_, run):
                     begun[run] = entry.now
                 case LoadBlocks(function):
-                    asked[function] = entry.now
+                    load_began[function] = entry.now
                 case _:
                     pass
     return JournalFigures(dict(functions), loaded_bytes / loading_s if loading_s else None)

@@ -3,7 +3,7 @@
 `python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]` deploys each model with and without a handler, with a
 keep-alive of 0. It repeats two cycles and compares every answer with plain PyTorch's, bit for bit:
 
-* wake and sleep: a request to a function without a worker, until its worker has ended. In every fourth cycle the
+* wake and end: a request to a function without a worker, until its worker has ended. In every fourth cycle the
   function is unloaded first, so that its blocks leave the host store and are loaded again.
 * deploy and remove: a function is deployed, called and removed. The cycles alternate between a variant with new
   weights, the same with a handler, and a program that the node has never seen. Every tenth also has a deploy that is
@@ -86,7 +86,7 @@ class Churn:
             subject.family.deploy(node.client, subject.name, subject.handler, keep_alive_s=0)
 
     def wake(self, cycle: int, connection: Connection) -> None:
-        """Wake a function by a request, and wait until it sleeps."""
+        """Wake a function by a request, and wait until its worker has ended."""
         subject = self.subjects[cycle % len(self.subjects)]
         if cycle // len(self.subjects) % UNLOADED_EVERY == 0:
             self.node.client.unload(subject.name)

@@ -4,10 +4,10 @@ It prints one line per case: a hash of the journal (every event and action with 
 the run. `--save` stores the lines, `--against` compares with stored ones: equal hashes are equal decisions; for others
 it prints the figures of both. So a change of the scheduler can be compared with the version before.
 
-Scenarios are cut to some seconds, pipelines of the examples use functions with made-up times, and the random worlds are
-those of the scheduler's own tests, with other tenants, trials, removals and memory pressure. The limits are derived
-from the scenario alone, so that they do not change with the scheduler. A hash must not depend on PYTHONHASHSEED: run it
-with several values.
+Scenarios are shortened to some seconds, pipelines of the examples use functions with invented times, and the random
+worlds are those of the scheduler's own tests, with several tenants, trials, removals and memory pressure. The limits
+are derived from the scenario alone, so that they do not change with the scheduler. A hash must not depend on
+PYTHONHASHSEED: run it with several values.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.scheduler.world import World as RandomWorld
 ROOT = Path(__file__).parent.parent
 
 
-class Cut(NamedTuple):
+class Shortened(NamedTuple):
     """The part of a scenario that is run."""
 
     seconds: float = 30.0
@@ -44,18 +44,18 @@ class Cut(NamedTuple):
     """The workers, and the cores of workers, if they are scarce."""
 
 
-CUTS = {
-    "asyfunc": Cut(12.0, 30),
-    "faults": Cut(120.0, 3),
-    "small": Cut(200.0, 2),
-    "thousand": Cut(12.0, 100),
-    "twitter": Cut(30.0, 4),
-    "tetris/ss": Cut(40.0, 2),
-    "tetris/svt": Cut(40.0, 6),
-    "tetris/qa-audio": Cut(40.0, 4),
-    "tetris/qa-text": Cut(15.0, 4),
-    "pipelines/faces": Cut(120.0, 2),
-    "pipelines/inbox": Cut(120.0, 2),
+SHORTENED = {
+    "asyfunc": Shortened(12.0, 30),
+    "faults": Shortened(120.0, 3),
+    "small": Shortened(200.0, 2),
+    "thousand": Shortened(12.0, 100),
+    "twitter": Shortened(30.0, 4),
+    "tetris/ss": Shortened(40.0, 2),
+    "tetris/svt": Shortened(40.0, 6),
+    "tetris/qa-audio": Shortened(40.0, 4),
+    "tetris/qa-text": Shortened(15.0, 4),
+    "pipelines/faces": Shortened(120.0, 2),
+    "pipelines/inbox": Shortened(120.0, 2),
 }
 HOST_SHARE = 0.8
 """The size of a small host store, relative to the blocks of all functions."""
@@ -185,11 +185,11 @@ def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
     for path in sorted(folder.rglob("*.toml")):
         name = str(path.relative_to(folder).with_suffix(""))
         scenario = read_scenario(path)
-        seconds = min(scenario.duration_s, longer * CUTS.get(name, Cut()).seconds)
+        seconds = min(scenario.duration_s, longer * SHORTENED.get(name, Shortened()).seconds)
         yield name, msgspec.structs.replace(scenario, duration_s=seconds, settle_s=0.0)
     for path in sorted((ROOT / "examples" / "pipelines").glob("*.toml")):
         name = f"pipelines/{path.stem}"
-        yield name, pipeline_scenario(path, longer * CUTS.get(name, Cut()).seconds)
+        yield name, pipeline_scenario(path, longer * SHORTENED.get(name, Shortened()).seconds)
 
 
 def bounded(scenario: Scenario, policy: str, bounds: str, most: int) -> Scenario:
@@ -228,21 +228,21 @@ def simulate(scenario: Scenario, policy: str, bounds: str, most: int, traces: Pa
     with_slo = [(each.requests, each.attainment) for each in (*report.functions.values(), *ends)]
     if ends:
         with_slo = [(each.requests, each.attainment) for each in ends]
-    asked = sum(requests for requests, attainment in with_slo if attainment is not None)
+    with_slo_count = sum(requests for requests, attainment in with_slo if attainment is not None)
     within = sum(round(requests * attainment) for requests, attainment in with_slo if attainment is not None)
     return Outcome(
         hash=journal.hexdigest(),
-        attainment=within / asked if asked else None,
+        attainment=within / with_slo_count if with_slo_count else None,
         peak_mib=round(report.memory.peak / 2**20, 3),
         wakes=sum(total.wakes.values()),
-        missed=asked - within,
+        missed=with_slo_count - within,
         answered=total.answered,
         refused=sum(total.refused.values()),
         requests_per_s=round(total.requests / spent),
     )
 
 
-def play(seed: int, policy: str, bounds: str) -> Outcome:
+def run_random(seed: int, policy: str, bounds: str) -> Outcome:
     """Run a random world."""
     world = HashedWorld(policy=policy, **RANDOM[bounds])
     begun = time.process_time()
@@ -265,16 +265,16 @@ def cases(traces: Path | None, longer: float) -> Iterator[Case]:
     for name, scenario in scenarios(longer):
         recorded = any(getattr(each.workload, "path", None) for each in scenario.functions)
         if recorded and traces is None:
-            print(f"{name} is left out: say where recorded traces lie with --traces")
+            print(f"{name} is left out: --traces gives the directory of recorded traces")
             continue
-        few = CUTS.get(name, Cut()).few
+        few = SHORTENED.get(name, Shortened()).few
         for policy in POLICIES:
             for bounds in BOUNDS:
                 yield Case(name, policy, bounds, partial(simulate, scenario, policy, bounds, few, traces or Path()))
     for seed in SEEDS:
         for policy in POLICIES:
             for bounds in RANDOM:
-                yield Case(f"random/{seed}", policy, bounds, partial(play, seed, policy, bounds))
+                yield Case(f"random/{seed}", policy, bounds, partial(run_random, seed, policy, bounds))
 
 
 # Output
@@ -294,8 +294,8 @@ HEAD = f"{'scenario policy bounds':40} {'hash':17} attain  peak MiB  wakes misse
 
 def commit() -> str:
     """Return the commit of this source, and whether it was changed since; `unknown` outside of a checkout."""
-    asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def read(path: Path) -> Saved:
@@ -342,9 +342,11 @@ def summed(outcomes: Iterable[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies")
-    parser.add_argument("--only", nargs="*", default=[], help="words, one of which must be in 'scenario policy bounds'")
-    parser.add_argument("--longer", type=float, default=1.0, help="factor for the seconds of each scenario")
+    parser.add_argument("--traces", type=Path, help="the directory that contains torpor-alibaba-fc")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="run only cases with one of these words in 'scenario policy bounds'"
+    )
+    parser.add_argument("--longer", type=float, default=1.0, help="factor for the simulated seconds of each scenario")
     parser.add_argument("--save", type=Path, help="write the lines to this file")
     parser.add_argument("--against", type=Path, help="compare with this file")
     options = parser.parse_args()

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from benchmarks.families import Family, as_tensors
 from benchmarks.measure import MIB, buffer_bytes, cpu_ticks, memory, occupied_bytes, print_result, settled
 from benchmarks.nodes import Node, running_node
-from benchmarks.plain import Crowd, Forks, save
+from benchmarks.plain import ForkedProcesses, PlainProcesses, save
 from benchmarks.variants import measure_variants
 from benchmarks.wire import Connection, binary_request
 
@@ -121,18 +121,18 @@ def many_functions(family: Family, count: int) -> Row:
 
 def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) -> Row:
     """Measure plain processes, one for each of `weights`, which may repeat a file."""
-    with Crowd(family.name, loader, weights, inputs) as crowd:
-        settled(lambda: memory(crowd.pids).anonymous, idle)
-        anonymous = memory(crowd.pids).anonymous
-        if len(set(crowd.digests)) != len(set(weights)):
-            raise RuntimeError(f"plain processes of {family.name} answer wrongly: {crowd.digests}")
+    with PlainProcesses(family.name, loader, weights, inputs) as processes:
+        settled(lambda: memory(processes.pids).anonymous, idle)
+        anonymous = memory(processes.pids).anonymous
+        if len(set(processes.digests)) != len(set(weights)):
+            raise RuntimeError(f"plain processes of {family.name} answer wrongly: {processes.digests}")
     files = 0 if loader == "torch.load" else sum(place.with_suffix(".pt").stat().st_size for place in set(weights))
     return {"anonymous": anonymous / len(weights), "weights": files / len(set(weights))}
 
 
 def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
     """Measure processes forked from one, one for each of `weights`."""
-    with Forks(family.name, weights, inputs) as forks:
+    with ForkedProcesses(family.name, weights, inputs) as forks:
         settled(lambda: memory(forks.pids).anonymous, idle)
         if len(set(forks.digests)) != len(set(weights)):
             raise RuntimeError(f"forked processes of {family.name} answer wrongly: {forks.digests}")
@@ -210,9 +210,14 @@ def report_model(name: str, rows: dict[str, Row], workers: int, alive: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="models of the zoo")
-    parser.add_argument("--workers", type=int, default=32, help="default 32")
+    parser.add_argument("--workers", type=int, default=32, help="workers, and functions of one worker each; default 32")
     parser.add_argument("--plain", type=int, default=2, help="plain processes alive at once, 2 at least; default 2")
-    parser.add_argument("--variants", type=int, default=50, help=f"of {VARIANTS_OF}, of each kind; default 50")
+    parser.add_argument(
+        "--variants",
+        type=int,
+        default=50,
+        help=f"variants of {VARIANTS_OF} of each kind, whose added bytes are measured; default 50",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}

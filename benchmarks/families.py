@@ -17,6 +17,7 @@ from overwinter.model.export import export
 from overwinter.model.program import Program
 
 DRIFT = 0.02
+"""The largest relative change of a weight in a variant."""
 
 
 class Family:

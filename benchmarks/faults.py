@@ -1,18 +1,18 @@
 """Injects faults into a node under load, and checks that every answer is correct or an explained error.
 
 `python -m benchmarks.faults [--minutes N] [--seed N]` sends a continuous load to small models of three tenants, with
-and without handlers, one tenant's in its own host store. Functions sleep after one idle second. Meanwhile it injects
-faults, one of processes and one of storage at a time (`benchmarks/harm.py`): SIGKILL and SIGSTOP of workers, zygotes
-and the daemon, which a supervisor restarts; full memory and full disk, also at a start; deleted blocks and flipped bits
-in both; unloads, so that functions are loaded from disk again. Memory and disk are small tmpfs of the benchmark;
-without the right to mount, the faults that fill them are skipped with a message. If a block on disk is lost or damaged,
-its author deploys it again, as the error says.
+and without handlers, one tenant's in its own host store. Workers end after one idle second. Meanwhile it injects
+faults, one of processes and one of storage at a time (`benchmarks/fault_injection.py`): SIGKILL and SIGSTOP of workers,
+zygotes and the daemon, which a supervisor restarts; full memory and full disk, also at a start; deleted blocks and
+flipped bits in both; unloads, so that functions are loaded from disk again. Memory and disk are small tmpfs of the
+benchmark; without the right to mount, the faults that fill them are skipped with a message. If a block on disk is lost
+or damaged, its author deploys it again, as the error says.
 
 Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a documented status with a message, unless
 the daemon was down. A request that takes longer than REQUEST_S counts as hung. A bit flipped in memory may affect
 answers until the node verifies the block again: such answers are counted as `unverified_wrong`, and the longest time
-until a flip was found is printed; after WITHIN_S they count as wrong. At the end all functions must answer, and the
-stopped node must leave no process, no file and, when idle, no descriptor behind (`left`).
+until a flip was found is printed; after VERIFIED_WITHIN_S they count as wrong. At the end all functions must answer,
+and the stopped node must leave no process, no file and, when idle, no descriptor behind (`left`).
 """
 
 import argparse
@@ -33,7 +33,16 @@ from random import Random
 import torch
 
 from benchmarks.families import Family, as_tensors
-from benchmarks.harm import Fault, Site, Span, adopt_orphans, below, process_fault, small_places, storage_fault
+from benchmarks.fault_injection import (
+    Fault,
+    Span,
+    SupervisedNode,
+    adopt_orphans,
+    descendants,
+    process_fault,
+    small_filesystems,
+    storage_fault,
+)
 from benchmarks.measure import descriptors, print_result
 from benchmarks.nodes import Node
 from benchmarks.wire import Answer, Connection, binary_request
@@ -49,17 +58,19 @@ def preprocess(inputs, state):
 def postprocess(outputs, inputs, state):
     return dict(outputs)
 """
-ASKERS = 3
+CLIENTS = 3
 PAUSE_S = 0.01
 DOWN_S = 0.2
 """The time between two requests while the daemon is down."""
 TIMEOUT_S = 10.0
 REQUEST_S = 30.0
 """More than the function's timeout plus the longest stop of the daemon."""
-WITHIN_S = 60.0
-BETWEEN_S = (0.5, 2.5)
+VERIFIED_WITHIN_S = 60.0
+"""The longest time until the node finds a changed bit in memory."""
+FAULT_INTERVAL_S = (0.5, 2.5)
+"""The shortest and the longest time between two faults."""
 RECOVERY_S = 60.0
-UNLOADED = 0.4
+UNLOADS_SHARE = 0.4
 """The share of unloads among the faults of storage."""
 DESCRIPTORS_SPARE = 84
 """The descriptors of four zygotes and eight processes forked ahead, seven each, whose number varies."""
@@ -109,8 +120,8 @@ class Subject:
 class FaultRun:
     """A node under load and faults, with the outcome of each request."""
 
-    def __init__(self, site: Site, subjects: list[Subject], seed: int) -> None:
-        self.site = site
+    def __init__(self, supervised: SupervisedNode, subjects: list[Subject], seed: int) -> None:
+        self.supervised = supervised
         self.subjects = subjects
         self.seed = seed
         self.counts: Counter[str] = Counter()
@@ -123,18 +134,18 @@ class FaultRun:
         """Send one request; return its outcome."""
         begun = time.monotonic()
         try:
-            with Connection(self.site.node.port, REQUEST_S) as connection:
+            with Connection(self.supervised.node.port, REQUEST_S) as connection:
                 answer = connection.exchange(subject.request)
         except TimeoutError:
             return "hung"
         except (OSError, ValueError, KeyError) as error:
             span = Span(begun, time.monotonic())
-            return "daemon_down" if self.site.was_down(span) else f"unexplained: {type(error).__name__}: {error}"
+            return "daemon_down" if self.supervised.was_down(span) else f"unexplained: {type(error).__name__}: {error}"
         span = Span(begun, time.monotonic())
         if answer.status == 200:
             if answer.tensors == subject.answer:
                 return "right"
-            return "unverified_wrong" if any(span.meets(each) for each in subject.doubtful) else "wrong"
+            return "unverified_wrong" if any(span.overlaps(each) for each in subject.doubtful) else "wrong"
         return self._refused(subject, answer, span)
 
     def _refused(self, subject: Subject, answer: Answer, span: Span) -> str:
@@ -148,10 +159,10 @@ class FaultRun:
             subject.damaged = True
         # A program whose bits were changed may be invalid, which the node reports as its author's error.
         doubts = {400: subject.doubtful, 404: subject.replaced}.get(status, [])
-        explained = (status in STATUSES or any(span.meets(each) for each in doubts)) and " " in sentence
+        explained = (status in STATUSES or any(span.overlaps(each) for each in doubts)) and " " in sentence
         return "refused" if explained else f"unexplained: {status} {sentence}"
 
-    def asking(self, number: int) -> None:
+    def send_requests(self, number: int) -> None:
         """Send requests as one client."""
         random = Random(f"{self.seed} asker {number}")
         while not self.over.is_set():
@@ -162,11 +173,11 @@ class FaultRun:
                 print(f"  {kind} {words}", file=sys.stderr, flush=True)
             self.over.wait(DOWN_S if kind == "daemon_down" else PAUSE_S)
 
-    def harming(self, which: str) -> None:
+    def inject_faults(self, which: str) -> None:
         """Cause faults of one kind, one after the other."""
         random = Random(f"{self.seed} {which}")
-        while not self.over.wait(random.uniform(*BETWEEN_S)):
-            fault = self._harm(which, random)
+        while not self.over.wait(random.uniform(*FAULT_INTERVAL_S)):
+            fault = self._inject_one(which, random)
             self.faults[fault.what] += 1
             try:
                 self.over.wait(fault.lasts_s)
@@ -174,17 +185,17 @@ class FaultRun:
                 if fault.undo is not None:
                     fault.undo()
 
-    def _harm(self, which: str, random: Random) -> Fault:
+    def _inject_one(self, which: str, random: Random) -> Fault:
         if which == "process":
-            return process_fault(self.site, random)
-        if random.random() < UNLOADED:
+            return process_fault(self.supervised, random)
+        if random.random() < UNLOADS_SHARE:
             return self.unload(random.choice(self.subjects))
-        return storage_fault(self.site, random, self.flipped)
+        return storage_fault(self.supervised, random, self.flipped)
 
     def unload(self, subject: Subject) -> Fault:
         """Unload a function, so that its blocks leave memory."""
         try:
-            with subject.client(self.site.node.url) as client:
+            with subject.client(self.supervised.node.url) as client:
                 client.unload(subject.name)
                 client.load(subject.name)
         except OverwinterError as error:
@@ -199,17 +210,17 @@ class FaultRun:
         for subject in self.subjects:
             if block.name in subject.addresses:
                 subject.flips.append((block, block.stat().st_ino, now))
-                subject.doubtful.append(Span(now, now + WITHIN_S))
+                subject.doubtful.append(Span(now, now + VERIFIED_WITHIN_S))
 
-    def watching(self) -> None:
+    def watch_blocks(self) -> None:
         """Record when a changed block is dropped, and deploy again what is damaged on disk."""
         while not self.over.wait(0.2):
             for subject in self.subjects:
-                self._look(subject)
+                self._check_flips(subject)
                 if subject.damaged:
-                    self.mend(subject)
+                    self.deploy_again(subject)
 
-    def _look(self, subject: Subject) -> None:
+    def _check_flips(self, subject: Subject) -> None:
         for flip in list(subject.flips):
             block, inode, begun = flip
             now = time.monotonic()
@@ -219,10 +230,10 @@ class FaultRun:
                 subject.doubtful = [Span(begun, now) if span.begin == begun else span for span in subject.doubtful]
                 self.found_s.append(now - begun)
 
-    def mend(self, subject: Subject) -> None:
+    def deploy_again(self, subject: Subject) -> None:
         """Deploy a function again; try again later if the node refuses."""
         try:
-            subject.deploy(self.site.node.url)
+            subject.deploy(self.supervised.node.url)
         except OverwinterError as error:
             self.refusals[f"deploy: {_shape(str(error))}"] += 1
 
@@ -233,8 +244,8 @@ class FaultRun:
         while silent and time.monotonic() < until:
             for subject in silent:
                 if subject.damaged or subject.flips:
-                    self._look(subject)
-                    self.mend(subject)
+                    self._check_flips(subject)
+                    self.deploy_again(subject)
             silent = [subject for subject in silent if self.ask(subject) != "right"]
             time.sleep(PAUSE_S)
         for subject in silent:
@@ -243,8 +254,8 @@ class FaultRun:
 
     def run(self, seconds: float) -> None:
         """Run everything for this long."""
-        jobs = [(self.asking, (number,)) for number in range(ASKERS)]
-        jobs += [(self.harming, ("process",)), (self.harming, ("storage",)), (self.watching, ())]
+        jobs = [(self.send_requests, (number,)) for number in range(CLIENTS)]
+        jobs += [(self.inject_faults, ("process",)), (self.inject_faults, ("storage",)), (self.watch_blocks, ())]
         with ThreadPoolExecutor(len(jobs)) as pool:
             ends = [pool.submit(job, *arguments) for job, arguments in jobs]
             wait(ends, seconds, FIRST_EXCEPTION)
@@ -266,44 +277,44 @@ def _shape(sentence: str) -> str:
 
 
 @contextmanager
-def places() -> Iterator[Site]:
+def supervised_node() -> Iterator[SupervisedNode]:
     """Create a node, not yet started, whose files can be counted."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overwinter-faults-")))
-        mounts = stack.enter_context(small_places(root))
+        mounts = stack.enter_context(small_filesystems(root))
         (root / "temporary").mkdir()
         os.environ["TMPDIR"] = str(root / "temporary")
         memory = mounts.get("memory") or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         node = Node(mounts.get("disk", root / "data"), memory, ("--disk-free-min-bytes", "4MiB"), log=root / "node.log")
         stack.callback(node.stop)
-        yield Site(node, mounts)
+        yield SupervisedNode(node, mounts)
 
 
-def left_files(site: Site, before: set[str]) -> list[str]:
+def left_files(supervised: SupervisedNode, before: set[str]) -> list[str]:
     """Return files that remain after the node has stopped."""
     temporary = Path(os.environ["TMPDIR"])
-    found = [path for root in (site.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
-    found += [path for path in (site.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
+    found = [path for root in (supervised.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
+    found += [path for path in (supervised.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
     # Such files belong to another node, because this one uses another directory, or to another Python.
     shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith(("overwinter-", "sem."))]
     return [str(path) for path in found] + sorted(shared)
 
 
-def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
+def measure(supervised: SupervisedNode, seconds: float, seed: int) -> dict[str, float]:
     """Run the load and the faults, print the tables, and return the counts."""
     before = {*os.listdir("/dev/shm")}
     families = [Family(name, small=True) for name in MODELS]
     subjects = [Subject(family, variant, tenant) for family in families for variant, tenant in enumerate(TENANTS, 1)]
-    site.node.start()
+    supervised.node.start()
     for subject in subjects:
-        subject.deploy(site.node.url)
-    faulty = FaultRun(site, subjects, seed)
-    held = _at_rest(site)
+        subject.deploy(supervised.node.url)
+    faulty = FaultRun(supervised, subjects, seed)
+    held = _at_rest(supervised)
     faulty.run(seconds)
     unrecovered = faulty.recover()
-    grown = _at_rest(site) - held
-    site.node.stop()
-    left = [f"process {pid}" for pid in below(os.getpid())] + left_files(site, before)
+    grown = _at_rest(supervised) - held
+    supervised.node.stop()
+    left = [f"process {pid}" for pid in descendants(os.getpid())] + left_files(supervised, before)
     left += [f"{grown} descriptors"] if grown > DESCRIPTORS_SPARE else []
     for title, counts in (("faults", faulty.faults), ("errors that callers got", faulty.refusals)):
         print(f"{title}:")
@@ -318,31 +329,31 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
         **{kind: faulty.counts[kind] for kind in kinds},
         "left": len(left),
         "unrecovered": unrecovered,
-        "starts_refused": len(site.refused_starts),
+        "starts_refused": len(supervised.refused_starts),
         "faults": faulty.faults.total(),
         "found_after_s": max(faulty.found_s),
     }
 
 
-def _at_rest(site: Site) -> int:
+def _at_rest(supervised: SupervisedNode) -> int:
     """Return the descriptors of the daemon when it is idle and no client is connected."""
     until = time.monotonic() + RECOVERY_S
-    while site.node.worker_pids() and time.monotonic() < until:
+    while supervised.node.worker_pids() and time.monotonic() < until:
         time.sleep(0.1)
-    site.node.hang_up()
-    site.node.wait_quiet()
-    return descriptors(site.node.pids()[:1])
+    supervised.node.close_connections()
+    supervised.node.wait_quiet()
+    return descriptors(supervised.node.pids()[:1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="default 10")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults and of who is asked; default 0")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of requests under faults; default 10")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the faults and of the requests; default 0")
     options = parser.parse_args()
     torch.set_num_threads(1)
     adopt_orphans()
-    with places() as site:
-        figures = measure(site, options.minutes * 60, options.seed)
+    with supervised_node() as supervised:
+        figures = measure(supervised, options.minutes * 60, options.seed)
     print_result(figures)
 
 

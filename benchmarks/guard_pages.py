@@ -26,7 +26,8 @@ class _Place(NamedTuple):
     address: int
     nbytes: int
     pages: int
-    room: int
+    mapped_bytes: int
+    """The bytes between the guard pages."""
 
 
 class GuardedMemory:
@@ -45,29 +46,29 @@ class GuardedMemory:
 
     def __exit__(self, *_: object) -> None:
         for place in self._places:
-            _libc.munmap(place.pages - _PAGE, place.room + 2 * _PAGE)
+            _libc.munmap(place.pages - _PAGE, place.mapped_bytes + 2 * _PAGE)
 
     def flat(self, content: torch.Tensor, *, writable: bool) -> torch.Tensor:
         """Copy a flat, non-empty tensor, read-only like a worker's weights unless it is `writable`."""
         nbytes = content.numel() * content.element_size()
-        room = -(-nbytes // _PAGE) * _PAGE
-        start = _libc.mmap(None, room + 2 * _PAGE, 0, _PRIVATE, -1, 0)
+        mapped_bytes = -(-nbytes // _PAGE) * _PAGE
+        start = _libc.mmap(None, mapped_bytes + 2 * _PAGE, 0, _PRIVATE, -1, 0)
         if start == ctypes.c_void_p(-1).value:
             raise MemoryError
         pages = start + _PAGE
-        _libc.mprotect(pages, room, mmap.PROT_READ | mmap.PROT_WRITE)
-        ctypes.memset(pages, self._byte, room)
-        address = pages + (room - nbytes if self._at_end else 0)
+        _libc.mprotect(pages, mapped_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        ctypes.memset(pages, self._byte, mapped_bytes)
+        address = pages + (mapped_bytes - nbytes if self._at_end else 0)
         ctypes.memmove(address, content.data_ptr(), nbytes)
         if not writable:
-            _libc.mprotect(pages, room, mmap.PROT_READ)
-        self._places.append(_Place(address, nbytes, pages, room))
+            _libc.mprotect(pages, mapped_bytes, mmap.PROT_READ)
+        self._places.append(_Place(address, nbytes, pages, mapped_bytes))
         return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=content.dtype)
 
     def is_whole(self) -> bool:
         """Whether the bytes around the tensors, within their pages, are unchanged."""
-        return all(self._beside(place).count(self._byte) == place.room - place.nbytes for place in self._places)
+        return all(self._beside(place).count(self._byte) == place.mapped_bytes - place.nbytes for place in self._places)
 
     def _beside(self, place: _Place) -> bytes:
         start = place.pages if self._at_end else place.address + place.nbytes
-        return ctypes.string_at(start, place.room - place.nbytes)
+        return ctypes.string_at(start, place.mapped_bytes - place.nbytes)

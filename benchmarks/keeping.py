@@ -120,7 +120,7 @@ def figures(models: Sequence[FunctionModel], report: Report) -> Point:
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
-    """Format a table with a line per rule and a column per size."""
+    """Print a table with a line for each rule and a column for each size."""
     print(f"\n{title:28}" + "".join(f"{size:>9g}" for size in next(iter(rows.values()))))
     for name, points in rows.items():
         print(f"{name:28}" + "".join(f"{getattr(point, field):>9{form}}" for point in points.values()))
@@ -133,23 +133,29 @@ def by_size(rows: Mapping[str, Mapping[float, Point]], field: str) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; without: Poisson")
-    parser.add_argument("--functions", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="to simulate; default 3600")
     parser.add_argument(
-        "--sizes", type=float, nargs="+", default=SIZES, help="memory, as shares of that of all workers"
+        "--traces", type=Path, help="the directory that contains torpor-alibaba-fc; by default arrivals are Poisson"
     )
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=tuple(RULES))
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--functions", type=int, default=200, help="number of functions; default 200")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="seconds to simulate; default 3600")
+    parser.add_argument(
+        "--sizes",
+        type=float,
+        nargs="+",
+        default=SIZES,
+        help="memory, as shares of the memory of one worker of each function",
+    )
+    parser.add_argument(
+        "--rules", nargs="+", choices=RULES, default=tuple(RULES), help="keep-alive rules to compare; default all"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals; default 1")
     options = parser.parse_args()
     models = list(functions(options.functions, options.traces is not None))
     rows: dict[str, dict[float, Point]] = {}
     for name in options.rules:
         rows[name] = {size: simulate(models, RULES[name], size, options) for size in options.sizes}
     whole = sum(model.worker_mib for model in models)
-    print(
-        f"{len(models)} functions, {options.seconds:.0f} s; a worker of each: {whole:.0f} MiB. Memory in parts of it:"
-    )
+    print(f"{len(models)} functions, {options.seconds:.0f} s; columns: shares of {whole:.0f} MiB, one worker of each")
     print_table("cold starts, of all requests", rows, "cold", ".4f")
     print_table("wakes, ms a request", rows, "added_ms", ".3f")
     print_table("memory in use, MiB", rows, "mean_mib", ".0f")

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.load PORT CLIENTS SECONDS REQUEST ...` sends the bytes in the file REQUEST over CLIENTS
 connections that stay open, each sending again as soon as its answer is there, and prints the latencies in microseconds
-as JSON. Where there are several files, each connection keeps to one of them, in turn.
+as JSON. With several files, each connection sends one of them; the files are assigned in turn.
 """
 
 import gc

@@ -92,13 +92,13 @@ class Node:
             self.process.wait()
             self.process = None
 
-    def ask_for_tokens(self) -> str:
-        """Make a token: from now on the node asks for one. Its tenant's quota of requests is never reached."""
+    def require_tokens(self) -> str:
+        """Make a token: from now on the node requires one. Its tenant's quota of requests is never reached."""
         tokens = TokenFile(self.data)
         tokens.limit("bench", Quota(requests_per_s=1e6))
         return tokens.create("bench", ("infer", "deploy"), "", time.time())[1]
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         """Close the connections of `client`, which count among the node's descriptors; the next call opens new ones."""
         self.client.close()
         self.client = Client(self.url)
@@ -148,7 +148,7 @@ class Node:
         before = -1
         while (ticks := sum(map(cpu_ticks, pids()))) != before:
             if time.monotonic() > until:
-                raise RuntimeError("the node does not come to rest")
+                raise RuntimeError("the processes of the node do not become idle")
             before = ticks
             time.sleep(QUIET_S)
 

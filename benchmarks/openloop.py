@@ -1,4 +1,5 @@
-"""An open-loop load generator in its own process: it sends requests at planned times, whatever is still open.
+"""An open-loop load generator in its own process: it sends requests at planned times, even while earlier ones are
+unanswered.
 
 `python -m benchmarks.openloop PORT PLAN OUTCOMES` sends the requests of one file and writes their outcomes to another;
 SIGTERM ends it early. Latency counts from the planned time, so that a node that stalls is charged for all requests of
@@ -74,10 +75,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes = b""
     """The SHA-256 of the answered tensors, for targets with several correct answers."""
     tensors: bytes = b""
-    """The tensors, if the target asks for them."""
+    """The tensors, if `Target.keep`."""
 
     @property
-    def fate(self) -> Literal["answered", "refused", "lost"]:
+    def kind(self) -> Literal["answered", "refused", "lost"]:
         """The kind of outcome: a refusal is an error with a message; a wrong answer counts as lost."""
         if self.status == 200:
             return "answered" if self.right else "lost"
@@ -243,7 +244,7 @@ class Generator:
 
 
 class Sender:
-    """A generator in a separate process, which ends with the block; its files are in `root`."""
+    """A generator in a separate process, which is killed on exit from the context; its files are in `root`."""
 
     def __init__(self, port: int, plan: Plan, root: Path) -> None:
         file, self._file = root / "plan", root / "outcomes"
@@ -285,17 +286,17 @@ class Sender:
         return msgspec.msgpack.decode(self._file.read_bytes(), type=list[Outcome])
 
 
-def fates(outcomes: Sequence[Outcome]) -> dict[str, int]:
+def count_kinds(outcomes: Sequence[Outcome]) -> dict[str, int]:
     """Count the answered, refused and lost requests."""
     counts = {"answered": 0, "refused": 0, "lost": 0}
     for each in outcomes:
-        counts[each.fate] += 1
+        counts[each.kind] += 1
     return counts
 
 
 def attainment(outcomes: Sequence[Outcome], slo_s: Sequence[float]) -> float:
     """Return the share of all requests that were answered within the SLO of their target; 1 if there was none."""
-    met = sum(each.fate == "answered" and each.latency_s <= slo_s[each.target] for each in outcomes)
+    met = sum(each.kind == "answered" and each.latency_s <= slo_s[each.target] for each in outcomes)
     return met / len(outcomes) if outcomes else 1.0
 
 

@@ -31,7 +31,7 @@ STARTS = 5
 IDLE_S = 1.5
 KINDS = {"bare": (0, ""), "1": (1, "binary"), "16": (16, "binary"), "json": (1, "json")}
 TITLES = {"bare": "bare PyTorch loop", "1": "1 client", "16": "16 clients", "json": "1 client, JSON"}
-PEERS = """Peers on the same kind of machine with an MLP of 0.15 ms, JSON (quoted from before, not run here):
+OTHERS = """Others on such a machine with an MLP of 0.15 ms, JSON (from earlier measurements, not repeated here):
 LitServe 1.44 ms p50 with 1 client, 1117/s with 16, 436 MB, ready in 4.1 s; BentoML 1.56 ms, 512/s, 367 MB, 3.4 s;
 MLServer 1.67 ms, 1176/s, 439 MB, 4.4 s; Ray Serve 6.71 ms, 270/s, 947 MB, 6.7 s."""
 
@@ -53,7 +53,7 @@ class Series:
         return len(self.latencies) / self.seconds
 
 
-class Loop:
+class BareLoop:
     """The process of `benchmarks.bare`, which has deployed its model."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
@@ -79,13 +79,13 @@ def python_of(checkout: Path | None) -> str:
 @contextmanager
 def deployed(
     node: Node, directory: Path, model: str, token: str | None = None, checkout: Path | None = None
-) -> Iterator[Loop]:
-    """A model on the node, as another checkout deploys it if one is given, and its bare loop until the block ends."""
+) -> Iterator[BareLoop]:
+    """A model on the node, as another checkout deploys it if one is given, and its bare loop until the context ends."""
     command = [python_of(checkout), "-m", "benchmarks.bare", node.url, str(directory), model]
     command += [] if token is None else [token]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=checkout) as process:
-        yield Loop(process)
+        yield BareLoop(process)
 
 
 def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]:
@@ -121,7 +121,7 @@ def report_model(model: str, series: dict[str, Series]) -> None:
 def measure_node(model: str, directory: Path, *, tokens: bool) -> tuple[float, Memory]:
     """Return the median seconds until the node is ready, and its memory while it holds only this function, awake."""
     with running_node() as node:
-        with deployed(node, directory, model, node.ask_for_tokens() if tokens else None):
+        with deployed(node, directory, model, node.require_tokens() if tokens else None):
             pass
         starts = []
         for _ in range(STARTS):
@@ -138,25 +138,31 @@ def measure_node(model: str, directory: Path, *, tokens: bool) -> tuple[float, M
     parts = ", ".join(f"{name} {value / MIB:.0f}" for name, value in held._asdict().items())
     print(f"its PSS with the function awake: {held.total / MIB:.0f} MiB = {held.total / 1e6:.0f} MB ({parts} MiB)")
     if others:
-        print(f"  too small: {len(others)} other processes use PyTorch's libraries now and bear a part of them")
+        print(f"  too small: {len(others)} other processes map PyTorch's libraries now and share their pages")
     return median(starts), held
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="the last one gives the RESULT")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each kind of load; default 5")
-    parser.add_argument("--tokens", action="store_true", help="the nodes ask for tokens")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=MODELS,
+        metavar="model",
+        help="models of the zoo; RESULT has the figures of the last one",
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each kind of load; default 5")
+    parser.add_argument("--tokens", action="store_true", help="let the nodes require tokens")
     options = parser.parse_args()
     results: dict[str, dict[str, Series]] = {}
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         with running_node() as node:
-            token = node.ask_for_tokens() if options.tokens else None
+            token = node.require_tokens() if options.tokens else None
             for model in options.models:
                 results[model] = measure_model(node, model, options.seconds, Path(root), token)
                 report_model(model, results[model])
         ready_s, held = measure_node(options.models[-1], Path(root), tokens=options.tokens)
-    print(f"\n{PEERS}")
+    print(f"\n{OTHERS}")
     series = results[options.models[-1]]
     bare = series["bare"]
     figures: dict[str, Any] = {

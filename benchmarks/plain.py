@@ -26,7 +26,7 @@ LOADERS: dict[str, Callable[[Path], State]] = {
 }
 
 
-class Crowd:
+class PlainProcesses:
     """Several plain processes of one model, alive until closed; each has answered once."""
 
     def __init__(self, model: str, loader: str, weights: Sequence[Path], inputs: Path) -> None:
@@ -34,7 +34,7 @@ class Crowd:
         self.pids = [process.pid for process in self._processes]
         self.digests = [answered(process)[1] for process in self._processes]
 
-    def __enter__(self) -> "Crowd":
+    def __enter__(self) -> "PlainProcesses":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,7 +42,7 @@ class Crowd:
             process.communicate()
 
 
-class Forks:
+class ForkedProcesses:
     """Processes forked from one that has the model, which is in `pids` too; all are alive until closed, and each has
     answered.
     """
@@ -53,7 +53,7 @@ class Forks:
         self.pids = list(dict.fromkeys([self._process.pid, *(pid for pid, _ in answers)]))
         self.digests = [digest for _, digest in answers]
 
-    def __enter__(self) -> "Forks":
+    def __enter__(self) -> "ForkedProcesses":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -90,7 +90,7 @@ def measure(name: str, small: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help="models of the zoo; all if none is given")
-    parser.add_argument("--small", action="store_true", help="the thin variants that the tests use")
+    parser.add_argument("--small", action="store_true", help="the small variants that the tests use")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: dict[str, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ from benchmarks.measure import MIB, descriptors, memory, occupied_bytes, residen
 from benchmarks.nodes import Node
 
 IDLE_S = 1.0
-LOOKS = 8
+READINGS = 8
 CHECK_INTERVAL_S = 0.25
 """Verification opens blocks for moments, so the lowest count of descriptors in several readings this far apart is
 taken.
@@ -47,7 +47,7 @@ class ResourcesHeld(NamedTuple):
 
 def at_rest(node: Node) -> ResourcesHeld:
     """Return what the node holds when it is idle; its client's connections are closed first."""
-    node.hang_up()
+    node.close_connections()
     node.wait_quiet()
     time.sleep(IDLE_S)
     pids = node.pids()
@@ -64,7 +64,7 @@ def at_rest(node: Node) -> ResourcesHeld:
 
 def _descriptors(pids: list[int]) -> int:
     counts = [descriptors(pids)]
-    for _ in range(LOOKS - 1):
+    for _ in range(READINGS - 1):
         time.sleep(CHECK_INTERVAL_S)
         counts.append(descriptors(pids))
     return min(counts)

@@ -5,8 +5,8 @@ property tests. `measured`: four models whose latencies were measured on two cor
 length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory modelled
 as a runtime plus the activations of each concurrent request. A case is a rate, from a fifth to twelve times the
 throughput of the largest worker, and an SLO, from 2 to 8 times the fastest run. A gap is the additional cost relative
-to the program's; cases without a feasible configuration are left out. `first` has rates below one largest worker: the
-first worker of a function, which is what most functions have.
+to the program's; cases without a feasible configuration are left out. `first` has the cases with a rate below the
+throughput of the largest worker, in which one worker is enough, as for most functions.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def compare(chance: random.Random, count: int) -> tuple[dict[str, dict[str, list
             begun = time.process_time()
             selection = select(points, rate, slo_s, lambda point: point.memory_bytes)
             spent[name].append(time.process_time() - begun)
-            assert not selection.unserved, f"{name} serves all: there is room for it"
+            assert not selection.unserved, f"{name} serves all: memory and cores are unlimited"
             costs[name] = sum(point.memory_bytes for point in selection.chosen)
         for name in ("dts", "overwinter"):
             for group in ("all", kind, *(["first"] if size < 1 else [])):
@@ -123,7 +123,7 @@ def quantiles(gaps: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="cases of each set; default 1000")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases; default 0")
     options = parser.parse_args()
     gaps, seconds = compare(random.Random(options.seed), options.count)
     print(f"{'cases':10}{'scaling':12}{'number':>8}{'mean':>9}{'p95':>9}{'max':>9}{'optimal':>9}")

@@ -47,7 +47,7 @@ MEMBERS = 32
 BATCH = 8
 ROUNDS = 2
 RUNS = 15
-LEAST_RUNS = 30
+BATCHES_MIN = 30
 """The fewest batches in each measurement, so that one more or less does not matter."""
 TOKENS = 64
 """The length of texts, if the model takes texts of any length."""
@@ -158,19 +158,19 @@ def measured(model: str, seconds: float, root: Path, on_device: bool = False) ->
             "alone": (shared, [paths["alone"]]),
         }
         one_s, batch_s = compute_times(family)
-        seconds = max(seconds, ROUNDS * LEAST_RUNS * batch_s)
+        seconds = max(seconds, ROUNDS * BATCHES_MIN * batch_s)
         rates = dict.fromkeys(turns, 0.0)
         for _ in range(ROUNDS):
-            for kind, (node, asked) in turns.items():
-                rates[kind] += load(node, seconds / ROUNDS, asked) / ROUNDS
+            for kind, (node, paths_of_kind) in turns.items():
+                rates[kind] += load(node, seconds / ROUNDS, paths_of_kind) / ROUNDS
     return Row(rates, BATCH * one_s / batch_s, difference)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each kind of load, or more; default 6")
-    parser.add_argument("--pool", action="store_true", help="on a virtual device")
+    parser.add_argument("--seconds", type=float, default=6.0, help="fewest seconds of each kind of load; default 6")
+    parser.add_argument("--pool", action="store_true", help="run the functions on a virtual device")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"requests a second of {MEMBERS} functions, one client each; one worker, one thread, batches of {BATCH}")

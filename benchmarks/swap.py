@@ -1,10 +1,10 @@
-"""Runs models on a virtual accelerator while their blocks are still on the way to it.
+"""Runs models on a virtual accelerator while their blocks are still being transferred to it.
 
 `python -m benchmarks.swap [model ...]` compares a run of a resident model with runs that bring its blocks: all before
 the run, each weight by itself, in groups of the measured elbow's size, and from another device. The control is the
 resident model while the same bytes are copied elsewhere, since the copies take caches and memory bandwidth of the CPU.
 Then two heavy models are brought at once over one switch, and a variant is brought to a device that has its sibling,
-and to one that has an unrelated model (the stranger). All answers are compared with plain PyTorch, bit for bit.
+and to one that has an unrelated model. All answers are compared with plain PyTorch, bit for bit.
 
 The links are models, slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with 0.1 ms
 per transfer from the host, 4 GB/s with 0.02 ms from the other device.
@@ -51,7 +51,7 @@ MODELS = (
     "gpt2",
 )
 HEAVY = "vgg16"
-STRANGER = "mlp"
+UNRELATED = "mlp"
 SIBLINGS = ("resnet50", "minilm")
 SIZES = tuple(1 << power for power in range(16, 26))
 WHOLE = Swapping(1 << 62, overlaps=False)
@@ -92,7 +92,7 @@ class Model:
 
 
 def allocator_for(nbytes: int) -> PartitionedAllocator:
-    """Return memory in which these bytes fit, with room for what fragmentation takes."""
+    """Return an allocator for these bytes, with additional memory for fragmentation."""
     return PartitionedAllocator((nbytes * 5 // 4 // PARTITION_BYTES + 3) * PARTITION_BYTES)
 
 
@@ -111,10 +111,12 @@ def device_and_memory(name: str, nbytes: int) -> tuple[VirtualDevice, PeerMemory
 
 
 def link_of(bytes_per_s: float, latency_s: float, switch: Switch | None = None) -> Link:
+    """Return a link of this speed."""
     return Link(bytes_per_s, time.perf_counter, time.sleep, latency_s, switch)
 
 
 def host_route(host: Mapping[Address, torch.Tensor], switch: Switch | None = None) -> Route:
+    """Return the route of these blocks in host memory to a device."""
     return Route(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
 
 
@@ -134,11 +136,11 @@ def swap_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], sw
     return run_once(device, stored, routes, swapping)[0]
 
 
-def alternating(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def alternating(measurements: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Return the median of each measurement, taken in turns, after one round to warm up."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    taken: dict[str, list[float]] = {name: [] for name in measurements}
     for each in range(rounds + 1):
-        for name, measure in ways.items():
+        for name, measure in measurements.items():
             took = measure()
             if each:
                 taken[name].append(took)
@@ -150,8 +152,8 @@ def measure_elbow(rounds: int) -> tuple[int, dict[int, float]]:
     block = Address("0" * 64)
     device = device_for("a", SIZES[-1])
     device.hold("elbow", TENANT, {block: SIZES[-1]})
-    way = host_route({block: torch.zeros(SIZES[-1], dtype=torch.uint8)})
-    times = transfer_times(device, way, block, SIZES, time.perf_counter, rounds)
+    route = host_route({block: torch.zeros(SIZES[-1], dtype=torch.uint8)})
+    times = transfer_times(device, route, block, SIZES, time.perf_counter, rounds)
     device.close()
     return elbow(times), times
 
@@ -173,11 +175,11 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     device.hold("other", TENANT, others)
     copies = [Copy(address, 0, size) for address, size in others.items()]
     contents = {other: stored.host[address] for other, address in zip(others, stored.function.blocks, strict=True)}
-    way = CopyPath(FoundBlocks(contents), host[0].link)
+    route = CopyPath(FoundBlocks(contents), host[0].link)
 
     def beside_copies() -> float:
         run_once(device, stored, host, WHOLE)
-        copied = device.copy(copies, [way])
+        copied = device.copy(copies, [route])
         took, _ = run_once(device, stored, host, WHOLE)
         copied.wait()
         return took
@@ -214,8 +216,8 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
     pair = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def at_once(switches: Sequence[Switch]) -> float:
-        ways = [[host_route(stored.host, switch)] for switch in switches]
-        return median(pair.map(lambda device, way: swap_once(device, stored, way, grouped), devices, ways))
+        measurements = [[host_route(stored.host, switch)] for switch in switches]
+        return median(pair.map(lambda device, route: swap_once(device, stored, route, grouped), devices, measurements))
 
     def switch() -> Switch:
         return Switch(HOST_BYTES_PER_S)
@@ -234,25 +236,25 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
     return row
 
 
-def measure_sibling(model: Model, stranger: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
-    """Bring a variant to a device where its sibling lies, and to one where a stranger does."""
+def measure_sibling(model: Model, unrelated: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
+    """Bring a variant to a device that holds its sibling, and to one that holds an unrelated model."""
     base, variant = model.stored(), model.stored(1)
-    device = device_for("a", sum(each.function.nbytes for each in (base, variant, stranger)))
+    device = device_for("a", sum(each.function.nbytes for each in (base, variant, unrelated)))
     grouped = Swapping(group_bytes)
-    host = [host_route({**base.host, **variant.host, **stranger.host})]
+    host = [host_route({**base.host, **variant.host, **unrelated.host})]
     moved: dict[str, int] = {}
 
     def beside(resident: Stored) -> float:
-        for name in (base.function.name, variant.function.name, stranger.function.name):
+        for name in (base.function.name, variant.function.name, unrelated.function.name):
             device.evict(name)
         run_once(device, resident, host, WHOLE)
         took, moved[resident.function.name] = run_once(device, variant, host, grouped)
         return took
 
-    row = alternating({"stranger": lambda: beside(stranger), "sibling": lambda: beside(base)}, rounds)
+    row = alternating({"unrelated": lambda: beside(unrelated), "sibling": lambda: beside(base)}, rounds)
     device.close()
     nbytes = moved[base.function.name]
-    return {**row, "moved": nbytes, "share": nbytes / moved[stranger.function.name]}
+    return {**row, "moved": nbytes, "share": nbytes / moved[unrelated.function.name]}
 
 
 def print_elbow(group_bytes: int, times: Mapping[int, float]) -> None:
@@ -273,10 +275,10 @@ def print_model(name: str, nbytes: int, row: Mapping[str, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="model", default=MODELS)
-    parser.add_argument("--heavy", default=HEAVY, help="the model that two devices get at once")
+    parser.add_argument("models", nargs="*", metavar="model", default=MODELS, help="models of the zoo")
+    parser.add_argument("--heavy", default=HEAVY, help="the model that is brought to two devices at once")
     parser.add_argument("--siblings", nargs="*", default=SIBLINGS, help="models whose variants are brought")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure; default 5")
     options = parser.parse_args()
     torch.set_num_threads(1)
     group_bytes, times = measure_elbow(options.rounds)
@@ -300,11 +302,11 @@ def main() -> None:
     print(f"\n{options.heavy} on two devices at once, over alone: {both['two switches'] / both['alone']:.2f} over two")
     print(f"switches, {both['one switch'] / both['alone']:.2f} over one")
     print(f"\na variant with another head beside its sibling\n{'model':16}{'MB moved':>12}{'of all':>10}{'time':>10}")
-    stranger = Model(STRANGER).stored()
+    unrelated = Model(UNRELATED).stored()
     for name in options.siblings:
-        row = measure_sibling(Model(name), stranger, group_bytes, options.rounds)
+        row = measure_sibling(Model(name), unrelated, group_bytes, options.rounds)
         shares[name] = round(row["share"], 4)
-        time_share = row["sibling"] / row["stranger"]
+        time_share = row["sibling"] / row["unrelated"]
         print(f"{name:16}{row['moved'] / 1e6:12.2f}{row['share']:10.1%}{time_share:10.2f}", flush=True)
         gc.collect()
     print("time: divided by that beside an unrelated model")

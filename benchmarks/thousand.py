@@ -47,8 +47,8 @@ from benchmarks.measure import (
 )
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender, Target
-from benchmarks.plain import Crowd, save
-from benchmarks.thousand_report import SLO_MS, Base, Pass, Peak, figures, owners, report, slo_ms
+from benchmarks.plain import PlainProcesses, save
+from benchmarks.thousand_report import SLO_MS, Base, LoadResult, Peak, figures, owners, report, slo_ms
 from benchmarks.traffic import HOUR_S, Cost, compressed, hour, kept_share
 from benchmarks.wire import END, Connection, binary_request
 from overwinter.node.limits import MEMORY_SHARE
@@ -108,8 +108,8 @@ def loaded_bytes(family: Family, root: Path) -> int:
     place, inputs = root / family.name, root / f"{family.name}-inputs.safetensors"
     save(family.state(), place)
     save_file(family.one(), inputs)
-    with Crowd(family.name, "torch.load", [place], inputs) as crowd:
-        held = memory(crowd.pids).anonymous
+    with PlainProcesses(family.name, "torch.load", [place], inputs) as processes:
+        held = memory(processes.pids).anonymous
     for file in root.glob(f"{family.name}*"):
         file.unlink()
     return held
@@ -211,9 +211,7 @@ class RequestPlans:
         share = kept_share(rates, costs, keep_alive_s, load * cores())
         kept = compressed(hours, speed, share, options.seed)
         total = sum(map(len, hours))
-        print(
-            f"\nan hour has {total} requests; {speed:.0f} times faster and 1 of {1 / share:.1f} kept, {len(kept)} come,"
-        )
+        print(f"\nan hour has {total} requests; {speed:.0f} times faster, 1 of {1 / share:.1f} kept, {len(kept)} sent,")
         print(f"{len(kept) / options.minutes / 60:.1f}/s, {share * speed:.2f} of the hour's own rate: these need")
         print(f"{load:.0%} of {cores()} cores", flush=True)
         targets = [
@@ -225,22 +223,31 @@ class RequestPlans:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(SLO_MS), metavar="model", help="models of the zoo")
-    parser.add_argument("--functions", type=int, default=1000, help="default 1000")
-    parser.add_argument("--minutes", type=float, default=2.0, help="into which the hour is compressed; default 2")
-    parser.add_argument("--traces", type=Path, help="the directory of torpor-alibaba-fc; else generated")
+    parser.add_argument("--functions", type=int, default=1000, help="number of functions; default 1000")
     parser.add_argument(
-        "--load", type=float, action="append", help="share of all cores needed; repeatable; default 0.55, then 0.75"
+        "--minutes", type=float, default=2.0, help="minutes into which the hour is compressed; default 2"
+    )
+    parser.add_argument(
+        "--traces", type=Path, help="the directory that contains torpor-alibaba-fc; by default requests are generated"
+    )
+    parser.add_argument(
+        "--load",
+        type=float,
+        action="append",
+        help="share of all cores that the requests need; repeatable; default 0.55, then 0.75",
     )
     parser.add_argument("--memory-gib", type=float, default=8.0, help="memory available to the node; default 8")
-    parser.add_argument("--keep-alive", type=float, help="of every function, in seconds; else the default settings")
+    parser.add_argument(
+        "--keep-alive", type=float, help="keep-alive of every function in seconds; by default that of the settings"
+    )
     parser.add_argument(
         "--isolation",
         nargs="+",
         choices=ISOLATIONS,
         default=ISOLATIONS,
-        help="of every function; default both by turns",
+        help="isolation of every function; by default a node with each",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of requests; default 1")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the requests; default 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
     traffic = RequestPlans(options)
@@ -261,7 +268,7 @@ def main() -> None:
             slo_s = [slo_ms(bases[place].name) / 1e3 for place in owners(bases)]
             passes = []
             for load in options.load or LOADS:
-                passes.append(Pass(load, *send(node, traffic.plan(bases, load))))
+                passes.append(LoadResult(load, *send(node, traffic.plan(bases, load))))
                 report(bases, passes[-1], slo_s)
         results[isolation] = figures(bases, passes, slo_s)
     first, *others = results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure import MIB, quantile
-from benchmarks.openloop import Outcome, Target, attainment, fates
+from benchmarks.openloop import Outcome, Target, attainment, count_kinds
 from benchmarks.traffic import Cost
 
 SLO_MS = {
@@ -49,7 +49,7 @@ class Peak(NamedTuple):
     workers: int = 0
 
 
-class Pass(NamedTuple):
+class LoadResult(NamedTuple):
     """The results of one load."""
 
     load: float
@@ -69,10 +69,10 @@ class Pass(NamedTuple):
     @property
     def wake_share(self) -> float:
         """The wakes as a share of all answers."""
-        return self.wakes / max(1, fates(self.outcomes)["answered"])
+        return self.wakes / max(1, count_kinds(self.outcomes)["answered"])
 
     def _started(self, *starts: str) -> int:
-        return sum(each.fate == "answered" and each.start in starts for each in self.outcomes)
+        return sum(each.kind == "answered" and each.start in starts for each in self.outcomes)
 
 
 def slo_ms(base: str) -> int:
@@ -92,22 +92,22 @@ def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Seq
     print(f"{'refused':>9}{'lost':>6}{'woken':>7}{'bound':>7}{'p50 ms':>9}{'p99 ms':>9}{'in SLO':>8}")
     for base in bases:
         own = [each for each in outcomes if each.target in base.targets]
-        counts = fates(own)
-        times = [1e3 * each.latency_s for each in own if each.fate == "answered"] or [0.0]
-        part = Pass(0.0, own, Peak())
+        counts = count_kinds(own)
+        times = [1e3 * each.latency_s for each in own if each.kind == "answered"] or [0.0]
+        part = LoadResult(0.0, own, Peak())
         print(f"{base.name:14}{len(base.targets):10}{slo_ms(base.name):8}{1e3 * base.cost.run:8.1f}", end="")
         print(f"{1e3 * base.cost.wake:8.1f}{len(own):10}{counts['refused']:9}{counts['lost']:6}", end="")
         print(f"{part.wakes:7}{part.binds:7}", end="")
         print(f"{statistics.median(times):9.1f}{quantile(times, 0.99):9.1f}{attainment(own, slo_s):8.1%}")
-    for fate in ("refused", "lost"):
+    for kind in ("refused", "lost"):
         refusals = Counter(
-            "a wrong answer" if each.status == 200 else each.start for each in outcomes if each.fate == fate
+            "a wrong answer" if each.status == 200 else each.start for each in outcomes if each.kind == kind
         )
         for said, times_ in refusals.most_common(5):
-            print(f"  {fate} {times_} times: {said}")
+            print(f"  {kind} {times_} times: {said}")
 
 
-def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
+def report(bases: Sequence[Base], done: LoadResult, slo_s: Sequence[float]) -> None:
     """Print the tables of one load."""
     outcomes, peak = done.outcomes, done.peak
     report_models(bases, outcomes, slo_s)
@@ -118,7 +118,7 @@ def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
     kept = sum(attainment(own, slo_s) >= 0.98 for own in functions)
     print(f"{attainment(outcomes, slo_s):.1%} within the SLO; the generator was late by {1e3 * late:.1f} ms (p99)")
     message = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
-    print(f"of {fates(outcomes)['answered']} answers {message}")
+    print(f"of {count_kinds(outcomes)['answered']} answers {message}")
     print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
     print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.workers} workers; loaded models")
     print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much; their weights alone are")
@@ -133,13 +133,13 @@ def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
     )
 
 
-def figures(bases: Sequence[Base], passes: Sequence[Pass], slo_s: Sequence[float]) -> dict[str, Any]:
+def figures(bases: Sequence[Base], passes: Sequence[LoadResult], slo_s: Sequence[float]) -> dict[str, Any]:
     """Return the figures for programs: of the first load, and of the others under names that end in their share."""
     first, *others = passes
     loaded, weights = loaded_models(bases)
     found = {
         "requests": len(first.outcomes),
-        **fates(first.outcomes),
+        **count_kinds(first.outcomes),
         "attainment": attainment(first.outcomes, slo_s),
         "wakes": first.wakes,
         "binds": first.binds,
@@ -152,5 +152,5 @@ def figures(bases: Sequence[Base], passes: Sequence[Pass], slo_s: Sequence[float
         load = f"_{100 * each.load:.0f}"
         found["attainment" + load] = attainment(each.outcomes, slo_s)
         found["wake_share" + load] = each.wake_share
-        found["lost" + load] = fates(each.outcomes)["lost"]
+        found["lost" + load] = count_kinds(each.outcomes)["lost"]
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import print_result, quantile
 from benchmarks.nodes import Node, running_node
-from benchmarks.overhead import Loop, deployed, load, python_of
+from benchmarks.overhead import BareLoop, deployed, load, python_of
 from benchmarks.wire import Connection
 from overwinter.node import clock
 
@@ -28,17 +28,17 @@ COUNTED = 100
 
 
 @contextmanager
-def prepared(directory: Path, *, closed: bool, other: Path | None) -> Iterator[tuple[Node, Loop]]:
-    """A node with the model; with `closed` it requires tokens. The encoded requests are in the directory."""
+def prepared(directory: Path, *, with_tokens: bool, other: Path | None) -> Iterator[tuple[Node, BareLoop]]:
+    """A node with the model; with `with_tokens` it requires tokens. The encoded requests are in the directory."""
     with running_node("--workers-ahead", "0", python=python_of(other)) as node:
-        token = node.ask_for_tokens() if closed else None
+        token = node.require_tokens() if with_tokens else None
         with deployed(node, directory, MODEL, token, other) as loop:
             node.wait_quiet()
             yield node, loop
 
 
 def measured(
-    nodes: Mapping[str, Node], requests: Mapping[str, Path], bare_loop: Loop, seconds: float
+    nodes: Mapping[str, Node], requests: Mapping[str, Path], bare_loop: BareLoop, seconds: float
 ) -> tuple[dict[tuple[str, int], list[float]], list[float]]:
     """Return the latencies of each node with each number of clients, and of the model alone, measured in turns, in
     microseconds.
@@ -77,8 +77,15 @@ def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each node with each number of clients")
-    parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="of another version, with its environment")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="seconds for each node and number of clients; default 5"
+    )
+    parser.add_argument(
+        "--other",
+        type=Path,
+        metavar="CHECKOUT",
+        help="checkout of another version with its environment, to compare with",
+    )
     options = parser.parse_args()
     names = ["open", "tokens"] + (["other"] if options.other else [])
     with ExitStack() as stack:
@@ -87,7 +94,7 @@ def main() -> None:
         for name in names:
             (root / name).mkdir()
             other = options.other if name == "other" else None
-            nodes[name], loop = stack.enter_context(prepared(root / name, closed=name == "tokens", other=other))
+            nodes[name], loop = stack.enter_context(prepared(root / name, with_tokens=name == "tokens", other=other))
         counted = daemon_us(nodes, requests)
         taken, bare = measured(nodes, requests, loop, options.seconds)
     bare_ms = quantile(bare, 0.5) / 1e3

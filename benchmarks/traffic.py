@@ -1,8 +1,8 @@
 """Compresses an hour of requests of many functions into minutes on a small machine.
 
 Time is compressed, and each request of the trace is kept with a probability that gives the wanted load of the cores. A
-request costs a run, and also a wake if its function sleeps: with Poisson arrivals, the probability of that is the
-probability of no arrival within the keep-alive.
+request costs a run, and also a wake if its function has no worker: with Poisson arrivals, the probability of that is
+the probability of no arrival within the keep-alive.
 """
 
 import math
@@ -19,7 +19,7 @@ RECORDED = MinuteCounts("torpor-alibaba-fc/samples.npy", minutes=30)
 """Its 30 full minutes twice; if there are more functions than rows, they begin at other minutes."""
 PER_S = 10.1 / 60
 """The mean rate of a function in that recording, and in generated traffic."""
-MADE: tuple[Workload, ...] = (
+GENERATED: tuple[Workload, ...] = (
     Poisson(PER_S),
     Periodic(0.2 * PER_S, 1.8 * PER_S, 1200.0),
     Bursty(0.5 * PER_S, 6.0, 540.0, 60.0),
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
     run: float
     wake: float
-    """The additional core-seconds of a request to a sleeping function."""
+    """The additional core-seconds of a request to a function without a worker."""
 
 
 def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
@@ -43,7 +43,7 @@ def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
         for index in range(functions):
             rng = Random(f"{seed} arrivals {index}")
             if traces is None:
-                yield arrivals(MADE[index % len(MADE)], rng, index, Path())
+                yield arrivals(GENERATED[index % len(GENERATED)], rng, index, Path())
             else:
                 yield arrivals(RECORDED, rng, index, traces)
 

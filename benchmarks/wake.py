@@ -49,8 +49,8 @@ from examples import minilm, minilm_handler
 from overwinter.api.client import Client
 from overwinter.core.tensor import BYTES, Tensor, pack_bytes
 
-HANDLED = "minilm-handler"
-MODELS = ("minilm", "resnet50", "resnet152", "bert-base", HANDLED)
+WITH_HANDLER = "minilm-handler"
+MODELS = ("minilm", "resnet50", "resnet152", "bert-base", WITH_HANDLER)
 KINDS = ("warm", "sibling", "wake", "cold", "disk", "fresh", "loaded")
 DISCARDED = 2
 KEEP_ALIVE_S = 2.0
@@ -60,11 +60,11 @@ QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORME
 Times = dict[str, list[float]]
 
 
-class Handled(Family):
+class FamilyWithHandler(Family):
     """The demo's MiniLM behind the demo's handler."""
 
     def __init__(self) -> None:
-        super().__init__(HANDLED, model=zoo.Model(minilm.load(), *minilm.inputs()))
+        super().__init__(WITH_HANDLER, model=zoo.Model(minilm.load(), *minilm.inputs()))
         self._state = minilm_handler.setup(
             {name: minilm_handler.read_asset(name, data) for name, data in minilm.assets().items()}
         )
@@ -91,25 +91,25 @@ class Subject:
         self.times: Times = {kind: [] for kind in KINDS}
         self.kept: list[float] = []
         """The bytes kept after each cold start."""
-        family = Handled() if name == HANDLED else Family(name)
+        family = FamilyWithHandler() if name == WITH_HANDLER else Family(name)
         with Client(node.url, tenant=name) as client:
             self.sibling = self._deployed(client, family, 1)
             self.itself = self._deployed(client, family, 0)
-        if name != HANDLED:
+        if name != WITH_HANDLER:
             network: Any = family.module.model
             network.config.save_pretrained(directory)
             save_file(network.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
             save_file(family.one(), directory / "inputs.safetensors")
 
     def _deployed(self, client: Client, family: Family, variant: int) -> Member:
-        name, code, asked = f"{self.name}-sibling" if variant else self.name, None, as_tensors(family.one())
+        name, code, tensors = f"{self.name}-sibling" if variant else self.name, None, as_tensors(family.one())
         assets: Mapping[str, bytes] = {}
-        if self.name == HANDLED:
+        if self.name == WITH_HANDLER:
             code, assets = Path(minilm_handler.__file__).read_text(), minilm.assets()
-            asked = [Tensor("text", BYTES, (1,), pack_bytes([TEXT]))]
+            tensors = [Tensor("text", BYTES, (1,), pack_bytes([TEXT]))]
         family.vary(family.head(), variant)
         family.deploy(client, name, code, assets=assets, tenant=self.name, keep_alive_s=KEEP_ALIVE_S)
-        return Member(binary_request(name, asked), family.answer())
+        return Member(binary_request(name, tensors), family.answer())
 
     def first_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
         """Measure a request while the family has no worker."""
@@ -137,7 +137,7 @@ class Subject:
 
     def fresh_ms(self) -> tuple[float, float]:
         """Measure a new process, from its start and from the end of its imports to its printed answer."""
-        command = [sys.executable, "-m", "benchmarks.fresh", self.name, str(self.directory)]
+        command = [sys.executable, "-m", "benchmarks.fresh_process", self.name, str(self.directory)]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **QUIET}, text=True) as process:
             assert process.stdout is not None
@@ -155,7 +155,7 @@ class Subject:
         return median(self.times[kind]) - median(self.times["warm"])
 
 
-def measure_asleep(node: Node, subjects: list[Subject], runs: int) -> None:
+def measure_starts(node: Node, subjects: list[Subject], runs: int) -> None:
     """Measure wake, warm, sibling and fresh; the first rounds do not count."""
     node.wait_quiet()
     with Connection(node.port) as connection:
@@ -166,11 +166,11 @@ def measure_asleep(node: Node, subjects: list[Subject], runs: int) -> None:
                     "warm": subject.warm_ms(connection),
                     "sibling": subject.sibling_ms(connection),
                 }
-                if subject.name != HANDLED and run >= -1:
+                if subject.name != WITH_HANDLER and run >= -1:
                     taken["fresh"], taken["loaded"] = subject.fresh_ms()
                 for kind, took in taken.items() if run >= 0 else ():
                     subject.times[kind].append(took)
-            print(f"  asleep: round {run + 1} of {runs}", file=sys.stderr)
+            print(f"  without restart: round {run + 1} of {runs}", file=sys.stderr)
 
 
 def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str) -> None:
@@ -211,13 +211,13 @@ def report(subjects: list[Subject], runs: int) -> None:
     for subject in subjects:
         beyond = "".join(f"{subject.over_warm(kind):10.1f}" for kind in KINDS[1:5])
         print(f"{subject.name:16}{beyond}{median(subject.kept) / MIB:10.1f}", end="")
-        for kind, ratio in ratios.items() if subject.name != HANDLED else ():
+        for kind, ratio in ratios.items() if subject.name != WITH_HANDLER else ():
             ratio[subject.name] = median(subject.times[kind]) / median(subject.times["wake"])
             print(f"{ratio[subject.name]:12.1f}", end="")
         print()
     print("every answer of the node equals plain PyTorch's bit for bit")
     over = {kind: {each.name: each.over_warm(kind) for each in subjects} for kind in KINDS[1:5]}
-    handler_ms = over["wake"].pop(HANDLED, None)
+    handler_ms = over["wake"].pop(WITH_HANDLER, None)
     print_result(
         {
             "wake_over_warm_ms": over["wake"],
@@ -235,12 +235,12 @@ def report(subjects: list[Subject], runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
-    parser.add_argument("--runs", type=int, default=5, help="of each kind; default 5")
+    parser.add_argument("--runs", type=int, default=5, help="measurements of each kind; default 5")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root, running_node() as node:
         subjects = [Subject(name, node, Path(root) / name) for name in options.models]
-        measure_asleep(node, subjects, options.runs)
+        measure_starts(node, subjects, options.runs)
         measure_restarted(node, subjects, options.runs - 1, "disk")
         # The option applies from the next start on; the stop before it still empties the host store.
         node.add_options("--keep-warm")

@@ -1,7 +1,7 @@
 """The models that the papers serve, by name: architectures with seeded random weights, full size or small.
 
 `build("resnet50")` has the sizes of the papers' tables. `build("resnet50", small=True)` has the same layers in the same
-order, thin enough for tests. No weights are downloaded. `python -m benchmarks.zoo` prints the table.
+order, but fewer channels and units, for tests. No weights are downloaded. `python -m benchmarks.zoo` prints the table.
 """
 
 import math
@@ -59,14 +59,14 @@ def build(name: str, small: bool = False, seed: int = 0) -> Model:
         module = recipe.module(small).eval()
         example_inputs, dynamic = recipe.inputs(small)
         with torch.no_grad():
-            roughen(module)
-            level(module, example_inputs)
+            randomise_constants(module)
+            scale_outputs(module, example_inputs)
     return Model(module.requires_grad_(False), example_inputs, dynamic)
 
 
-def roughen(module: nn.Module) -> None:
+def randomise_constants(module: nn.Module) -> None:
     """Change, in place, all tensors that are initialised with zeros or ones: training would, and equal tensors would be
-    stored once.
+    state_tensors once.
     """
     for path, parameter in module.named_parameters():
         if parameter.dim() == 1 and "bias" in path.rpartition(".")[2]:
@@ -80,7 +80,7 @@ def roughen(module: nn.Module) -> None:
             buffer.uniform_(0.5, 1.5)
 
 
-def level(module: nn.Module, example_inputs: Inputs) -> None:
+def scale_outputs(module: nn.Module, example_inputs: Inputs) -> None:
     """Scale, in place, every trained convolution so that its output for the example has a deviation of about one.
 
     Otherwise a signal vanishes or explodes in many random layers, and an answer that ignores its input checks nothing.
@@ -100,7 +100,7 @@ def level(module: nn.Module, example_inputs: Inputs) -> None:
         hook.remove()
 
 
-def stored(module: nn.Module) -> Iterator[Tensor]:
+def state_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yield all parameters and floating-point buffers, shared ones once."""
     yield from module.parameters()
     yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
@@ -108,12 +108,12 @@ def stored(module: nn.Module) -> Iterator[Tensor]:
 
 def parameters_mb(module: nn.Module) -> float:
     """Return the size of all parameters and floating-point buffers in MB of 10^6 bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in stored(module)) / 1e6
+    return sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(module)) / 1e6
 
 
-def images(full: int, thin: int, small: bool) -> tuple[Inputs, Dynamic]:
+def images(full: int, small_side: int, small: bool) -> tuple[Inputs, Dynamic]:
     """Return square images of a fixed side in pixels."""
-    side = thin if small else full
+    side = small_side if small else full
     return {"image": torch.randn(BATCH, 3, side, side)}, {"image": {0: "batch"}}
 
 
@@ -210,7 +210,7 @@ def main() -> None:
         with torch.device("meta"):
             module = recipe.module(False)
         count = sum(parameter.numel() for parameter in module.parameters())
-        tensors = sum(1 for _ in stored(module))
+        tensors = sum(1 for _ in state_tensors(module))
         print(f"{name:16} {count:12,} {parameters_mb(module):7.1f} {tensors:8}  {recipe.used_by or '-'}")
 
 

@@ -8,9 +8,13 @@ from benchmarks.asyfunc import model_level
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", choices=("model",), required=True, help="whole models, under bursts")
-    parser.add_argument("--seconds", type=float, help="of the day to simulate; the scenario's if not given")
-    parser.add_argument("--seed", type=int, help="of the arrivals; the scenario's if not given")
-    parser.add_argument("--seeds", type=int, default=2, help="of the table of equal conditions; default 2")
+    parser.add_argument(
+        "--seconds", type=float, help="seconds of the day to simulate; by default those of the scenario"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the arrivals; by default that of the scenario")
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="number of seeds for the table of equal conditions; default 2"
+    )
     options = parser.parse_args()
     model_level.run(options.seconds, options.seed, options.seeds)
 

@@ -6,8 +6,8 @@ core seconds of runs divided by core seconds of live workers. A violation is a r
 SLO, or was refused. Nothing here depends on the machine that runs the benchmark.
 
 MLS copies the weights for each worker and reads the rate every 10 s; Overwinter shares them and starts a worker as soon
-as requests wait. So both are also compared under equal conditions, over several seeds: MLS on the rungs of
-benchmarks.ladder (all workers have the same private memory, so that rung is left out), and Overwinter reading the rate
+as requests wait. So both are also compared under equal conditions, over several seeds: MLS with the conditions of
+benchmarks.equal_conditions (not the memory of workers, which is the same for all), and Overwinter reading the rate
 every 10 s.
 """
 
@@ -18,33 +18,33 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks.cores import on_all_cores
-from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, climb
+from benchmarks.equal_conditions import AT_ONCE, PAPER, SHARING, THRESHOLDS, with_conditions
 from benchmarks.measure import MIB, print_result
+from benchmarks.parallel import on_all_cores
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario, read_scenario
 from overwinter.simulation.world import World
 
 SCENARIO = Path(__file__).parent.parent.parent / "scenarios" / "asyfunc.toml"
-SAME_RULES = {"last-value": "mls"}
+SAME_AS = {"last-value": "mls"}
 """MLS expects the last value, so the policy is simulated once and shown under both names."""
-RULES = ("batch", "batch+", "mls", "on-demand", "k-last-value", "oracle", "overwinter")
+SIMULATED = ("batch", "batch+", "mls", "on-demand", "k-last-value", "oracle", "overwinter")
 REPORTED = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "oracle", "overwinter")
-PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
-PLAIN_MODEL = "ssd300"
-ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
+FIGURE_1_POLICIES = ("on-demand", "last-value", "k-last-value", "oracle")
+FIGURE_1_MODEL = "ssd300"
+FIGURE_1_ALPHA, FIGURE_1_BETA = 1.0, 0.95
 """Figure 1 compares predictors without alpha: as many workers as the expected rate fills."""
-RUNGS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
+CONDITIONS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
 OURS, OURS_SLOW = "overwinter", "overwinter, every 10 s"
 COMPARED: Mapping[str, Policy] = {
-    **{f"mls, {step.title}": step.policy for step in climb(POLICIES["mls"], RUNGS)},
+    **{f"mls, {step.title}": step.policy for step in with_conditions(POLICIES["mls"], CONDITIONS)},
     OURS_SLOW: Policy(eager=False),
     OURS: POLICIES["overwinter"],
 }
 """The policies that differ in one condition each."""
-WANTED = ("memory", "cpu_utility", "violations")
+RESULT_FIELDS = ("memory", "cpu_utility", "violations")
 COMPARED_FIELDS = ("memory", "cores", "cpu_utility", "violations", "p99_ms")
-NEW_S = 4.0
+NEW_PROCESS_S = 4.0
 """The time until a new process has imported PyTorch and built the network: 3 to 5 s, measured."""
 
 
@@ -93,12 +93,12 @@ def simulated(scenario: Scenario, model: str, policy: str | Policy) -> Cell:
 
 def without_headroom(policy: str) -> Policy:
     """Return the same predictor for workers that are to be full."""
-    return msgspec.structs.replace(POLICIES[policy], alpha=ALPHA_PLAIN, beta=BETA_PLAIN)
+    return msgspec.structs.replace(POLICIES[policy], alpha=FIGURE_1_ALPHA, beta=FIGURE_1_BETA)
 
 
 def in_new_processes(scenario: Scenario) -> Scenario:
     """Return the scenario without prepared containers."""
-    functions = tuple(msgspec.structs.replace(each, start_s=NEW_S) for each in scenario.functions)
+    functions = tuple(msgspec.structs.replace(each, start_s=NEW_PROCESS_S) for each in scenario.functions)
     return msgspec.structs.replace(scenario, functions=functions)
 
 
@@ -107,7 +107,7 @@ def mean(cells: Mapping[str, Cell], field: str) -> float:
     return fmean(getattr(cell, field) for cell in cells.values())
 
 
-def tell(name: str, cell: Cell) -> None:
+def print_cell(name: str, cell: Cell) -> None:
     """Print a line of a table."""
     print(
         f"  {name:14}{cell.memory:10.0f}{cell.workers:10.2f}{cell.cores:10.1f}{cell.cpu_utility:10.1%}"
@@ -123,13 +123,13 @@ HEAD = f"  {'policy':14}" + "".join(f"{title:>10}" for title in TITLES)
 def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
     """Simulate every policy on every model, printed at once."""
     models = [function.name for function in scenario.functions]
-    found = on_all_cores(simulated, [(scenario, model, policy) for policy in RULES for model in models])
-    cells = dict(zip(RULES, by_model(found, models), strict=True))
-    cells |= {name: cells[same] for name, same in SAME_RULES.items()}
+    found = on_all_cores(simulated, [(scenario, model, policy) for policy in SIMULATED for model in models])
+    cells = dict(zip(SIMULATED, by_model(found, models), strict=True))
+    cells |= {name: cells[same] for name, same in SAME_AS.items()}
     for function in scenario.functions:
         print(f"\n{function.name}: SLO {function.settings.slo_ms:g} ms\n{HEAD}")
-        for policy in RULES:
-            tell(policy, cells[policy][function.name])
+        for policy in SIMULATED:
+            print_cell(policy, cells[policy][function.name])
         requests = cells["mls"][function.name].requests
         print(f"  {requests} requests; last-value has the rules of mls, and so its figures")
     return cells
@@ -142,11 +142,15 @@ def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cel
 
 def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
     """Print the comparison of predictors."""
-    print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, workers in {begun}\n{HEAD}")
-    found = on_all_cores(simulated, [(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN])
-    cells = dict(zip(PLAIN, found, strict=True))
+    print(
+        f"\nfigure 1, {FIGURE_1_MODEL}, alpha {FIGURE_1_ALPHA:g} and beta {FIGURE_1_BETA:g}, workers in {begun}\n{HEAD}"
+    )
+    found = on_all_cores(
+        simulated, [(scenario, FIGURE_1_MODEL, without_headroom(policy)) for policy in FIGURE_1_POLICIES]
+    )
+    cells = dict(zip(FIGURE_1_POLICIES, found, strict=True))
     for policy, cell in cells.items():
-        tell(policy, cell)
+        print_cell(policy, cell)
     return cells
 
 
@@ -174,7 +178,7 @@ def spread(field: str, values: Sequence[float]) -> str:
     return f"{middle}{'%' if scale == 100 else ''} [{least}, {most}]"
 
 
-def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
+def print_claims(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
     """Print the paper's claims beside these results, and why they differ."""
     saved = {model: 1 - cell.memory / cells["batch"][model].memory for model, cell in cells["mls"].items()}
     violated = {policy: mean(cells[policy], "violations") for policy in REPORTED}
@@ -212,15 +216,17 @@ def run(seconds: float | None, seed: int | None, seeds: int) -> None:
     print(f"\nmeans over the models\n{HEAD}")
     for policy in REPORTED:
         means = {field: mean(cells[policy], field) for field in Cell.__struct_fields__[1:]}
-        tell(policy, Cell(requests=0, **means))
+        print_cell(policy, Cell(requests=0, **means))
     ready = figure_1(scenario, "prepared containers")
     new = figure_1(in_new_processes(scenario), "new processes")
-    compare(cells, ready, new)
+    print_claims(cells, ready, new)
     rows = equal_conditions(scenario, seeds)
     print_result(
         {
-            "equal_conditions": {name: {field: summary(row[field]) for field in WANTED} for name, row in rows.items()},
-            "one_seed": {name: {field: mean(row, field) for field in WANTED} for name, row in cells.items()},
+            "equal_conditions": {
+                name: {field: summary(row[field]) for field in RESULT_FIELDS} for name, row in rows.items()
+            },
+            "one_seed": {name: {field: mean(row, field) for field in RESULT_FIELDS} for name, row in cells.items()},
         }
     )
 

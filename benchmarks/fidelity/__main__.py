@@ -1,7 +1,7 @@
 """`python -m benchmarks.fidelity [--only NAME] [--seed N] [--drawn N] [--table FILE] [--list]`.
 
 Architectures from `transformers` configurations and plain PyTorch, with small random weights, each through one real
-node: deployed over HTTP, asked at several sizes and by many callers at once, and compared with eager PyTorch. The last
+node: deployed over HTTP, called at several sizes and by many clients at once, and compared with eager PyTorch. The last
 ones are drawn by the seed from the list of all model types of `transformers`. Each is examined in a process forked for
 it, which bounds the memory and what one model can disturb.
 """
@@ -44,7 +44,7 @@ def listed() -> list[Architecture]:
     return [*text_models.MODELS, *vision_models.MODELS, *plain_models.MODELS, *saved_models.MODELS]
 
 
-def apart(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
+def in_separate_process(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
     """Return the result of `work` in a separate process; a row that reports a crash or a timeout."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -92,7 +92,7 @@ def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
     found = []
     for architecture in chosen:
         began = time.perf_counter()
-        row = apart(architecture.name, lambda one=architecture: examine(one, url, seed))
+        row = in_separate_process(architecture.name, lambda one=architecture: examine(one, url, seed))
         assert isinstance(row, Row)
         print(row_text(row._replace(source=architecture.source), time.perf_counter() - began), flush=True)
         found.append(row._replace(source=architecture.source))
@@ -107,9 +107,9 @@ def drawn_rows(kinds: Sequence[str], count: int, url: str, seed: int) -> tuple[l
         if len(found) == count:
             break
         began = time.perf_counter()
-        row = apart(drawn.name_of(kind), lambda one=kind: _examine_drawn(one, url, seed))
+        row = in_separate_process(drawn.name_of(kind), lambda one=kind: _examine_drawn(one, url, seed))
         if isinstance(row, Skipped):
-            print(f"{drawn.name_of(kind):29} passed over: {row.why}", flush=True)
+            print(f"{drawn.name_of(kind):29} skipped: {row.why}", flush=True)
             skipped.append(row)
         else:
             found.append(row._replace(source=row.source or f"transformers {kind}, drawn"))
@@ -127,9 +127,14 @@ def _examine_drawn(kind: str, url: str, seed: int) -> Row | Skipped:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="a name of the list, or drawn-TYPE; repeatable")
-    parser.add_argument("--seed", type=int, default=8, help="of weights, inputs and the draw")
-    parser.add_argument("--drawn", type=int, default=10, metavar="N", help="model types to draw")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="test only this architecture, a name of --list or drawn-TYPE; repeatable",
+    )
+    parser.add_argument("--seed", type=int, default=8, help="seed of weights, inputs and the drawn types; default 8")
+    parser.add_argument("--drawn", type=int, default=10, metavar="N", help="number of model types to draw; default 10")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table to this Markdown file")
     parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     options = parser.parse_args()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.zoo import roughen
+from benchmarks.zoo import randomise_constants
 
 VOCABULARY = 100
 EXAMPLE: Mapping[str, int] = {"batch": 2, "sequence": 8}
@@ -49,8 +49,8 @@ class Architecture(NamedTuple):
         torch.manual_seed(seed)
         module = self.module().eval()
         with torch.no_grad():
-            enliven(module)
-            roughen(module)
+            scale_initial_weights(module)
+            randomise_constants(module)
         return module.requires_grad_(False)
 
     def reference(self, seed: int) -> Callable[..., Any]:
@@ -106,8 +106,8 @@ class Architecture(NamedTuple):
         return found or [{}]
 
 
-def enliven(module: nn.Module) -> None:
-    """Scale each matrix so that signals pass: with a model's small initial weights they would not.
+def scale_initial_weights(module: nn.Module) -> None:
+    """Scale each matrix: with a model's small initial weights all outputs would be nearly equal.
 
     This includes embedding tables; buffers are not changed.
     """

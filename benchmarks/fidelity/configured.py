@@ -12,7 +12,7 @@ PAIR = {**TEXT, "decoder_input_ids": tokens("batch", "target")}
 IMAGE = {"pixel_values": floats("batch", 3, 32, 32)}
 AUDIO = {"input_values": floats("batch", "samples")}
 
-THIN: dict[str, Any] = {
+SMALL_CONFIG: dict[str, Any] = {
     "vocab_size": 100,
     "hidden_size": 32,
     "num_hidden_layers": 2,

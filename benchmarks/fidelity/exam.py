@@ -21,7 +21,7 @@ from overwinter.model.export import export_saved
 SETTINGS: dict[str, Any] = {"timeout_s": 30.0, "max_workers": 1}
 MAX_BATCH = 4
 CALLERS = 16
-ASKED = ("batch_size_sum", "batch_size_count")
+METRICS = ("batch_size_sum", "batch_size_count")
 
 Inputs = dict[str, Tensor]
 
@@ -189,6 +189,6 @@ def _attempt(client: overwinter.Client, name: str, inputs: Inputs) -> list[Tenso
 def _runs(client: overwinter.Client) -> tuple[int, int]:
     """Return the number of requests that the node has run, and of runs."""
     text = client.metrics()
-    found = [re.search(rf"^overwinter_{name} (\S+)$", text, re.MULTILINE) for name in ASKED]
+    found = [re.search(rf"^overwinter_{name} (\S+)$", text, re.MULTILINE) for name in METRICS]
     requests, runs = (int(float(value[1])) if value else 0 for value in found)
     return requests, runs

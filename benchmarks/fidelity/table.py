@@ -46,7 +46,7 @@ def row_text(row: Row, seconds: float) -> str:
 
 def written(rows: Sequence[Row], skipped: Sequence[tuple[str, str]], seed: int) -> str:
     """Return the whole file."""
-    total = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {spoken(verdict)}" for verdict in VERDICTS)
+    total = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {verdict_text(verdict)}" for verdict in VERDICTS)
     bounds = ", ".join(f"{bound:g} ({str(dtype).removeprefix('torch.')})" for dtype, bound in BOUNDS.items())
     head = HEAD.format(
         seed=seed, bounds=bounds, callers=CALLERS, max_batch=MAX_BATCH, counts=f"{len(rows)} architectures: {total}."
@@ -60,7 +60,7 @@ def written(rows: Sequence[Row], skipped: Sequence[tuple[str, str]], seed: int) 
 
 def cells(row: Row) -> Iterator[str]:
     """Format one row of the table."""
-    yield from (row.name, row.source, f"{row.parameters:,}", compared(row), spoken(row.verdict))
+    yield from (row.name, row.source, f"{row.parameters:,}", compared(row), verdict_text(row.verdict))
     yield difference(row.findings)
     yield escaped(shared(row))
     yield "<br>".join(escaped(f"{one.where}: {one.text}") for one in refusals(row)) or "-"
@@ -98,11 +98,11 @@ def shared(row: Row) -> str:
     """Format the finding on concurrent clients."""
     one = row.shared
     if one.verdict in ("refused_clearly", "wrong") or not one.compared:
-        return spoken(one.verdict) if one.verdict in ("refused_clearly", "wrong") else one.text or "-"
+        return verdict_text(one.verdict) if one.verdict in ("refused_clearly", "wrong") else one.text or "-"
     return f"{difference([one])}, {one.text}"
 
 
-def spoken(verdict: str) -> str:
+def verdict_text(verdict: str) -> str:
     """A verdict for a reader."""
     return verdict.replace("_", " ")
 

@@ -5,14 +5,14 @@ from functools import partial
 import torch
 
 from benchmarks.fidelity.architecture import Architecture, Field, floats, tokens
-from benchmarks.fidelity.configured import AUDIO, PAIR, TEXT, THIN, network
+from benchmarks.fidelity.configured import AUDIO, PAIR, SMALL_CONFIG, TEXT, network
 
 PAIRED: dict[str, dict[str, int]] = {
     "example": {"batch": 2, "sequence": 8, "target": 6},
     "other": {"sequence": 11, "target": 9},
 }
-THIN_GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "use_cache": False}
-DECODER = {**THIN, "use_cache": False, "max_position_embeddings": 64}
+SMALL_GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "use_cache": False}
+DECODER = {**SMALL_CONFIG, "use_cache": False, "max_position_embeddings": 64}
 GROUPED = {**DECODER, "num_key_value_heads": 2}
 SEQ2SEQ = {
     "vocab_size": 100,
@@ -28,7 +28,7 @@ SEQ2SEQ = {
 }
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "use_cache": False}
 WAVE = {
-    **THIN,
+    **SMALL_CONFIG,
     "conv_dim": (16, 16, 16),
     "conv_stride": (5, 2, 2),
     "conv_kernel": (10, 3, 3),
@@ -36,7 +36,7 @@ WAVE = {
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
 }
-HEARD: dict[str, dict[str, int]] = {"example": {"batch": 2, "samples": 1600}, "other": {"samples": 2345}}
+AUDIO_SIZES: dict[str, dict[str, int]] = {"example": {"batch": 2, "samples": 1600}, "other": {"samples": 2345}}
 IDS = {"input_ids": tokens("batch", "sequence")}
 SPEECH = {"input_features": floats("batch", "frames", 80), "decoder_input_ids": tokens("batch", "target")}
 
@@ -47,44 +47,54 @@ def boxes(sizes: list[int], generator: torch.Generator) -> torch.Tensor:
 
 
 text = partial(network, inputs=TEXT)
-heard = partial(network, inputs=AUDIO, **HEARD)
+audio = partial(network, inputs=AUDIO, **AUDIO_SIZES)
 
 ENCODERS = [
-    text("bert", "BertModel", sizes=THIN),
+    text("bert", "BertModel", sizes=SMALL_CONFIG),
     text(
         "distilbert",
         "DistilBertModel",
         sizes={"vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     ),
-    text("roberta", "RobertaForSequenceClassification", sizes=THIN),
-    text("albert", "AlbertModel", sizes={**THIN, "embedding_size": 16}),
-    text("electra", "ElectraForTokenClassification", sizes={**THIN, "embedding_size": 16}),
-    text("deberta-v2", "DebertaV2Model", sizes={**THIN, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    text("roberta", "RobertaForSequenceClassification", sizes=SMALL_CONFIG),
+    text("albert", "AlbertModel", sizes={**SMALL_CONFIG, "embedding_size": 16}),
+    text("electra", "ElectraForTokenClassification", sizes={**SMALL_CONFIG, "embedding_size": 16}),
+    text(
+        "deberta-v2",
+        "DebertaV2Model",
+        sizes={**SMALL_CONFIG, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    ),
     text(
         "xlnet",
         "XLNetModel",
         sizes={"vocab_size": 100, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "use_mems_eval": False},
     ),
-    text("mpnet", "MPNetModel", sizes=THIN),
-    text("longformer", "LongformerModel", sizes={**THIN, "attention_window": 8}),
-    text("big_bird", "BigBirdModel", sizes={**THIN, "attention_type": "original_full"}),
+    text("mpnet", "MPNetModel", sizes=SMALL_CONFIG),
+    text("longformer", "LongformerModel", sizes={**SMALL_CONFIG, "attention_window": 8}),
+    text("big_bird", "BigBirdModel", sizes={**SMALL_CONFIG, "attention_type": "original_full"}),
     text(
         "funnel",
         "FunnelModel",
         sizes={"vocab_size": 100, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes": [1, 1]},
     ),
-    text("squeezebert", "SqueezeBertModel", sizes={**THIN, "embedding_size": 32}),
-    text("convbert", "ConvBertModel", sizes={**THIN, "embedding_size": 32}),
-    text("roformer", "RoFormerModel", sizes={**THIN, "embedding_size": 32}),
-    network("fnet", "FNetModel", inputs=IDS, sizes=THIN),
-    text("modernbert", "ModernBertModel", sizes={**THIN, "pad_token_id": 0}),
-    text("esm", "EsmModel", sizes={**THIN, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 2}),
-    network("layoutlm", "LayoutLMModel", inputs={**TEXT, "bbox": Field(("batch", "sequence", 4), boxes)}, sizes=THIN),
+    text("squeezebert", "SqueezeBertModel", sizes={**SMALL_CONFIG, "embedding_size": 32}),
+    text("convbert", "ConvBertModel", sizes={**SMALL_CONFIG, "embedding_size": 32}),
+    text("roformer", "RoFormerModel", sizes={**SMALL_CONFIG, "embedding_size": 32}),
+    network("fnet", "FNetModel", inputs=IDS, sizes=SMALL_CONFIG),
+    text("modernbert", "ModernBertModel", sizes={**SMALL_CONFIG, "pad_token_id": 0}),
+    text(
+        "esm",
+        "EsmModel",
+        sizes={**SMALL_CONFIG, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 2},
+    ),
+    network(
+        "layoutlm", "LayoutLMModel", inputs={**TEXT, "bbox": Field(("batch", "sequence", 4), boxes)}, sizes=SMALL_CONFIG
+    ),
 ]
 
 DECODERS = [
-    text("gpt2", "GPT2LMHeadModel", sizes=THIN_GPT),
-    network("gpt2", "GPT2Model", inputs=IDS, sizes={**THIN_GPT, "use_cache": True}, name="gpt2-bare"),
+    text("gpt2", "GPT2LMHeadModel", sizes=SMALL_GPT),
+    network("gpt2", "GPT2Model", inputs=IDS, sizes={**SMALL_GPT, "use_cache": True}, name="gpt2-bare"),
     text("gpt_neox", "GPTNeoXForCausalLM", sizes=DECODER),
     text("opt", "OPTForCausalLM", sizes={**DECODER, "ffn_dim": 64, "word_embed_proj_dim": 32}),
     text(
@@ -124,7 +134,7 @@ DECODERS = [
     ),
 ]
 
-TRANSLATORS = [
+ENCODER_DECODERS = [
     network("t5", "T5Model", inputs=PAIR, sizes=T5, **PAIRED),
     text("t5", "T5EncoderModel", sizes=T5, name="t5-encoder"),
     network("bart", "BartModel", inputs=PAIR, sizes=SEQ2SEQ, **PAIRED),
@@ -137,13 +147,13 @@ TRANSLATORS = [
     ),
 ]
 
-LISTENERS = [
-    heard("wav2vec2", "Wav2Vec2ForCTC", sizes=WAVE),
-    heard("hubert", "HubertModel", sizes=WAVE),
-    heard("sew", "SEWModel", sizes={**WAVE, "squeeze_factor": 2}),
-    heard("unispeech", "UniSpeechModel", sizes={**WAVE, "num_codevectors_per_group": 8, "codevector_dim": 16}),
-    heard("data2vec-audio", "Data2VecAudioModel", sizes={**WAVE, "conv_pos_kernel_size": 3}),
-    heard("wavlm", "WavLMModel", sizes=WAVE),
+SPEECH_MODELS = [
+    audio("wav2vec2", "Wav2Vec2ForCTC", sizes=WAVE),
+    audio("hubert", "HubertModel", sizes=WAVE),
+    audio("sew", "SEWModel", sizes={**WAVE, "squeeze_factor": 2}),
+    audio("unispeech", "UniSpeechModel", sizes={**WAVE, "num_codevectors_per_group": 8, "codevector_dim": 16}),
+    audio("data2vec-audio", "Data2VecAudioModel", sizes={**WAVE, "conv_pos_kernel_size": 3}),
+    audio("wavlm", "WavLMModel", sizes=WAVE),
     network(
         "whisper",
         "WhisperModel",
@@ -164,8 +174,8 @@ LISTENERS = [
         "audio-spectrogram-transformer",
         "ASTModel",
         inputs={"input_values": floats("batch", 64, 32)},
-        sizes={**THIN, "max_length": 64, "num_mel_bins": 32},
+        sizes={**SMALL_CONFIG, "max_length": 64, "num_mel_bins": 32},
     ),
 ]
 
-MODELS: list[Architecture] = [*ENCODERS, *DECODERS, *TRANSLATORS, *LISTENERS]
+MODELS: list[Architecture] = [*ENCODERS, *DECODERS, *ENCODER_DECODERS, *SPEECH_MODELS]

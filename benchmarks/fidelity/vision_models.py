@@ -3,9 +3,9 @@
 from functools import partial
 
 from benchmarks.fidelity.architecture import Architecture, floats, mask, tokens
-from benchmarks.fidelity.configured import IMAGE, THIN, config, network
+from benchmarks.fidelity.configured import IMAGE, SMALL_CONFIG, config, network
 
-PATCHES = {**THIN, "image_size": 32, "patch_size": 8, "num_labels": 5}
+PATCHES = {**SMALL_CONFIG, "image_size": 32, "patch_size": 8, "num_labels": 5}
 PYRAMID = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_labels": 5}
 WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 VIDEO = {"pixel_values": floats("batch", 4, 3, 16, 16)}
@@ -14,7 +14,7 @@ FREE_SIZES: dict[str, dict[str, int]] = {
     "example": {"batch": 2, "height": 64, "width": 96},
     "other": {"height": 96, "width": 80},
 }
-CLIP_TEXT = {**THIN, "max_position_embeddings": 16, "eos_token_id": 2}
+CLIP_TEXT = {**SMALL_CONFIG, "max_position_embeddings": 16, "eos_token_id": 2}
 CLIP_VISION = {**PATCHES, "hidden_size": 24}
 CLIP = {"text_config": CLIP_TEXT, "vision_config": CLIP_VISION, "projection_dim": 16}
 SIGLIP = {"text_config": CLIP_TEXT, "vision_config": PATCHES}
@@ -124,19 +124,22 @@ MODELS: list[Architecture] = [
         },
     ),
     network(
-        "videomae", "VideoMAEModel", inputs=VIDEO, sizes={**THIN, "image_size": 16, "patch_size": 8, "num_frames": 4}
+        "videomae",
+        "VideoMAEModel",
+        inputs=VIDEO,
+        sizes={**SMALL_CONFIG, "image_size": 16, "patch_size": 8, "num_frames": 4},
     ),
     network(
         "timesformer",
         "TimesformerModel",
         inputs=VIDEO,
-        sizes={**THIN, "image_size": 16, "patch_size": 8, "num_frames": 4},
+        sizes={**SMALL_CONFIG, "image_size": 16, "patch_size": 8, "num_frames": 4},
     ),
     network("clip", "CLIPModel", inputs=CAPTIONED, sizes=CLIP, default_dynamic=True),
     network(
         "clip",
         "CLIPModel",
-        name="clip-apart",
+        name="clip-in_separate_process",
         inputs={
             "input_ids": tokens("texts", "sequence"),
             "attention_mask": mask("texts", "sequence"),

@@ -7,7 +7,7 @@ devices), random calls while processes are killed, and attempts to leave the san
 and the attacks continue.
 
 A crash is the end of the daemon, of a zygote or of a worker without a handler by a signal that the benchmark did not
-send. A stall is the longest time for which the node did not answer a liveness request. Besides, it prints the longest
+send. A stall is the longest time for which the node did not answer a liveness request. It also prints the longest
 time of an answer of a function, and the control: the longest delay of an idle echo process on the same machine.
 
 `--only KIND --first NUMBER --tries 1` with the same seed repeats one try.
@@ -27,8 +27,8 @@ from benchmarks.fuzz.programs import Programs
 from benchmarks.fuzz.report import count_records, report
 from benchmarks.fuzz.requests import Requests
 from benchmarks.fuzz.uploads import Uploads
-from benchmarks.hostile.arena import Arena, Neighbour, arena
-from benchmarks.hostile.canaries import Machine, Victim
+from benchmarks.hostile.attacked_node import AttackedNode, Neighbour, attacked_node
+from benchmarks.hostile.canaries import OutsideObjects, Victim
 from benchmarks.hostile.functions import Functions, infer_request, right
 from benchmarks.hostile.verdicts import Tally
 
@@ -39,7 +39,7 @@ START_S = 10.0
 """The time that a worker may take to start."""
 
 
-def kinds_of(found: Arena, functions: Functions, victim: Victim, machine: Machine) -> dict[str, Kind]:
+def kinds_of(found: AttackedNode, functions: Functions, victim: Victim, machine: OutsideObjects) -> dict[str, Kind]:
     """Return all kinds by name."""
     every: list[Kind] = [
         Requests(found, functions),
@@ -56,24 +56,24 @@ def kinds_of(found: Arena, functions: Functions, victim: Victim, machine: Machin
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of attacks; default 10")
-    parser.add_argument("--seed", type=int, default=1, help="default 1")
-    parser.add_argument("--only", action="append", choices=KINDS, help="of these kinds alone")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of attacks; default 10")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the attacks; default 1")
+    parser.add_argument("--only", action="append", choices=KINDS, help="run only this kind; repeatable")
     parser.add_argument("--first", type=int, default=0, help="number of the first try of each kind; default 0")
-    parser.add_argument("--tries", type=int, help="of each kind, in place of a share of the time")
+    parser.add_argument("--tries", type=int, help="number of tries of each kind, instead of a share of the time")
     options = parser.parse_args()
     torch.set_num_threads(1)
     functions = Functions()
     tally = Tally()
     settings = ("--start-timeout-s", str(START_S), "--devices", "2", "--device-memory", "8MiB")
-    with arena(tally, *settings) as found:
+    with attacked_node(tally, *settings) as found:
         victim = Victim(functions)
-        machine = Machine()
+        machine = OutsideObjects()
         neighbour = None
         try:
             kinds = kinds_of(found, functions, victim, machine)
-            found.on_fresh.append(lambda: functions.deploy(found.node.client, NEIGHBOUR, FACTOR, tenant=NEIGHBOUR))
-            found.on_fresh.append(lambda: victim.deploy(found.node))
+            found.on_empty.append(lambda: functions.deploy(found.node.client, NEIGHBOUR, FACTOR, tenant=NEIGHBOUR))
+            found.on_empty.append(lambda: victim.deploy(found.node))
             found.start()
             asked = infer_request(NEIGHBOUR)
             neighbour = Neighbour(found.node.port_file, asked, right(FACTOR), found.root)
@@ -81,7 +81,7 @@ def main() -> None:
             chosen = options.only or KINDS
             for name in chosen:
                 share_s = 60 * options.minutes / len(chosen)
-                attacker.fill(kinds[name], share_s, options.first, options.tries)
+                attacker.run_tries(kinds[name], share_s, options.first, options.tries)
                 print(f"{name}: {tally.tries[name]} tries", flush=True)
         finally:
             if neighbour is not None:

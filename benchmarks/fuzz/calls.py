@@ -13,9 +13,9 @@ from random import Random
 import msgspec
 
 from benchmarks.fuzz.kind import judged
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import Reply, ask, exchange
-from benchmarks.hostile.functions import Functions, infer_request, register, right, stage
+from benchmarks.hostile.functions import Functions, infer_request, register, right, upload_blobs
 from overwinter.core.profiling import Wanted
 
 TENANTS = 3
@@ -39,12 +39,12 @@ class Calls:
     name = "calls"
     cases = ("calm", "workers killed", "workers stopped", "zygotes killed", "zygotes stopped", "daemon killed")
 
-    def __init__(self, arena: Arena, functions: Functions) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions) -> None:
+        self._attacked = attacked
         self._functions = functions
         self._versions: dict[str, dict[int, float]] = {}
         self._unloaded: set[str] = set()
-        self._maybe: set[str] = set()
+        self._uncertain: set[str] = set()
         """The functions of interrupted calls: any answer for them is right."""
         self._stopped: list[int] = []
         self._starts = 0
@@ -53,16 +53,16 @@ class Calls:
         """Begin the model with an empty node."""
         for name in list(self._versions):
             judged(
-                self._arena,
-                ask(self._arena.port, "DELETE", f"/overwinter/v1/functions/{name}", tenant=name.partition("-")[0]),
+                self._attacked,
+                ask(self._attacked.port, "DELETE", f"/overwinter/v1/functions/{name}", tenant=name.partition("-")[0]),
             )
-        self._versions, self._unloaded, self._maybe = {}, set(), set()
+        self._versions, self._unloaded, self._uncertain = {}, set(), set()
 
     def run(self, case: str, rng: Random) -> None:
-        self._arena.expects_death = case != "calm"
+        self._attacked.expects_death = case != "calm"
         for step in range(STEPS):
             if case != "calm" and step % 4 == 2:
-                self._harm(case, rng)
+                self._kill_or_stop(case, rng)
             self._see_starts()
             tenant = f"t{rng.randrange(TENANTS)}"
             name = f"{tenant}-{rng.randrange(NAMES)}"
@@ -71,24 +71,24 @@ class Calls:
                 getattr(self, f"_{action}")(tenant, name, rng)
             except OSError:
                 # The daemon was killed during this call.
-                self._maybe.add(name)
-                self._arena.examine()
-        self._go_on()
+                self._uncertain.add(name)
+                self._attacked.examine()
+        self._continue_stopped()
 
     def _see_starts(self) -> None:
         """After a restart, a node has loaded everything."""
-        if self._starts != len(self._arena.restarts):
-            self._starts = len(self._arena.restarts)
+        if self._starts != len(self._attacked.restarts):
+            self._starts = len(self._attacked.restarts)
             self._unloaded.clear()
 
-    def _harm(self, case: str, rng: Random) -> None:
-        self._go_on()
-        node = self._arena.node
+    def _kill_or_stop(self, case: str, rng: Random) -> None:
+        self._continue_stopped()
+        node = self._attacked.node
         workers = node.worker_pids()
         zygotes = [pid for pid in node.pids()[1:] if pid not in workers]
         if case == "daemon killed":
-            self._arena.kill()
-            self._arena.restart()
+            self._attacked.kill()
+            self._attacked.restart()
             return
         chosen = rng.choice((workers if case.startswith("workers") else zygotes) or [0])
         if chosen:
@@ -98,11 +98,11 @@ class Calls:
             self._stopped.append(chosen)
             time.sleep(STOPPED_S)
 
-    def _go_on(self) -> None:
+    def _continue_stopped(self) -> None:
         """Continue a stopped process, if it still exists."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
-                if pid in self._arena.node.pids():
+                if pid in self._attacked.node.pids():
                     os.kill(pid, signal.SIGCONT)
         self._stopped = []
 
@@ -112,65 +112,66 @@ class Calls:
         made = self._functions.package(
             name, factor, handler=handler, tenant=tenant, keep_alive_s=rng.choice((0.0, 0.2, 60.0)), timeout_s=TIMEOUT_S
         )
-        stage(self._arena.port, made)
-        reply = judged(self._arena, register(self._arena.port, made, PATIENCE_S))
+        upload_blobs(self._attacked.port, made)
+        reply = judged(self._attacked, register(self._attacked.port, made, PATIENCE_S))
         if reply is not None and reply.status == 201:
             version = msgspec.json.decode(reply.body)["version"]
             self._versions.setdefault(name, {})[version] = factor
             self._unloaded.discard(name)
         elif reply is None:
-            self._maybe.add(name)
+            self._uncertain.add(name)
         elif reply.status not in REFUSED:
             self._wrong(f"deploying {name}", reply)
 
     def _infer(self, tenant: str, name: str, rng: Random) -> None:
         values = [float(rng.randint(-99, 99)) for _ in range(4)]
-        reply = judged(self._arena, exchange(self._arena.port, infer_request(name, values), PATIENCE_S))
+        reply = judged(self._attacked, exchange(self._attacked.port, infer_request(name, values), PATIENCE_S))
         there = self._versions.get(name)
-        if reply is None or name in self._maybe:
+        if reply is None or name in self._uncertain:
             return
         if not there:
             if reply.status != 404:
-                self._wrong(f"{name} is not there", reply)
+                self._wrong(f"{name} is not deployed", reply)
             return
         if reply.status == 200:
             if reply.tensors != right(there[max(there)], values) or name in self._unloaded:
                 unloaded = ", unloaded" if name in self._unloaded else ""
                 self._wrong(f"{name} of factor {there[max(there)]}{unloaded}, {values}", reply)
         elif reply.status not in REFUSED or (reply.status == 409 and name not in self._unloaded):
-            self._wrong(f"{name} is there", reply)
+            self._wrong(f"{name} is deployed", reply)
 
     def _remove(self, tenant: str, name: str, rng: Random) -> None:
         there = self._versions.get(name, {})
         version = rng.choice(sorted(there)) if there and rng.random() < 0.5 else None
         path = f"/overwinter/v1/functions/{name}" + (f"/versions/{version}" if version else "")
-        reply = judged(self._arena, ask(self._arena.port, "DELETE", path, patience_s=PATIENCE_S, tenant=tenant))
+        reply = judged(self._attacked, ask(self._attacked.port, "DELETE", path, patience_s=PATIENCE_S, tenant=tenant))
         if reply is None:
-            self._maybe.add(name)
+            self._uncertain.add(name)
         elif reply.status == 200:
             if version is None:
                 self._versions.pop(name, None)
                 self._unloaded.discard(name)
-                self._maybe.discard(name)
+                self._uncertain.discard(name)
             else:
                 there.pop(version)
-        elif reply.status != 404 or (there and name not in self._maybe):
+        elif reply.status != 404 or (there and name not in self._uncertain):
             self._wrong(f"removing {path}", reply)
 
     def _load(self, tenant: str, name: str, rng: Random) -> None:
         reply = judged(
-            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/load", b"", PATIENCE_S, tenant)
+            self._attacked,
+            ask(self._attacked.port, "POST", f"/v2/repository/models/{name}/load", b"", PATIENCE_S, tenant),
         )
         if reply is not None and reply.status == 200:
             self._unloaded.discard(name)
         self._expected(name, reply)
         if reply is None or reply.status in REFUSED:
             # It may be callable although its worker died before it was ready.
-            self._maybe.add(name)
+            self._uncertain.add(name)
 
     def _unload(self, tenant: str, name: str, rng: Random) -> None:
         reply = judged(
-            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/unload", tenant=tenant)
+            self._attacked, ask(self._attacked.port, "POST", f"/v2/repository/models/{name}/unload", tenant=tenant)
         )
         if reply is not None and reply.status == 200:
             self._unloaded.add(name)
@@ -179,15 +180,15 @@ class Calls:
     def _profile(self, tenant: str, name: str, rng: Random) -> None:
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
         path = f"/overwinter/v1/functions/{name}/profile"
-        self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S, tenant)))
+        self._expected(name, judged(self._attacked, ask(self._attacked.port, "POST", path, body, PATIENCE_S, tenant)))
 
     def _expected(self, name: str, reply: Reply | None) -> None:
         """Count a reply that contradicts the model: a deployed function is found, and any other is not."""
         there = bool(self._versions.get(name))
-        if reply is None or name in self._maybe:
+        if reply is None or name in self._uncertain:
             return
         if (reply.status == 404) == there or (there and reply.status not in (200, *REFUSED)):
-            self._wrong(f"{name} is {'' if there else 'not '}there", reply)
+            self._wrong(f"{name} is {'' if there else 'not '}deployed", reply)
 
     def _wrong(self, about: str, reply: Reply) -> None:
-        self._arena.tally.add("wrong", f"{about}: {reply.status} {reply.said}")
+        self._attacked.tally.add("wrong", f"{about}: {reply.status} {reply.said}")

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.fuzz.kind import judged
 from benchmarks.fuzz.programs import zeros_request
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import ask, exchange
-from benchmarks.hostile.functions import DEPLOY_S, register, stage
+from benchmarks.hostile.functions import DEPLOY_S, register, upload_blobs
 from benchmarks.hostile.verdicts import Harm
 from overwinter.api.deployer import package, settings_of
 from overwinter.core.datatypes import DTYPE_BYTES
@@ -49,15 +49,15 @@ class Crafted:
 
     name = "crafted"
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode) -> None:
+        self._attacked = attacked
         self._calls = {} if operator_fuzz is None else operator_fuzz.valid_calls()
         guarded = ("guard pages", "deployed", "deployed") if self._calls else ()
         self.cases = (*guarded, *REACHING)
 
     def prepare(self) -> None:
         if not self._calls:
-            self._arena.tally.note("benchmarks.operator_fuzz is not here: only a few operators are tried")
+            self._attacked.tally.note("benchmarks.operator_fuzz is not here: only a few operators are tried")
 
     def run(self, case: str, rng: Random) -> None:
         if case == "guard pages":
@@ -73,13 +73,13 @@ class Crafted:
         command = [NICE, "-n", "10", sys.executable, "-m", "benchmarks.fuzz.crafted", str(rng.randrange(1 << 30))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=OPERATORS_S, check=False)
         if done.returncode:
-            self._arena.tally.add(
+            self._attacked.tally.add(
                 "crashes", f"the fuzz of operators ended with {done.returncode}: {done.stderr[-300:]}"
             )
             return
         for operator, seed, at, kind, call in json.loads(done.stdout.splitlines()[-1]):
             message = f"{kind}: {call} (operator_fuzz, seed {seed}, {operator} at {at})"
-            self._arena.tally.add(HARM_OF.get(kind, "wrong"), message)
+            self._attacked.tally.add(HARM_OF.get(kind, "wrong"), message)
 
     def _deploy_call(self, rng: Random) -> None:
         name, seed, at = rng.choice(sorted(self._calls)), rng.randrange(1 << 30), rng.randrange(1000)
@@ -93,20 +93,20 @@ class Crafted:
         program, weights = REACHING[case]()
         answer = self._deploy(program, weights)
         if answer:
-            self._arena.tally.add("outside_reads", f"a program that reaches beyond its weights answered: {answer!r}")
+            self._attacked.tally.add("outside_reads", f"a program that reaches beyond its weights answered: {answer!r}")
 
     def _deploy(self, program: Program, weights: list[torch.Tensor]) -> bytes:
         """Deploy it and call it once; return the beginning of its answer, if there is one."""
-        port = self._arena.port
+        port = self._attacked.port
         flat = [weight.contiguous() for weight in weights]
         made = package(NAME, program, flat, tenant="crafters", settings=settings_of(None, SETTINGS))
-        stage(port, made)
-        reply = judged(self._arena, register(port, made))
+        upload_blobs(port, made)
+        reply = judged(self._attacked, register(port, made))
         if reply is None or reply.status != 201:
             return b""
         asked = zeros_request(NAME, program.inputs, program.dimensions)
-        reply = judged(self._arena, exchange(port, asked, DEPLOY_S))
-        judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant="crafters"))
+        reply = judged(self._attacked, exchange(port, asked, DEPLOY_S))
+        judged(self._attacked, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant="crafters"))
         return reply.tensors[:64] if reply is not None and reply.status == 200 else b""
 
 

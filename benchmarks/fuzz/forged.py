@@ -5,7 +5,7 @@ import os
 from random import Random
 
 from benchmarks.fuzz.kind import judged
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import exchange
 from benchmarks.hostile.functions import Functions, infer_request, order, right, source
 
@@ -25,13 +25,13 @@ class Forged:
     name = "forged"
     cases = WAYS
 
-    def __init__(self, arena: Arena, functions: Functions) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions) -> None:
+        self._attacked = attacked
         self._functions = functions
         self._descriptors = 0
 
     def prepare(self) -> None:
-        client = self._arena.node.client
+        client = self._attacked.node.client
         forger = source("forger")
         for forging, honest, device in PAIRS:
             settings = {"timeout_s": 1.5, "memory_mib": 512, "device": device}
@@ -40,18 +40,18 @@ class Forged:
         self._descriptors = self._open()
 
     def run(self, case: str, rng: Random) -> None:
-        port = self._arena.port
+        port = self._attacked.port
         forging, honest, _ = rng.choice(PAIRS)
         for _ in range(3):
-            judged(self._arena, order(port, forging, json.dumps({"way": case, "seed": rng.randrange(1 << 30)})))
-        reply = judged(self._arena, exchange(port, infer_request(honest)))
+            judged(self._attacked, order(port, forging, json.dumps({"way": case, "seed": rng.randrange(1 << 30)})))
+        reply = judged(self._attacked, exchange(port, infer_request(honest)))
         if reply is not None and reply.status == 200 and reply.tensors != right(11.0):
-            self._arena.tally.add("wrong", f"the function beside it answers {reply.tensors.hex()}")
+            self._attacked.tally.add("wrong", f"the function beside it answers {reply.tensors.hex()}")
         kept = self._open()
         if kept > self._descriptors + DESCRIPTORS_MAX:
-            self._arena.tally.add("outside_writes", f"the daemon keeps {kept - self._descriptors} more descriptors")
+            self._attacked.tally.add("outside_writes", f"the daemon keeps {kept - self._descriptors} more descriptors")
             self._descriptors = kept
 
     def _open(self) -> int:
-        process = self._arena.node.process
+        process = self._attacked.node.process
         return 0 if process is None else len(os.listdir(f"/proc/{process.pid}/fd"))

@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 from typing import NamedTuple, Protocol
 
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.canaries import canary_in
 from benchmarks.hostile.exchange import HungError, Reply
 from overwinter.core.errors import MachineError, OverwinterError
@@ -38,17 +38,17 @@ class Mark(NamedTuple):
 
 
 class Attacker:
-    """Runs kinds of attacks against an arena, one try after the other."""
+    """Runs kinds of attacks against a node, one try after the other."""
 
-    def __init__(self, arena: Arena, seed: int) -> None:
-        self.arena = arena
+    def __init__(self, attacked: AttackedNode, seed: int) -> None:
+        self.attacked = attacked
         self.seed = seed
         self.marks: list[Mark] = []
 
-    def fill(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
+    def run_tries(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
         """Run tries for this long, or this many; each case comes once before one is repeated."""
         self._attempt(kind, "prepare", first, kind.prepare)
-        self.arena.on_fresh.append(kind.prepare)
+        self.attacked.on_empty.append(kind.prepare)
         until = time.monotonic() + seconds
         number = first
         while (tries is None or number < first + tries) and (time.monotonic() < until or number == first):
@@ -56,28 +56,28 @@ class Attacker:
             rng = Random(f"{self.seed}/{kind.name}/{number}")
             self._attempt(kind, case, number, lambda case=case, rng=rng: kind.run(case, rng))
             number += 1
-        self.arena.on_fresh.remove(kind.prepare)
+        self.attacked.on_empty.remove(kind.prepare)
 
     def _attempt(self, kind: Kind, case: str, number: int, step: Callable[[], None]) -> None:
-        tally = self.arena.tally
+        tally = self.attacked.tally
         tally.begin(kind.name, case, number)
         began = time.monotonic()
         try:
             step()
         except HungError as error:
             tally.add("hung", str(error))
-            self.arena.answers()
+            self.attacked.answers()
         except MachineError as error:
             tally.note(type(error).__name__)
-            self.arena.answers()
+            self.attacked.answers()
         except OverwinterError as error:
             tally.note(f"{type(error).__name__}: {str(error)[:60]}")
         except OSError as error:
             tally.note(type(error).__name__)
         finally:
             self.marks.append(Mark(began, time.monotonic(), kind.name, case, number))
-        self.arena.examine()
-        self.arena.expects_death = False
+        self.attacked.examine()
+        self.attacked.expects_death = False
 
 
 def case_of(kind: Kind, seed: int, number: int) -> str:
@@ -90,16 +90,16 @@ def case_of(kind: Kind, seed: int, number: int) -> str:
     return cases[number % len(cases)]
 
 
-def judged(arena: Arena, reply: Reply | None) -> Reply | None:
+def judged(attacked: AttackedNode, reply: Reply | None) -> Reply | None:
     """Count the answer if it is unexpected or contains data of another tenant, and return it."""
-    arena.tally.judge(reply)
+    attacked.tally.judge(reply)
     found = None if reply is None else canary_in(reply.body)
     if found:
-        arena.tally.add("outside_reads", f"an answer holds what is another tenant's: {found}")
+        attacked.tally.add("outside_reads", f"an answer has data of another tenant: {found}")
     return reply
 
 
-def quietly(step: Callable[[], object]) -> None:
+def ignoring_errors(step: Callable[[], object]) -> None:
     """Run a cleanup step that may fail because its object no longer exists."""
     with suppress(OverwinterError, OSError, HungError):
         step()

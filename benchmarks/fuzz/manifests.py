@@ -1,4 +1,4 @@
-"""Kind 3: random manifests and pipelines. What is accepted must serve, and be gone after its removal."""
+"""Kind 3: random manifests and pipelines. An accepted function must answer, and must not be found after its removal."""
 
 import json
 from random import Random
@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.fuzz.kind import judged, quietly
+from benchmarks.fuzz.kind import ignoring_errors, judged
 from benchmarks.hostile import mutation
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request, tenant_header
-from benchmarks.hostile.functions import DEPLOY_S, Functions, infer_request, source, stage
+from benchmarks.hostile.functions import DEPLOY_S, Functions, infer_request, source, upload_blobs
 from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
 from overwinter.store.blocks import address_of
@@ -42,18 +42,18 @@ class Manifests:
         "layout",
     )
 
-    def __init__(self, arena: Arena, functions: Functions) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions) -> None:
+        self._attacked = attacked
         self._functions = functions
         self._valid: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> None:
-        client = self._arena.node.client
+        client = self._attacked.node.client
         self._functions.deploy(client, "first", 2.0, tenant="pipes")
         self._functions.deploy(client, "second", 3.0, tenant="pipes")
         for name, handler in (("bare", None), ("handled", source("words"))):
             made = self._functions.package(name, 5.0, handler=handler, tenant="mutants", assets=None)
-            stage(self._arena.port, made)
+            upload_blobs(self._attacked.port, made)
             self._valid[name] = json.loads(encode_manifest(made.manifest))
 
     def run(self, case: str, rng: Random) -> None:
@@ -69,14 +69,14 @@ class Manifests:
             case "msgpack":
                 kind, body = "application/msgpack", mutation.content(msgspec.msgpack.encode(manifest), rng)
             case "layout":
-                self._lay_out(manifest, rng)
+                self._set_layout(manifest, rng)
             case "mutated":
                 manifest = mutation.tree(manifest, rng)
             case _:
                 _change(manifest, case, rng)
         self._register(name, body or json.dumps(manifest).encode(), kind, rng)
 
-    def _lay_out(self, manifest: dict[str, Any], rng: Random) -> None:
+    def _set_layout(self, manifest: dict[str, Any], rng: Random) -> None:
         """Replace its first block by one whose layout has very many dimensions or weights."""
         count = rng.choice((1000, 100_000, 1_000_000))
         text = rng.choice(
@@ -85,48 +85,50 @@ class Manifests:
         block = manifest["blocks"][0]
         data = bytes(block[1]) + text + len(text).to_bytes(4, "little")
         block[0], block[1] = address_of(data), len(data)
-        exchange(self._arena.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data, tenant_header("mutants")))
+        exchange(
+            self._attacked.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data, tenant_header("mutants"))
+        )
 
     def _register(self, name: str, body: bytes, kind: str, rng: Random) -> None:
         sent = request("POST", "/overwinter/v1/functions", body, f"content-type: {kind}\r\n{tenant_header('mutants')}")
-        reply = judged(self._arena, exchange(self._arena.port, sent, DEPLOY_S))
+        reply = judged(self._attacked, exchange(self._attacked.port, sent, DEPLOY_S))
         if reply is None or reply.status != 201:
             return
-        self._arena.tally.note("accepted")
+        self._attacked.tally.note("accepted")
         registered = str(json.loads(reply.body)["name"])
         self._use(registered, rng)
         self._remove(registered)
 
     def _use(self, name: str, rng: Random) -> None:
         """Call it many times at once, with and without a profile: some settings matter only to later decisions."""
-        port = self._arena.port
+        port = self._attacked.port
         self._burst(name)
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
-        judged(self._arena, ask(port, "POST", f"/overwinter/v1/functions/{name}/profile", body, DEPLOY_S, "mutants"))
+        judged(self._attacked, ask(port, "POST", f"/overwinter/v1/functions/{name}/profile", body, DEPLOY_S, "mutants"))
         self._burst(name)
         for path in ("", "/explain"):
-            judged(self._arena, ask(port, "GET", f"/overwinter/v1/functions/{name}{path}"))
+            judged(self._attacked, ask(port, "GET", f"/overwinter/v1/functions/{name}{path}"))
 
     def _burst(self, name: str) -> None:
-        ends = [connect(self._arena.port) for _ in range(BURST)]
+        ends = [connect(self._attacked.port) for _ in range(BURST)]
         try:
             for end in ends:
                 end.sendall(infer_request(name))
             for end in ends:
-                judged(self._arena, receive(end, DEPLOY_S))
+                judged(self._attacked, receive(end, DEPLOY_S))
         finally:
             for end in ends:
                 end.close()
 
     def _remove(self, name: str) -> None:
-        port = self._arena.port
-        reply = judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{name}", tenant="mutants"))
+        port = self._attacked.port
+        reply = judged(self._attacked, ask(port, "DELETE", f"/overwinter/v1/functions/{name}", tenant="mutants"))
         if reply is None or reply.status != 200:
-            self._arena.tally.add("wrong", f"{name} was deployed and cannot be removed: {_reply_text(reply)}")
+            self._attacked.tally.add("wrong", f"{name} was deployed and cannot be removed: {_reply_text(reply)}")
             return
-        left = judged(self._arena, exchange(port, infer_request(name), ASK_S))
+        left = judged(self._attacked, exchange(port, infer_request(name), ASK_S))
         if left is None or left.status != 404:
-            self._arena.tally.add("wrong", f"{name} was removed and answers {_reply_text(left)}")
+            self._attacked.tally.add("wrong", f"{name} was removed and answers {_reply_text(left)}")
 
     def _pipeline(self, case: str, rng: Random) -> None:
         pipeline: dict[str, Any] = {
@@ -140,20 +142,20 @@ class Manifests:
             "timeout_s": 5.0,
         }
         if case == "cycle":
-            stage = rng.choice(("a", "b"))
-            pipeline["stages"][stage] = {
+            upload_blobs = rng.choice(("a", "b"))
+            pipeline["stages"][upload_blobs] = {
                 "function": rng.choice(("pipe", "first")),
                 "inputs": {"x": rng.choice(("a:y", "b:y"))},
             }
         else:
             pipeline = mutation.tree(pipeline, rng)
-        port = self._arena.port
+        port = self._attacked.port
         body = json.dumps(pipeline).encode()
-        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/pipelines", body, tenant="pipes"))
+        reply = judged(self._attacked, ask(port, "POST", "/overwinter/v1/pipelines", body, tenant="pipes"))
         if reply is not None and reply.status == 201:
             name = json.loads(reply.body)["name"]
-            judged(self._arena, exchange(port, infer_request(name), DEPLOY_S))
-            quietly(lambda: self._arena.node.client.for_tenant("pipes").remove(name))
+            judged(self._attacked, exchange(port, infer_request(name), DEPLOY_S))
+            ignoring_errors(lambda: self._attacked.node.client.for_tenant("pipes").remove(name))
 
 
 def _reply_text(reply: Reply | None) -> str:

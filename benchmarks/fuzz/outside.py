@@ -12,11 +12,20 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz.kind import judged, quietly
-from benchmarks.hostile.arena import Arena
-from benchmarks.hostile.canaries import Machine, Victim, canary, canary_in
+from benchmarks.fuzz.kind import ignoring_errors, judged
+from benchmarks.hostile.attacked_node import AttackedNode
+from benchmarks.hostile.canaries import OutsideObjects, Victim, canary, canary_in
 from benchmarks.hostile.exchange import Reply, ask, connect, exchange
-from benchmarks.hostile.functions import Functions, infer_request, order, order_request, register, right, source, stage
+from benchmarks.hostile.functions import (
+    Functions,
+    infer_request,
+    order,
+    order_request,
+    register,
+    right,
+    source,
+    upload_blobs,
+)
 from benchmarks.nodes import parents_of_all
 from overwinter.store.manifest import encode_manifest
 
@@ -42,7 +51,7 @@ SURFACE = (
 KERNEL = (*SURFACE, "sysv_make", "sysv_queue", "become_root")
 """The attempts of the handler `kernel`; the others are the spy's."""
 SPIES = ("spy", "kernel")
-TAKEN = (
+OTHERS_DATA = (
     "another's name",
     "another's asset",
     "another's block",
@@ -59,10 +68,10 @@ class Outside:
     """A spy, and an intruder into another tenant's data."""
 
     name = "outside"
-    cases = (*READS, *WRITES, *EFFECTS, *SURFACE, *TAKEN)
+    cases = (*READS, *WRITES, *EFFECTS, *SURFACE, *OTHERS_DATA)
 
-    def __init__(self, arena: Arena, functions: Functions, victim: Victim, machine: Machine) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions, victim: Victim, machine: OutsideObjects) -> None:
+        self._attacked = attacked
         self._functions = functions
         self._victim = victim
         self._machine = machine
@@ -73,26 +82,28 @@ class Outside:
         settings = {"memory_mib": 1024, "timeout_s": SPY_S, "keep_alive_s": 600.0}
         for name in SPIES:
             handler = source(name, "named")
-            self._functions.deploy(self._arena.node.client, name, handler=handler, tenant="spies", **settings)
+            self._functions.deploy(self._attacked.node.client, name, handler=handler, tenant="spies", **settings)
         for name in (self._victim.PLAIN, self._victim.HANDLED):
-            self._arena.node.client.for_tenant(self._victim.TENANT).load(name)
+            self._attacked.node.client.for_tenant(self._victim.TENANT).load(name)
 
     def run(self, case: str, rng: Random) -> None:
-        if case in TAKEN:
+        if case in OTHERS_DATA:
             getattr(self, "_" + case.replace(" ", "_").replace("'", ""))()
         else:
             self._spy(case)
-            self._look(case)
+            self._check_outside(case)
 
     def _spy(self, way: str) -> None:
         """Send an order to the spy, and count the canaries in its answer."""
-        tally = self._arena.tally
+        tally = self._attacked.tally
         if way.startswith("own_"):
             # The memory of its worker contains what earlier attempts found, so end it.
-            self._arena.node.client.for_tenant("spies").unload("spy")
-            self._arena.node.client.for_tenant("spies").load("spy")
+            self._attacked.node.client.for_tenant("spies").unload("spy")
+            self._attacked.node.client.for_tenant("spies").load("spy")
         name = "kernel" if way in KERNEL else "spy"
-        reply = judged(self._arena, order(self._arena.port, name, json.dumps({"way": way, **self._outside()}), SPY_S))
+        reply = judged(
+            self._attacked, order(self._attacked.port, name, json.dumps({"way": way, **self._outside()}), SPY_S)
+        )
         if reply is None or reply.status != 200:
             tally.note("the spy did not answer" if reply is None else f"the spy failed: {reply.said[:60]}")
             return
@@ -106,11 +117,11 @@ class Outside:
         elif way in SURFACE:
             tally.note(f"this way into the kernel is open: {found[:60]}")
         elif way == "log_pipe":
-            self._hear_talker()
+            self._check_log()
 
     def _outside(self) -> dict[str, Any]:
         """Return what exists outside."""
-        node, machine = self._arena.node, self._machine
+        node, machine = self._attacked.node, self._machine
         daemon, *below = node.pids()
         workers = node.worker_pids()
         self._pids.update(workers)
@@ -134,53 +145,57 @@ class Outside:
             "shm": machine.segment,
         }
 
-    def _look(self, way: str) -> None:
+    def _check_outside(self, way: str) -> None:
         """Check whether anything outside has changed."""
         time.sleep(0.02)
         for change in self._machine.changed(self._pids):
-            self._arena.tally.add("outside_writes", f"{way}: {change}")
-        reply = judged(self._arena, exchange(self._arena.port, infer_request(self._victim.PLAIN)))
+            self._attacked.tally.add("outside_writes", f"{way}: {change}")
+        reply = judged(self._attacked, exchange(self._attacked.port, infer_request(self._victim.PLAIN)))
         if reply is not None and reply.status == 200 and reply.tensors != right(7.0):
-            self._arena.tally.add("outside_writes", f"{way}: the victim now answers {reply.tensors.hex()}")
+            self._attacked.tally.add("outside_writes", f"{way}: the victim now answers {reply.tensors.hex()}")
 
-    def _hear_talker(self) -> None:
+    def _check_log(self) -> None:
         """Check whether another function's output still reaches the log."""
         word = canary("word")
         with suppress(OSError):
             self._functions.deploy(
-                self._arena.node.client, "talker", handler=TALKER.format(word=word), tenant="talkers"
+                self._attacked.node.client, "talker", handler=TALKER.format(word=word), tenant="talkers"
             )
-            judged(self._arena, exchange(self._arena.port, infer_request("talker")))
+            judged(self._attacked, exchange(self._attacked.port, infer_request("talker")))
             time.sleep(0.2)
-            self._arena.examine()
-            if not any(word.encode() in line for line in self._arena.said):
-                self._arena.tally.add("outside_writes", "log_pipe: another handler's output no longer reaches the log")
-            quietly(lambda: self._arena.node.client.for_tenant("talkers").remove("talker"))
+            self._attacked.examine()
+            if not any(word.encode() in line for line in self._attacked.said):
+                self._attacked.tally.add(
+                    "outside_writes", "log_pipe: another handler's output no longer reaches the log"
+                )
+            ignoring_errors(lambda: self._attacked.node.client.for_tenant("talkers").remove("talker"))
 
     # Data of another tenant
 
     def _sent(self, path: str, body: bytes) -> Reply | None:
-        return judged(self._arena, ask(self._arena.port, "POST", path, body, SPY_S, "intruder"))
+        return judged(self._attacked, ask(self._attacked.port, "POST", path, body, SPY_S, "intruder"))
 
     def _anothers_name(self) -> None:
         """Deploy a next version of the victim's function as another tenant."""
         made = self._functions.package(self._victim.PLAIN, 99.0, tenant="intruder")
-        stage(self._arena.port, made)
-        reply = judged(self._arena, register(self._arena.port, made))
+        upload_blobs(self._attacked.port, made)
+        reply = judged(self._attacked, register(self._attacked.port, made))
         if reply is not None and reply.status == 201:
-            self._arena.tally.add("outside_writes", "another tenant's version answers for the victim's function")
+            self._attacked.tally.add("outside_writes", "another tenant's version answers for the victim's function")
             version = json.loads(reply.body)["version"]
-            quietly(lambda: self._arena.node.client.for_tenant("intruder").remove(self._victim.PLAIN, version))
+            ignoring_errors(
+                lambda: self._attacked.node.client.for_tenant("intruder").remove(self._victim.PLAIN, version)
+            )
 
     def _anothers_asset(self) -> None:
         """Use the victim's blobs as assets of a handler that returns their content."""
-        self._give_back(1)
+        self._read_as_assets(1)
 
     def _anothers_block(self) -> None:
         """Do the same for every blob of the victim, including its weights' blocks."""
-        self._give_back(len(self._victim.blobs))
+        self._read_as_assets(len(self._victim.blobs))
 
-    def _give_back(self, count: int) -> None:
+    def _read_as_assets(self, count: int) -> None:
         handler = (
             "INPUTS = [{'name': 'what', 'datatype': 'BYTES', 'shape': [1]}]\n"
             "OUTPUTS = [{'name': 'found', 'datatype': 'BYTES', 'shape': ['count']}]\n"
@@ -190,7 +205,7 @@ class Outside:
             "def postprocess(outputs, inputs, state):\n    return {'found': list(state.values())}\n"
         )
         made = self._functions.package("taker", 1.0, handler=handler, tenant="intruder")
-        stage(self._arena.port, made)
+        upload_blobs(self._attacked.port, made)
         manifest = json.loads(encode_manifest(made.manifest))
         # Both have the same program, and the intruder may read what it sent itself.
         own = {blob.address for blob in made.manifest.blobs()}
@@ -199,11 +214,11 @@ class Outside:
         reply = self._sent("/overwinter/v1/functions", json.dumps(manifest).encode())
         if reply is None or reply.status != 201:
             return
-        self._arena.tally.add("outside_reads", "blobs of the victim were taken as assets by their addresses")
+        self._attacked.tally.add("outside_reads", "blobs of the victim were taken as assets by their addresses")
         given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         body = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
         self._sent("/v2/models/taker/infer", body)
-        quietly(lambda: self._arena.node.client.for_tenant("intruder").remove("taker"))
+        ignoring_errors(lambda: self._attacked.node.client.for_tenant("intruder").remove("taker"))
 
     def _anothers_pipeline(self) -> None:
         """Deploy a pipeline over the victim's function, which its owner could then no longer remove."""
@@ -215,46 +230,46 @@ class Outside:
         }
         reply = self._sent("/overwinter/v1/pipelines", json.dumps(pipeline).encode())
         if reply is not None and reply.status == 201:
-            self._arena.tally.note("a pipeline may be made over another tenant's function")
-            quietly(lambda: self._arena.node.client.for_tenant("intruder").remove("intruder-pipe"))
+            self._attacked.tally.note("a pipeline may be made over another tenant's function")
+            ignoring_errors(lambda: self._attacked.node.client.for_tenant("intruder").remove("intruder-pipe"))
 
     def _outliving_the_daemon(self) -> None:
         """Kill the daemon; nothing of the node may stay, whatever its workers did before."""
         what = json.dumps({"way": "outlive", "seconds": STAYS_S, **self._outside()})
-        with connect(self._arena.port) as end:
+        with connect(self._attacked.port) as end:
             end.sendall(order_request("spy", what))
             time.sleep(0.3)
             self._kill_daemon()
 
     def _kill_daemon(self) -> None:
-        below = self._arena.node.pids()[1:]
-        process = self._arena.node.process
+        below = self._attacked.node.pids()[1:]
+        process = self._attacked.node.process
         if process is None:
             return
-        self._arena.expects_death = True
+        self._attacked.expects_death = True
         process.kill()
         process.wait()
         until = time.monotonic() + 5.0
         while (left := [pid for pid in below if pid in parents_of_all()]) and time.monotonic() < until:
             time.sleep(0.05)
         if left:
-            self._arena.tally.add("outside_writes", f"{len(left)} processes live on after the daemon was killed")
+            self._attacked.tally.add("outside_writes", f"{len(left)} processes still run after the daemon was killed")
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
-        self._arena.restart()
+        self._attacked.restart()
 
     def _left_over(self) -> None:
         """Check that nothing of a removed function stays."""
-        client = self._arena.node.client
+        client = self._attacked.node.client
         self._functions.deploy(
             client, "guest", handler=source("kernel", "named"), tenant="guests", memory_mib=512, keep_alive_s=600.0
         )
-        order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
-        before = set(self._arena.node.worker_pids())
+        order(self._attacked.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
+        before = set(self._attacked.node.worker_pids())
         client.for_tenant("guests").remove("guest")
         until = time.monotonic() + 10.0
-        while before <= set(self._arena.node.worker_pids()) and time.monotonic() < until:
+        while before <= set(self._attacked.node.worker_pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        if before <= set(self._arena.node.worker_pids()):
-            self._arena.tally.add("outside_writes", "the worker of a removed function stays")
+        if before <= set(self._attacked.node.worker_pids()):
+            self._attacked.tally.add("outside_writes", "the worker of a removed function stays")

@@ -10,9 +10,9 @@ from benchmarks import zoo
 from benchmarks.families import as_tensors
 from benchmarks.fuzz.kind import judged
 from benchmarks.hostile import mutation
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import ask, exchange
-from benchmarks.hostile.functions import DEPLOY_S, Functions, stage
+from benchmarks.hostile.functions import DEPLOY_S, Functions, upload_blobs
 from benchmarks.wire import binary_request
 from overwinter.api.deployer import package
 from overwinter.core.errors import ProgramError
@@ -40,8 +40,8 @@ class Programs:
     name = "programs"
     cases = ("bits", "parts", "numbers of calls", "arguments")
 
-    def __init__(self, arena: Arena, functions: Functions) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions) -> None:
+        self._attacked = attacked
         self._made: list[tuple[bytes, Manifest]] = []
         self._packages = [functions.package(NAME, 2.0, tenant="mutants")]
         for name in MODELS:
@@ -52,7 +52,7 @@ class Programs:
     def prepare(self) -> None:
         self._made = []
         for made in self._packages:
-            stage(self._arena.port, made)
+            upload_blobs(self._attacked.port, made)
             content = bytes(made.contents[made.manifest.program.address]())
             self._made.append((content, made.manifest))
 
@@ -74,22 +74,22 @@ class Programs:
         except ProgramError:
             return None
         except Exception as error:  # noqa: BLE001 - that is what is looked for
-            self._arena.tally.add("unforeseen_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
+            self._attacked.tally.add("unexpected_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
             return None
         return program
 
     def _deploy(self, mutant: bytes, program: Program, manifest: Manifest) -> None:
-        client, port = self._arena.node.client.for_tenant(manifest.tenant), self._arena.port
+        client, port = self._attacked.node.client.for_tenant(manifest.tenant), self._attacked.port
         blob = Blob(address_of(mutant), len(mutant))
         client.put_block(blob.address, mutant)
         changed = msgspec.structs.replace(
             manifest, program=blob, inputs=program.inputs, outputs=program.outputs, agreement=None
         )
         body = encode_manifest(changed)
-        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/functions", body, DEPLOY_S, manifest.tenant))
+        reply = judged(self._attacked, ask(port, "POST", "/overwinter/v1/functions", body, DEPLOY_S, manifest.tenant))
         if reply is not None and reply.status == 201:
-            judged(self._arena, exchange(port, zeros_request(NAME, program.inputs, program.dimensions), DEPLOY_S))
-            judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant=manifest.tenant))
+            judged(self._attacked, exchange(port, zeros_request(NAME, program.inputs, program.dimensions), DEPLOY_S))
+            judged(self._attacked, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant=manifest.tenant))
 
 
 def zeros_request(name: str, specs: tuple[TensorSpec, ...], dimensions: dict[str, tuple[int, int]]) -> bytes:

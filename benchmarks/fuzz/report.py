@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks.fuzz.kind import Attacker, Mark
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import HARMS, unexpected_words
+from benchmarks.hostile.verdicts import HARMS, is_unexpected
 from benchmarks.measure import print_result
 
 KILLS = "calls"
@@ -19,7 +19,7 @@ def longest(records: Sequence[Record], marks: Sequence[Mark], what: str) -> dict
     """Return the longest time by kind, and the case in progress; starts of the node are excluded."""
     worst: dict[str, tuple[float, str]] = {}
     for each in records:
-        if each.what != what or each.fate == "asked":
+        if each.what != what or each.outcome == "asked":
             continue
         # The answer to a late request of one try may come during the next.
         mark = next((mark for mark in marks if mark.began <= each.at <= mark.ended), None)
@@ -29,30 +29,30 @@ def longest(records: Sequence[Record], marks: Sequence[Mark], what: str) -> dict
 
 
 def count_records(records: Sequence[Record], attacker: Attacker) -> None:
-    """Count what the neighbour suffered: wrong answers, no answers, and unexpected errors."""
-    tally = attacker.arena.tally
-    downs = attacker.arena.restarts
+    """Count the wrong, missing and unexpected answers to the neighbour."""
+    tally = attacker.attacked.tally
+    downs = attacker.attacked.restarts
     for each in records:
         mark = next((mark for mark in attacker.marks if mark.began <= each.at <= mark.ended), None)
         down = any(began - 2.0 <= each.at <= ended + 2.0 for began, ended in downs)
         if mark is None or down or each.what == "control":
             continue
         tally.here = (mark.kind, mark.case, mark.number)
-        if each.fate == "wrong":
+        if each.outcome == "wrong":
             tally.add("wrong", f"the neighbour's answer: {each.said}")
-        elif each.fate == "silent":
+        elif each.outcome == "silent":
             tally.add("hung", "the neighbour was never answered")
-        elif each.fate not in ("right", "asked", "down", "unanswered"):
-            tally.note(f"the neighbour got {each.fate}: {each.said[:80]}")
+        elif each.outcome not in ("right", "asked", "down", "unanswered"):
+            tally.note(f"the neighbour got {each.outcome}: {each.said[:80]}")
             # A request is tried twice; if every worker is killed, its failure is expected.
             killed = mark.kind == KILLS and SIGKILL in each.said
-            if unexpected_words(each.fate, each.said) and not killed:
-                tally.add("unforeseen_5xx", f"the neighbour got {each.fate}: {each.said}")
+            if is_unexpected(each.outcome, each.said) and not killed:
+                tally.add("unexpected_5xx", f"the neighbour got {each.outcome}: {each.said}")
 
 
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     """Print the table by kind, the first examples of each harm, and the line for programs."""
-    tally = attacker.arena.tally
+    tally = attacker.attacked.tally
     stalls = {what: longest(records, attacker.marks, what) for what in ("live", "infer", "control")}
     heads = "".join(f"{harm.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
     titles = f"{'stall ms':>10}{'infer ms':>10}{'control':>9}  cases of the longest stall and infer"
@@ -69,7 +69,7 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
         print(f"{mark.ended - mark.began:.1f} s for {mark.kind}: {mark.case} ({mark.number})")
     for note, times_ in tally.notes.most_common(NOTES_SHOWN):
         print(f"noted {times_} times: {note}")
-    asked = Counter({each.what: int(each.said) for each in records if each.fate == "asked"})
+    asked = Counter({each.what: int(each.said) for each in records if each.outcome == "asked"})
     print(f"the neighbour called its function {asked['infer']} times, and asked {asked['live']} times for liveness")
     worst = {what: max([0.0, *(took for took, _ in found.values())]) for what, found in stalls.items()}
     print_result(

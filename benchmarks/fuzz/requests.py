@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.families import as_tensors
 from benchmarks.fuzz.kind import judged
-from benchmarks.hostile import wires
-from benchmarks.hostile.arena import Arena
-from benchmarks.hostile.bodies import HEAVY, LIGHT, Posed
+from benchmarks.hostile import connections
+from benchmarks.hostile.attacked_node import AttackedNode
+from benchmarks.hostile.bodies import HEAVY, LIGHT, HostileRequest
 from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive
 from benchmarks.hostile.functions import COLUMNS, Functions, source
 
@@ -27,14 +27,14 @@ class Requests:
     """Requests to two functions: one of numbers, one of BYTES."""
 
     name = "requests"
-    cases = (*LIGHT, *wires.SENT, "hangs up", "half open", "stalled bodies", *HEAVY)
+    cases = (*LIGHT, *connections.SENT, "hangs up", "half open", "stalled bodies", *HEAVY)
 
-    def __init__(self, arena: Arena, functions: Functions) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode, functions: Functions) -> None:
+        self._attacked = attacked
         self._functions = functions
 
     def prepare(self) -> None:
-        client = self._arena.node.client
+        client = self._attacked.node.client
         self._functions.deploy(client, "scale", 3.0, tenant="requests")
         self._functions.deploy(client, "spare", 3.0, tenant="requests")
         self._functions.deploy(client, "words", handler=source("words"), tenant="requests")
@@ -42,24 +42,24 @@ class Requests:
     def run(self, case: str, rng: Random) -> None:
         if case in LIGHT:
             for _ in range(LIGHT_TRIES):
-                self._pose(LIGHT[case](rng))
+                self._send_and_check(LIGHT[case](rng))
         elif case in HEAVY:
-            judged(self._arena, exchange(self._arena.port, HEAVY[case](), HEAVY_PATIENCE_S))
-        elif case in wires.SENT:
-            self._send(wires.SENT[case](rng))
+            judged(self._attacked, exchange(self._attacked.port, HEAVY[case](), HEAVY_PATIENCE_S))
+        elif case in connections.SENT:
+            self._send(connections.SENT[case](rng))
         elif case == "half open":
-            with wires.half_open(self._arena.port, HALF_OPEN) as count:
-                self._arena.tally.note(f"{count} connections taken")
-                self._pose(LIGHT["json"](rng))
+            with connections.half_open(self._attacked.port, HALF_OPEN) as count:
+                self._attacked.tally.note(f"{count} connections taken")
+                self._send_and_check(LIGHT["json"](rng))
         elif case == "stalled bodies":
             self._stall(rng)
         else:
             self._hang_up(rng)
 
-    def _pose(self, posed: Posed) -> None:
-        reply = judged(self._arena, exchange(self._arena.port, posed.content))
-        if reply is not None and reply.status == 200 and posed.values is not None:
-            self._check(posed.values, reply)
+    def _send_and_check(self, sent: HostileRequest) -> None:
+        reply = judged(self._attacked, exchange(self._attacked.port, sent.content))
+        if reply is not None and reply.status == 200 and sent.values is not None:
+            self._check(sent.values, reply)
 
     def _check(self, values: list[float], reply: Reply) -> None:
         x = torch.tensor([values], dtype=torch.float64).to(torch.float32)
@@ -70,12 +70,12 @@ class Requests:
             given = json.loads(reply.body)["outputs"]
             right = not given or given[0]["data"] == wanted.flatten().tolist()
         if not right:
-            self._arena.tally.add("wrong", f"{values} became {reply.body[:200]!r}")
+            self._attacked.tally.add("wrong", f"{values} became {reply.body[:200]!r}")
 
-    def _send(self, parts: wires.Parts) -> None:
+    def _send(self, parts: connections.Parts) -> None:
         """Send as long as the node accepts it, and read the answer; no answer to an invalid request is acceptable."""
         until = time.monotonic() + SENDING_S
-        with connect(self._arena.port, SENDING_S) as end:
+        with connect(self._attacked.port, SENDING_S) as end:
             try:
                 for part in parts:
                     end.sendall(part)
@@ -84,18 +84,18 @@ class Requests:
             except OSError:
                 pass
             try:
-                judged(self._arena, receive(end, 0.3))
+                judged(self._attacked, receive(end, 0.3))
             except HungError:
-                self._arena.answers()
+                self._attacked.answers()
 
     def _stall(self, rng: Random) -> None:
         """Send half of several bodies, and pause."""
-        held = [connect(self._arena.port) for _ in range(STALLED)]
+        held = [connect(self._attacked.port) for _ in range(STALLED)]
         try:
             for end in held:
                 end.settimeout(SENDING_S)
-                end.sendall(wires.stalled(STALLED_BYTES, 2 * STALLED_BYTES))
-            self._pose(LIGHT["json"](rng))
+                end.sendall(connections.stalled(STALLED_BYTES, 2 * STALLED_BYTES))
+            self._send_and_check(LIGHT["json"](rng))
         finally:
             for end in held:
                 end.close()
@@ -103,6 +103,6 @@ class Requests:
     def _hang_up(self, rng: Random) -> None:
         """Send requests and disconnect before the answer."""
         for _ in range(50):
-            with connect(self._arena.port) as end:
+            with connect(self._attacked.port) as end:
                 end.sendall(LIGHT["json"](rng).content)
-        judged(self._arena, ask(self._arena.port, "GET", "/v2/models/scale"))
+        judged(self._attacked, ask(self._attacked.port, "GET", "/v2/models/scale"))

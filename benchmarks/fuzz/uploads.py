@@ -6,7 +6,7 @@ import time
 from random import Random
 
 from benchmarks.fuzz.kind import judged
-from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request
 from overwinter.store.blocks import address_of
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 DRIPPING = 12
 """More than the threads for the disk."""
 MANY = 100
-ADDRESSES_ASKED = 200_000
+ADDRESSES_QUERIED = 200_000
 HUGE = 1 << 40
 
 
@@ -34,8 +34,8 @@ class Uploads:
     name = "uploads"
     cases = ("right", "wrong bytes", "broken off", "dripping", "huge", "many", "questions", "odd addresses", "chunked")
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, attacked: AttackedNode) -> None:
+        self._attacked = attacked
 
     def prepare(self) -> None:
         """Do nothing: uploads need no function."""
@@ -44,25 +44,27 @@ class Uploads:
         getattr(self, "_" + case.replace(" ", "_"))(rng)
 
     def _put(self, address: str, data: bytes, headers: str = "") -> Reply | None:
-        return judged(self._arena, exchange(self._arena.port, request("PUT", path_of(address), data, headers)))
+        return judged(self._attacked, exchange(self._attacked.port, request("PUT", path_of(address), data, headers)))
 
     def _missing(self, addresses: list[str]) -> set[str]:
         body = json.dumps({"addresses": addresses}).encode()
-        reply = judged(self._arena, ask(self._arena.port, "POST", "/overwinter/v1/blocks/missing", body))
+        reply = judged(self._attacked, ask(self._attacked.port, "POST", "/overwinter/v1/blocks/missing", body))
         return set(json.loads(reply.body)["missing"]) if reply is not None and reply.status == 200 else set(addresses)
 
     def _refused(self, address: str, reply: Reply | None) -> None:
         """Check that neither the answer nor the repository has the block."""
         if reply is not None and reply.status in (200, 201):
-            self._arena.tally.add("wrong", f"a block was stored under an address that is not its own: {reply.body!r}")
+            self._attacked.tally.add(
+                "wrong", f"a block was stored under an address that is not its own: {reply.body!r}"
+            )
         elif not self._missing([address]):
-            self._arena.tally.add("wrong", f"a refused block is not missing; the answer was {reply}")
+            self._attacked.tally.add("wrong", f"a refused block is not missing; the answer was {reply}")
 
     def _right(self, rng: Random) -> None:
         data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
         reply = self._put(address_of(data), data)
         if reply is None or reply.status not in (200, 201, 503, 507):
-            self._arena.tally.add("wrong", f"a right block was refused: {reply}")
+            self._attacked.tally.add("wrong", f"a right block was refused: {reply}")
 
     def _wrong_bytes(self, rng: Random) -> None:
         data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
@@ -73,7 +75,7 @@ class Uploads:
     def _broken_off(self, rng: Random) -> None:
         # None is so small that another case could have sent the same bytes.
         data = rng.randbytes(rng.choice((16, 4096, 4 * MIB)))
-        with connect(self._arena.port) as end:
+        with connect(self._attacked.port) as end:
             end.sendall(begun(address_of(data), len(data), data[:-1]))
             time.sleep(rng.choice((0.0, 0.05)))
         self._refused(address_of(data), None)
@@ -84,7 +86,7 @@ class Uploads:
         data = rng.randbytes(4096)
         try:
             for _ in range(DRIPPING):
-                ends.append(connect(self._arena.port))
+                ends.append(connect(self._attacked.port))
                 ends[-1].sendall(begun(address_of(rng.randbytes(32)), MIB, b"."))
             for _ in range(10):
                 time.sleep(0.05)
@@ -97,20 +99,20 @@ class Uploads:
 
     def _huge(self, rng: Random) -> None:
         address = address_of(rng.randbytes(32))
-        with connect(self._arena.port) as end:
+        with connect(self._attacked.port) as end:
             end.sendall(begun(address, HUGE, bytes(MIB)))
-            reply = judged(self._arena, receive(end))
+            reply = judged(self._attacked, receive(end))
         self._refused(address, reply)
 
     def _many(self, rng: Random) -> None:
         """Send small blocks at once, over separate connections."""
         blocks = [rng.randbytes(100) for _ in range(MANY)]
-        ends = [connect(self._arena.port) for _ in blocks]
+        ends = [connect(self._attacked.port) for _ in blocks]
         try:
             for end, data in zip(ends, blocks, strict=True):
                 end.sendall(request("PUT", path_of(address_of(data)), data))
             for end in ends:
-                judged(self._arena, receive(end))
+                judged(self._attacked, receive(end))
         finally:
             for end in ends:
                 end.close()
@@ -118,7 +120,7 @@ class Uploads:
     def _questions(self, rng: Random) -> None:
         """Query very many addresses."""
         some = [f"{rng.randrange(1 << 200):064x}" for _ in range(100)]
-        self._missing(some * (ADDRESSES_ASKED // len(some)))
+        self._missing(some * (ADDRESSES_QUERIED // len(some)))
 
     def _odd_addresses(self, rng: Random) -> None:
         address = rng.choice(
@@ -126,13 +128,13 @@ class Uploads:
         )
         reply = self._put(address, b"data")
         if reply is not None and reply.status in (200, 201):
-            self._arena.tally.add("wrong", f"a block was stored as {address!r}")
+            self._attacked.tally.add("wrong", f"a block was stored as {address!r}")
 
     def _chunked(self, rng: Random) -> None:
         """Send chunks of which the last never comes, or the first has a false length."""
         data = rng.randbytes(4096)
         head = f"PUT {path_of(address_of(data))} HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         size = rng.choice((b"1000", b"1001", b"fff", b"ffffffffff", b"-1", b""))
-        with connect(self._arena.port) as end:
+        with connect(self._attacked.port) as end:
             end.sendall(head + size + b"\r\n" + data + b"\r\n")
         self._missing([address_of(data)])

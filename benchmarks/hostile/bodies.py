@@ -14,8 +14,8 @@ MIB = 1 << 20
 LARGE = 64 * MIB
 
 
-class Posed(NamedTuple):
-    """A whole HTTP request, and its row if that is certain."""
+class HostileRequest(NamedTuple):
+    """A whole HTTP request, and the row of numbers in it, if that is certain."""
 
     content: bytes
     values: list[float] | None = None
@@ -38,18 +38,18 @@ def valid_json(rng: Random) -> dict[str, Any]:
     }
 
 
-def mutated_json(rng: Random) -> Posed:
+def mutated_json(rng: Random) -> HostileRequest:
     """Return a mutant of the JSON."""
     mutant = mutation.tree(valid_json(rng), rng)
-    return Posed(infer("scale", json.dumps(mutant).encode()), row_of(mutant))
+    return HostileRequest(infer("scale", json.dumps(mutant).encode()), row_of(mutant))
 
 
-def mutated_text(rng: Random) -> Posed:
+def mutated_text(rng: Random) -> HostileRequest:
     """Return a mutant of the JSON's bytes."""
-    return Posed(infer("scale", mutation.content(json.dumps(valid_json(rng)).encode(), rng)))
+    return HostileRequest(infer("scale", mutation.content(json.dumps(valid_json(rng)).encode(), rng)))
 
 
-def mutated_binary(rng: Random) -> Posed:
+def mutated_binary(rng: Random) -> HostileRequest:
     """Return a mutant of a request with the binary extension: of its head, its lengths or its bytes."""
     data = struct.pack("<4f", *(rng.uniform(-9, 9) for _ in range(4)))
     given = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": len(data)}}
@@ -59,10 +59,10 @@ def mutated_binary(rng: Random) -> Posed:
     head = json.dumps(tree).encode()
     length: Any = len(head) if rng.random() < 0.7 else rng.choice((*mutation.NUMBERS, "x", "", "1,2", "+5", "0x10"))
     body = head + (data if rng.random() < 0.7 else mutation.content(data, rng))
-    return Posed(infer("scale", body, f"inference-header-content-length: {length}\r\n"))
+    return HostileRequest(infer("scale", body, f"inference-header-content-length: {length}\r\n"))
 
 
-def mutated_words(rng: Random) -> Posed:
+def mutated_words(rng: Random) -> HostileRequest:
     """Return a mutant of a binary request with BYTES, which has a length before each element."""
     words = [rng.randbytes(rng.randint(0, 9)) for _ in range(rng.randint(0, 5))]
     data = b"".join(len(word).to_bytes(4, "little") + word for word in words)
@@ -70,7 +70,7 @@ def mutated_words(rng: Random) -> Posed:
     shape = [len(words)] if rng.random() < 0.7 else rng.choice(([], [0], [1, len(words)], [2**40], [2**62, 4], [-1]))
     given = {"name": "words", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [given]}).encode()
-    return Posed(infer("words", head + data, f"inference-header-content-length: {len(head)}\r\n"))
+    return HostileRequest(infer("words", head + data, f"inference-header-content-length: {len(head)}\r\n"))
 
 
 def row_of(tree: Any) -> list[float] | None:
@@ -159,7 +159,7 @@ HEAVY: dict[str, Callable[[], bytes]] = {
 }
 """Requests each of which could freeze or bloat a node."""
 
-LIGHT: dict[str, Callable[[Random], Posed]] = {
+LIGHT: dict[str, Callable[[Random], HostileRequest]] = {
     "json": mutated_json,
     "text": mutated_text,
     "binary": mutated_binary,

@@ -63,7 +63,7 @@ class Victim:
         self.blobs: list[list[Any]] = []
         """Addresses and sizes, as in a manifest."""
 
-    def deploy(self, node) -> None:  # noqa: ANN001 - an Arena's node
+    def deploy(self, node) -> None:  # noqa: ANN001 - an AttackedNode's node
         """Deploy both functions so that their workers stay."""
         handler = HANDLER.format(secret=canary("handler"))
         assets = {"secret.txt": canary("asset").encode()}
@@ -79,7 +79,7 @@ class Victim:
         order(node.port, self.HANDLED, canary("request"))
 
 
-class Machine:
+class OutsideObjects:
     """Objects of the machine that no function may reach: files, sockets, memory, a process."""
 
     def __init__(self) -> None:

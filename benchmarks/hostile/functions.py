@@ -96,7 +96,7 @@ def infer_request(name: str, values: Sequence[float] = INPUT) -> bytes:
     return binary_request(name, as_tensors({"x": torch.tensor([list(values)])}))
 
 
-def stage(port: int, made: Package) -> None:
+def upload_blobs(port: int, made: Package) -> None:
     """Upload all blobs of a package as an attacker."""
     for blob in made.manifest.blobs():
         content = bytes(made.contents[blob.address]())

@@ -34,12 +34,12 @@ class Record(NamedTuple):
     """When it was sent, on the system's monotonic clock."""
     took: float
     """The seconds until the outcome."""
-    fate: str
+    outcome: str
     """right, wrong, down (no connection, or it broke), silent (timed out), or an HTTP status."""
     said: str = ""
 
 
-class Question:
+class RepeatedRequest:
     """One request, repeated over a connection that stays open."""
 
     def __init__(self, what: str, request: bytes, answer: bytes | None) -> None:
@@ -85,20 +85,20 @@ class Question:
         if not part:
             return self._broken("the connection was closed")
         self._received += part
-        fate, said = self._fate()
-        if not fate:
+        outcome, said = self._outcome()
+        if not outcome:
             return None
         self._received.clear()
-        return self._over(fate, said)
+        return self._over(outcome, said)
 
     def late(self, now: float) -> Record | None:
         """Return a timeout if it has waited too long."""
         if not self.waiting or now - self.sent < GIVE_UP_S:
             return None
         record = self._broken("no answer")
-        return record._replace(fate="silent")
+        return record._replace(outcome="silent")
 
-    def _fate(self) -> tuple[str, str]:
+    def _outcome(self) -> tuple[str, str]:
         if self._answer is None:
             return ("right", "") if len(self._received) >= len(self._request) else ("", "")
         stop = self._received.find(END)
@@ -114,11 +114,11 @@ class Question:
             return str(reply.status), reply.said
         return ("right", "") if reply.tensors == self._answer else ("wrong", reply.tensors[:64].hex())
 
-    def _over(self, fate: str, said: str = "") -> Record:
+    def _over(self, outcome: str, said: str = "") -> Record:
         now = time.monotonic()
         self.waiting = False
-        self.due = max(self.sent + EVERY_S, now) if fate != "down" else now + AGAIN_S
-        return Record(self.what, self.sent, now - self.sent, fate, said)
+        self.due = max(self.sent + EVERY_S, now) if outcome != "down" else now + AGAIN_S
+        return Record(self.what, self.sent, now - self.sent, outcome, said)
 
     def _broken(self, said: str) -> Record:
         if self._end is not None:
@@ -148,20 +148,20 @@ def port_of(file: Path) -> int | None:
         return None
 
 
-def tell(record: Record | None) -> None:
-    """Print what is worth a line."""
-    if record is not None and (record.took >= REPORTED_FROM_S or record.fate != "right"):
+def print_if_notable(record: Record | None) -> None:
+    """Print a record of a slow or wrong answer."""
+    if record is not None and (record.took >= REPORTED_FROM_S or record.outcome != "right"):
         print(json.dumps(record), flush=True)
 
 
-def watch(port_file: Path, questions: list[Question]) -> None:
+def watch(port_file: Path, questions: list[RepeatedRequest]) -> None:
     """Send requests until the input ends."""
     while True:
         now = time.monotonic()
         for question in questions:
-            tell(question.late(now))
+            print_if_notable(question.late(now))
             if not question.waiting and question.due <= now:
-                tell(question.ask(port_of(port_file) if question.fileno() < 0 else None))
+                print_if_notable(question.ask(port_of(port_file) if question.fileno() < 0 else None))
         heard = [question for question in questions if question.waiting]
         idle = [question.due for question in questions if not question.waiting]
         pause = min([*idle, now + 1.0]) - time.monotonic()
@@ -170,21 +170,21 @@ def watch(port_file: Path, questions: list[Question]) -> None:
             return
         for question in heard:
             if question in ready:
-                tell(question.listen())
+                print_if_notable(question.listen())
 
 
 def main() -> None:
     port_file, request, answer = map(Path, sys.argv[1:])
-    control = Question("control", b"." * 100, None)
+    control = RepeatedRequest("control", b"." * 100, None)
     control.attach(echo())
-    live = Question("live", get("/v2/health/live"), b"")
-    infer = Question("infer", request.read_bytes(), answer.read_bytes())
+    live = RepeatedRequest("live", get("/v2/health/live"), b"")
+    infer = RepeatedRequest("infer", request.read_bytes(), answer.read_bytes())
     questions = [live, infer, control]
     watch(port_file, questions)
     now = time.monotonic()
     for question in questions:
         if question.waiting:
-            tell(Record(question.what, question.sent, now - question.sent, "unanswered"))
+            print_if_notable(Record(question.what, question.sent, now - question.sent, "unanswered"))
         print(json.dumps(Record(question.what, now, 0.0, "asked", str(question.asked))), flush=True)
 
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 
 from benchmarks.hostile.exchange import Reply
 
-Harm = Literal["crashes", "unforeseen_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
+Harm = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
 HARMS: tuple[Harm, ...] = get_args(Harm)
 
 EXAMPLES_MAX = 3
@@ -65,7 +65,7 @@ class Tally:
         """Count an unexpected answer; a missing answer is no harm by itself."""
         fault = unexpected(reply)
         if fault:
-            self.add("unforeseen_5xx", fault)
+            self.add("unexpected_5xx", fault)
 
 
 def unexpected(reply: Reply | None) -> str:
@@ -79,9 +79,9 @@ def unexpected(reply: Reply | None) -> str:
     return "" if is_json and not reply.said.startswith(UNEXPECTED) else f"500: {reply.said}"
 
 
-def unexpected_words(fate: str, said: str) -> bool:
+def is_unexpected(outcome: str, said: str) -> bool:
     """Whether the error of a well-behaved client is unexpected: any 500, because its function does not fail."""
-    return fate.startswith("5") and fate not in ("503", "504", "507")
+    return outcome.startswith("5") and outcome not in ("503", "504", "507")
 
 
 def fatal_signal(reason: str) -> str:

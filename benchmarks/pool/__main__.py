@@ -1,14 +1,15 @@
 """Measures the pool of devices, on real nodes over HTTP and on virtual devices.
 
-`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has nine parts: what a run through
-an executor adds (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over early
-binding as rates fall (`falling`), the load of several devices under skewed rates (`balance`), the time to give places
-to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a program in slices beside
-the whole program (`cut`), a recorded hour with and without content sharing (`trace`), and the simulator beside null
-devices (`simulated`). `--soak` runs functions of the pool under faults and changes for so long instead.
+`python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has nine parts: the time that an
+executor adds to a run (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over
+early binding as rates fall (`throughput`), the load of several devices under skewed rates (`balance`), the time to give
+places to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a program in slices
+compared with the whole program (`cut`), a recorded hour with and without content sharing (`trace`), and the simulator
+compared with null devices (`simulated`). `--soak` instead runs functions of the pool under faults and changes for this
+long.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
-Every answer is compared with plain PyTorch's, bit for bit, but for those of null devices.
+Every answer is compared with plain PyTorch's, bit for bit, except those of null devices.
 """
 
 import argparse
@@ -23,12 +24,12 @@ import torch
 
 from benchmarks import allocation
 from benchmarks.measure import print_result
-from benchmarks.pool import balance, cut, dispatch, falling, isolation, links, simulated, trace
+from benchmarks.pool import balance, cut, dispatch, isolation, links, simulated, throughput, trace
 from benchmarks.pool.soak import soak
 from overwinter.core.devices import DeviceIsolation
 from overwinter.device.partitioned import PARTITION_BYTES
 
-PARTS = ("dispatch", "isolation", "falling", "balance", "allocation", "links", "cut", "trace", "simulated")
+PARTS = ("dispatch", "isolation", "throughput", "balance", "allocation", "links", "cut", "trace", "simulated")
 SMALL_MODELS = ("mlp", "lstm")
 
 
@@ -41,9 +42,9 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
     if part == "isolation":
         small = {"rounds": 1, "models": SMALL_MODELS, "small": True} if quick else {}
         return {"isolation": isolation.measure(**small)}
-    if part == "falling":
+    if part == "throughput":
         small = {"model": "mlp", "memory_bytes": PARTITION_BYTES, "most": 12} if quick else {}
-        return {"throughput_over_native": falling.measure(seconds, seed, **small)}
+        return {"throughput_over_native": throughput.measure(seconds, seed, **small)}
     if part == "balance":
         small = {"model": "mlp", "functions": 6, "count": 2} if quick else {}
         variances = balance.measure(seconds, seed, **small)
@@ -65,16 +66,24 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part, also several times; default all")
-    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; else made requests")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="run the soak for so long instead")
-    parser.add_argument("--isolation", choices=get_args(DeviceIsolation), default="tenant", help="in the soak")
-    parser.add_argument("--functions", type=int, default=64, help="in the soak; default 64")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="measure only this part; repeatable; default all"
+    )
+    parser.add_argument(
+        "--traces", type=Path, help="the directory that contains torpor-alibaba-fc; by default requests are generated"
+    )
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="run the soak for this long instead")
+    parser.add_argument(
+        "--isolation", choices=get_args(DeviceIsolation), default="tenant", help="isolation of devices in the soak"
+    )
+    parser.add_argument("--functions", type=int, default=64, help="number of functions in the soak; default 64")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second in the soak; default 10")
-    parser.add_argument("--seconds", type=float, help="of each row of a table, and a quarter of the trace; default 30")
-    parser.add_argument("--rounds", type=int, default=dispatch.ROUNDS, help="runs of dispatch")
+    parser.add_argument(
+        "--seconds", type=float, help="seconds of each row of a table; of the trace four times as many; default 30"
+    )
+    parser.add_argument("--rounds", type=int, default=dispatch.ROUNDS, help="runs of the part dispatch")
     parser.add_argument("--quick", action="store_true", help="small models and few requests")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the requests and faults; default 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
     # As an interrupt does, so that nodes are stopped and directories removed.

@@ -11,9 +11,9 @@ import msgspec
 
 from benchmarks.allocation import run_seconds
 from benchmarks.families import Family, as_tensors
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from benchmarks.measure import quantile
-from benchmarks.openloop import Outcome, Plan, Sender, Target, fates
+from benchmarks.openloop import Outcome, Plan, Sender, Target, count_kinds
 from benchmarks.pool.readings import Readings, read
 from benchmarks.pool.serving import PoolNode
 from benchmarks.thousand import deploy_variants
@@ -36,11 +36,11 @@ class Sent(NamedTuple):
     @property
     def answered_per_s(self) -> float:
         """The answers per second of the plan."""
-        return fates(self.outcomes)["answered"] / self.seconds
+        return count_kinds(self.outcomes)["answered"] / self.seconds
 
     def latency_ms(self, share: float) -> float:
         """A quantile of the latencies of answers."""
-        times = [each.latency_s for each in self.outcomes if each.fate == "answered"]
+        times = [each.latency_s for each in self.outcomes if each.kind == "answered"]
         return 1e3 * quantile(times, share) if times else 0.0
 
 
@@ -84,7 +84,7 @@ def send(
         began = sender.began()
         outcomes = sender.outcomes()
     for each in outcomes:
-        if each.fate == "lost":
+        if each.kind == "lost":
             raise RuntimeError(
                 f"a request of function {each.target} is lost: {msgspec.structs.replace(each, tensors=b'')}"
             )

@@ -1,7 +1,7 @@
-"""A program in slices, beside the same program on a device that holds all of it.
+"""Compares a program in slices with the same program on a device that holds all of it.
 
 Requests come one after another, and then before the earlier ones are answered. With a device for each slice nothing is
-brought again, so the difference is what passing from slice to slice takes; with one device less, some slices are
+brought again, so the difference is the time to pass tensors from slice to slice; with one device less, some slices are
 brought for each request.
 """
 
@@ -14,7 +14,7 @@ from benchmarks.pool.serving import devices, pool_node, scheduling
 
 MODEL = "bert-base"
 EVERY_S = 0.5
-OFTEN = 8
+OFTEN_FACTOR = 8
 """How many times as often requests come that do not wait for earlier ones."""
 SLICES = 3
 STEP_BYTES = 4 << 20
@@ -26,14 +26,14 @@ def measure(
 ) -> Mapping[str, Mapping[str, float]]:
     """Print the latency of requests and the bytes moved for each; return the figures."""
     family = Family(model, tokens=TOKENS)
-    room = 1 << int(1.1 * family.nbytes).bit_length()
-    # A device takes a little more than its part, because slices end where few bytes live.
+    memory_bytes = 1 << int(1.1 * family.nbytes).bit_length()
+    # More than an equal part each, because slices end where few bytes are live.
     small = ceil(1.4 * family.nbytes / slices / STEP_BYTES) * STEP_BYTES
     pools = {
-        "whole": (devices(1, room), every_s),
-        "whole, often": (devices(1, room), every_s / OFTEN),
+        "whole": (devices(1, memory_bytes), every_s),
+        "whole, often": (devices(1, memory_bytes), every_s / OFTEN_FACTOR),
         "cut": (devices(slices, small), every_s),
-        "cut, often": (devices(slices, small), every_s / OFTEN),
+        "cut, often": (devices(slices, small), every_s / OFTEN_FACTOR),
         "one device less": (devices(slices - 1, small), every_s),
     }
     found: dict[str, dict[str, float]] = {}

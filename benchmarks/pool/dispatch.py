@@ -1,8 +1,8 @@
-"""Measures what a run through an executor adds to the same program in this process, in turns with it.
+"""Measures how much longer a run in an executor takes than the same program in this process, in turns with it.
 
 It counts from the scheduler's order to the end of the run, with the request's copy into the buffer and the answer's out
 of it, but without HTTP and the scheduler. The model takes about 1 ms on one core, and its blocks are on the device. The
-same request to a worker, by turns too, shows what belongs to every process that runs programs. All give the same bits.
+same request to a worker, in the same turns, shows how much of that any other process would add. All give the same bits.
 """
 
 import time
@@ -23,7 +23,7 @@ from overwinter.model.compile import compile_program
 from overwinter.model.export import Exported, export
 
 DEVICE = DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=64 << 20)
-HERE, THERE = "in this process", "through an executor"
+IN_PROCESS, IN_EXECUTOR = "in this process", "through an executor"
 WIDTH, ROWS = 128, 16
 MODEL_S = 1e-3
 ROUNDS, WARM = 2000, 200
@@ -82,16 +82,16 @@ async def dispatch(rounds: int, turn: int) -> dict[str, list[float]]:
     async with direct(DEVICE, packaged) as bench:
         [function] = bench.functions
         worker, executor = await bench.worker(function), await bench.executor()
-        ways = {
-            HERE: here,
+        targets = {
+            IN_PROCESS: here,
             "through a worker": partial(bench.in_worker, worker),
-            THERE: partial(bench.on_device, executor, function),
+            IN_EXECUTOR: partial(bench.on_device, executor, function),
         }
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        times: dict[str, list[float]] = {name: [] for name in targets}
         for begun in range(0, rounds + WARM, turn):
             inputs = [{"x": torch.randn(1, ROWS, WIDTH)} for _ in range(turn)]
             outputs = set()
-            for name, run in ways.items():
+            for name, run in targets.items():
                 answered = [await run(each) for each in inputs]
                 outputs.add(tuple(each.outputs for each in answered))
                 if begun >= WARM:
@@ -112,5 +112,5 @@ def measure(rounds: int) -> dict[str, float]:
         for name, each in times.items():
             shown = "  ".join(f"p{round(100 * share)} {1e3 * quantile(each, share):.3f} ms" for share in SHOWN)
             print(f"{name:20} {shown}")
-        added[turn] = 1e3 * (median(times[THERE]) - median(times[HERE]))
+        added[turn] = 1e3 * (median(times[IN_EXECUTOR]) - median(times[IN_PROCESS]))
     return {"dispatch_ms": added[TURNS[0]], "dispatch_cold_ms": added[TURNS[-1]]}

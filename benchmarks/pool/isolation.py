@@ -1,10 +1,10 @@
 """Measures the start of an executor until its first answer: what isolation by function costs when a function gets a
 device (Torpor, runtime isolation).
 
-Executors are forked from the zygote, which has imported the libraries; beside it stands a fresh process that imports
-them and reserves the same device. The first run in an executor is compared with the first in one that has prepared the
-function (otherwise the first run compiles the program, and its operators prepare what they need), with one whose blocks
-are brought again, and with one whose blocks are there.
+Executors are forked from the zygote, which has imported the libraries. They are compared with a new process that
+imports them and reserves the same device. The first run in an executor is compared with the first in one that has
+prepared the function (otherwise the first run compiles the program, and its operators prepare what they need), with one
+whose blocks are brought again, and with one whose blocks are there.
 """
 
 import subprocess
@@ -24,8 +24,8 @@ from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 MODELS = ("mobilenet-v2", "resnet50", "minilm", "bert-base")
 DEVICE = DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=512 << 20)
-ROUNDS, FRESH_ROUNDS = 10, 3
-FRESH = """
+ROUNDS, NEW_PROCESS_ROUNDS = 10, 3
+NEW_PROCESS = """
 import sys
 import msgspec
 import torch
@@ -38,16 +38,16 @@ sys.stdin.read()
 """
 
 
-def fresh_s(device: DeviceConfig) -> float:
-    """Return the seconds in which a fresh process gets as far as an executor that is ready."""
+def new_process_s(device: DeviceConfig) -> float:
+    """Return the seconds until a new process has imported the libraries and reserved the device."""
     began = time.perf_counter()
-    command = [sys.executable, "-c", FRESH, msgspec.json.encode(device)]
+    command = [sys.executable, "-c", NEW_PROCESS, msgspec.json.encode(device)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ZYGOTE_ENVIRONMENT | _paths()
     ) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("a fresh process cannot reserve a device")
+            raise RuntimeError("a new process cannot reserve a device")
         return time.perf_counter() - began
 
 
@@ -89,17 +89,17 @@ async def _steps(bench: Direct, family: Family, function: FunctionId) -> list[fl
     prepared = await bench.on_device(executor, function, inputs)
     await bench.stop(executor)
     if not first.outputs == again.outputs == resident.outputs == prepared.outputs:
-        raise RuntimeError(f"{family.name} answers otherwise after an eviction or a preparation")
+        raise RuntimeError(f"{family.name} gives another answer after an eviction or a preparation")
     return [started, first.seconds, again.seconds, resident.seconds, preparing, prepared.seconds]
 
 
 def measure(rounds: int = ROUNDS, models: Sequence[str] = MODELS, small: bool = False) -> dict[str, float]:
     """Print the median of each step; return the figures in milliseconds."""
-    fresh = median(fresh_s(DEVICE) for _ in range(FRESH_ROUNDS))
+    fresh = median(new_process_s(DEVICE) for _ in range(NEW_PROCESS_ROUNDS))
     found = uvloop.run(rounds_of(models, rounds, DEVICE, small))
     starts = median(row[0] for rows in found.values() for row in rows)
     print(f"an executor of {DEVICE.memory_bytes >> 20} MiB is ready after {1e3 * starts:.1f} ms, and")
-    print(f"a fresh process after {1e3 * fresh:.1f} ms, so a fork saves {1e3 * (fresh - starts):.1f} ms")
+    print(f"a new process after {1e3 * fresh:.1f} ms, so a fork saves {1e3 * (fresh - starts):.1f} ms")
     header = f"{'ms':16} {'first answer':>13} {'first run':>10} {'after eviction':>15} {'resident':>9}"
     print(f"{header} {'preparation':>12} {'first then':>11}")
     for name, rows in found.items():

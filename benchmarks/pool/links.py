@@ -12,7 +12,7 @@ from msgspec import structs
 
 from benchmarks.families import Family
 from benchmarks.pool.calls import TOKENS, deployed, payload, send
-from benchmarks.pool.readings import Ran
+from benchmarks.pool.readings import DeviceRun
 from benchmarks.pool.serving import devices, pool_node, scheduling
 
 MODEL = "mobilenet-v2"
@@ -26,7 +26,7 @@ Arrivals = list[tuple[float, int]]
 
 
 def alone(rounds: int, every_s: float) -> Arrivals:
-    """Return requests for one function after the other: none lies on a device when its turn comes."""
+    """Return requests for one function after the other: none is resident on a device when it is called."""
     return [(every_s * number, number % FUNCTIONS) for number in range(rounds)]
 
 
@@ -48,7 +48,7 @@ def again(rounds: int, every_s: float, burst: int) -> Arrivals:
     return [each for number in range(rounds) for each in of_round(number)]
 
 
-def swaps(family: Family, first: Arrivals, *plans: Arrivals, **links: Any) -> list[list[Ran]]:
+def swaps(family: Family, first: Arrivals, *plans: Arrivals, **links: Any) -> list[list[DeviceRun]]:
     """Return the runs that brought blocks, of each plan, on two devices with these links. The first requests load the
     blocks and start the executors.
     """

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.events import RunEnded, WorkerExited
 from overwinter.core.ids import DeviceId, RunId, Seconds
 from overwinter.core.journal import read_journal
 
 
-class Ran(NamedTuple):
+class DeviceRun(NamedTuple):
     """A run on a device that ended."""
 
     device: DeviceId
@@ -30,7 +30,7 @@ class Ran(NamedTuple):
 class Readings(msgspec.Struct):
     """What the devices of a node did."""
 
-    runs: list[Ran] = []
+    runs: list[DeviceRun] = []
     executors: int = 0
     """The executors that were started."""
     exits: int = 0
@@ -81,7 +81,7 @@ def read(journal: Path) -> Readings:
             if isinstance(event, RunEnded) and event.run in open_runs:
                 began, action = open_runs.pop(event.run)
                 moved = event.moved_bytes, len(action.evict), event.unplaced, event.peer_bytes
-                found.runs.append(Ran(action.device, began, entry.now, *moved))
+                found.runs.append(DeviceRun(action.device, began, entry.now, *moved))
             elif isinstance(event, WorkerExited):
                 found.exits += event.worker in executors
             for action in entry.actions:

@@ -1,8 +1,8 @@
-"""The simulator beside a node of null devices: the same functions, rates, links and times of runs.
+"""Compares the simulator with a node of null devices: the same functions, rates, links and times of runs.
 
 Null devices take the times of a profile that was measured on this machine, so more of them than the machine has cores
-run at once, and whatever differs is the simulator's. The functions are whole programs, have a handler that takes 5 ms
-of a core, or are too large for a device. `live` sends requests over HTTP to a node; `simulated` draws other
+run at once, and any difference is an error of the simulator. The functions are whole programs, have a handler that
+takes 5 ms of a core, or are too large for a device. `live` sends requests over HTTP to a node; `simulated` draws other
 arrivals at the same rates, for longer.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.families import Family
-from benchmarks.openloop import Target, attainment, fates
+from benchmarks.openloop import Target, attainment, count_kinds
 from benchmarks.pool.calls import TOKENS, Sent, deployed, payload, poisson, send
 from benchmarks.pool.serving import LINK_BYTES_PER_S, PoolNode, devices, pool_node, scheduling
 from benchmarks.thousand_report import slo_ms
@@ -58,7 +58,7 @@ HEADER = f"{'rate/s':>7}{'requests':>10}" + "".join(
 
 
 class Row(NamedTuple):
-    """What one of the two did."""
+    """The figures of the node, or of the simulator."""
 
     p50_ms: float
     p98_ms: float
@@ -125,8 +125,8 @@ def _profiled(node: PoolNode, family: Family) -> Profile:
     """Measure the program in a worker, for all functions that have it."""
     name = f"{family.name}-measured"
     family.deploy(node.client, name, max_batch=max(BATCHES))
-    with Client(f"http://127.0.0.1:{node.port}", timeout_s=600.0) as patient:
-        profile = patient.profile(name, wanted=Wanted(cores=(1,), batches=BATCHES, concurrency=(1,)))
+    with Client(f"http://127.0.0.1:{node.port}", timeout_s=600.0) as client:
+        profile = client.profile(name, wanted=Wanted(cores=(1,), batches=BATCHES, concurrency=(1,)))
     node.client.remove(name)
     return profile
 
@@ -141,7 +141,7 @@ def _deployed(node: PoolNode, family: Family, functions: int, kind: Kind) -> lis
 
 def _live(sent: Sent, slo_s: float) -> Row:
     runs = [run for run in sent.readings.runs if not run.unplaced]
-    if fates(sent.outcomes)["answered"] == 0:
+    if count_kinds(sent.outcomes)["answered"] == 0:
         raise RuntimeError(f"no request was answered: {sent.outcomes[0].start}")
     share = sent.readings.swaps / max(1, len(runs))
     return Row(sent.latency_ms(0.5), sent.latency_ms(0.98), share, attainment(sent.outcomes, [slo_s] * FUNCTIONS))

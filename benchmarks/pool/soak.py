@@ -13,14 +13,14 @@ import threading
 from contextlib import suppress
 from random import Random
 
-from benchmarks.harm import kill
+from benchmarks.fault_injection import kill
 from benchmarks.openloop import Outcome
 from benchmarks.pool.readings import read
 from benchmarks.pool.serving import PoolNode, devices, pool_node, scheduling
 from benchmarks.resources_held import ResourcesHeld
 from benchmarks.soak.__main__ import BETWEEN_KILLS_S, UNNEEDED_S, Soak, list_counts, measure
 from benchmarks.soak.members import TIMEOUT_S
-from benchmarks.soak.steps import Steps
+from benchmarks.soak.steps import JournalSteps
 from overwinter.core.devices import DeviceIsolation
 
 DEVICES = 4
@@ -45,26 +45,26 @@ class PoolSoak(Soak):
         waited_s = outcome.latency_s - outcome.late_s
         if waited_s > TIMEOUT_S + LATE_S:
             self.counts["late"] += 1
-            self.say(f"late: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
+            self.print_line(f"late: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
 
-    def judge_expired(self, steps: Steps) -> None:
+    def judge_expired(self, steps: JournalSteps) -> None:
         """Judge timeouts: one during a fault counts as refused, any other as lost."""
         for span, line in self.expired:
-            explained = self.events.kills.meet(span)
+            explained = self.events.kills.overlaps(span)
             self.counts["refused" if explained else "lost"] += 1
             if not explained:
-                self.say(line)
+                self.print_line(line)
 
-    def killing(self, over: threading.Event) -> None:
+    def kill_processes(self, over: threading.Event) -> None:
         """Kill and stop executors, and kill zygotes, until the event."""
         random = Random(f"{self.seed} faults {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
             kind = random.choice(KINDS)
             is_zygote = kind == "kill zygote"
-            if kill(self.node, "zygote", random) if is_zygote else self._harm_executor(kind, random):
+            if kill(self.node, "zygote", random) if is_zygote else self._kill_or_stop_executor(kind, random):
                 self.done[kind] += 1
 
-    def _harm_executor(self, kind: str, random: Random) -> bool:
+    def _kill_or_stop_executor(self, kind: str, random: Random) -> bool:
         pids = self.node.executor_pids()
         if not pids:
             return False

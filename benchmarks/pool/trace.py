@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.families import Family
 from benchmarks.measure import occupied_bytes, quantile
-from benchmarks.openloop import Target, attainment, fates
+from benchmarks.openloop import Target, attainment, count_kinds
 from benchmarks.pool.calls import TOKENS, Sent, payload, request_seconds, send
 from benchmarks.pool.serving import PoolNode, devices, pool_node, scheduling
 from benchmarks.thousand import cores, deploy_variants
@@ -83,8 +83,8 @@ class Trace:
         return [targets[number] for number in range(self.count)]
 
     def _row(self, title: str, sent: Sent, host_bytes: int) -> None:
-        counts, readings = fates(sent.outcomes), sent.readings
-        times = [1e3 * each.latency_s for each in sent.outcomes if each.fate == "answered"] or [0.0]
+        counts, readings = count_kinds(sent.outcomes), sent.readings
+        times = [1e3 * each.latency_s for each in sent.outcomes if each.kind == "answered"] or [0.0]
         print(
             f"{title:10}{attainment(sent.outcomes, self.slo_s):8.1%}{counts['refused']:9}{median(times):8.1f}", end=""
         )

@@ -26,15 +26,15 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.hostile.arena import Arena, arena
+from benchmarks.hostile.attacked_node import AttackedNode, attacked_node
 from benchmarks.hostile.exchange import HungError, ask
 from benchmarks.hostile.verdicts import HARMS, Tally
 from benchmarks.measure import MIB, print_result, quantile
-from benchmarks.openloop import Outcome, Plan, Sender, attainment, fates
+from benchmarks.openloop import Outcome, Plan, Sender, attainment, count_kinds
 from benchmarks.siege.attacks import ATTACKS
 from benchmarks.siege.defended import Defended, phase_of
 from benchmarks.siege.recovery import Recovery
-from benchmarks.siege.watch import Watch, own
+from benchmarks.siege.watch import Watch, process_bytes
 
 RATE = 50.0
 CALM = "calm"
@@ -64,10 +64,10 @@ class Phase(NamedTuple):
     quiet: float
 
 
-class Besiegers:
+class AttackerProcess:
     """The process of the attackers. It is replaced if it does not end an attack in time."""
 
-    def __init__(self, found: Arena, seed: int, keep: Sequence[str]) -> None:
+    def __init__(self, found: AttackedNode, seed: int, keep: Sequence[str]) -> None:
         """Start the process. `keep` are the functions of the defended tenant."""
         self._found = found
         self._keep = set(keep)
@@ -76,7 +76,7 @@ class Besiegers:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if not self._hears(START_S):
+        if not self._answers_within(START_S):
             raise RuntimeError("the attackers' process does not start")
 
     def begin(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Besiegers:
     def end(self) -> None:
         """End the attack, and remove what it deployed."""
         self._write("")
-        if not self._hears(END_S):
+        if not self._answers_within(END_S):
             self.stop()
             self._clear()
             self._start()
@@ -96,7 +96,7 @@ class Besiegers:
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def _hears(self, seconds: float) -> bool:
+    def _answers_within(self, seconds: float) -> bool:
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0] and self._process.stdout.readline())
 
@@ -114,7 +114,7 @@ class Besiegers:
         self._process.wait()
 
 
-def wait(found: Arena, seconds: float) -> None:
+def wait(found: AttackedNode, seconds: float) -> None:
     """Wait; restart the node if it ends."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
@@ -122,8 +122,13 @@ def wait(found: Arena, seconds: float) -> None:
         found.examine()
 
 
-def besiege(
-    found: Arena, names: Sequence[str], seconds: float, watch: Watch, besiegers: Besiegers, keep: Sequence[str]
+def run_phases(
+    found: AttackedNode,
+    names: Sequence[str],
+    seconds: float,
+    watch: Watch,
+    attackers: AttackerProcess,
+    keep: Sequence[str],
 ) -> list[Phase]:
     """Run all phases, one after the other."""
     calm_s = CALM_SHARE * seconds
@@ -138,10 +143,10 @@ def besiege(
     for number, name in enumerate(names):
         found.tally.begin(name, name, number)
         began = time.monotonic()
-        besiegers.begin(name)
+        attackers.begin(name)
         wait(found, each_s)
         ended, peak = time.monotonic(), watch.phase()
-        besiegers.end()
+        attackers.end()
         over = time.monotonic()
         recovery.wait(lambda seconds: wait(found, seconds))
         phases.append(Phase(name, began, ended, peak, over, time.monotonic()))
@@ -153,10 +158,12 @@ def besiege(
 
 def slowness(outcomes: Sequence[Outcome]) -> list[float]:
     """Return the seconds of each request; the whole patience if it has no correct answer."""
-    return [each.latency_s if each.fate == "answered" else PATIENCE_S for each in outcomes] or [0.0]
+    return [each.latency_s if each.kind == "answered" else PATIENCE_S for each in outcomes] or [0.0]
 
 
-def parts(outcomes: Sequence[Outcome], spans: Sequence[tuple[str, float, float]]) -> dict[str, list[Outcome]]:
+def outcomes_by_phase(
+    outcomes: Sequence[Outcome], spans: Sequence[tuple[str, float, float]]
+) -> dict[str, list[Outcome]]:
     """Return the outcomes in each phase, by its name."""
     found: dict[str, list[Outcome]] = {name: [] for name, _, _ in spans}
     for each in outcomes:
@@ -174,7 +181,7 @@ def row(
     phase: Phase, part: Sequence[Outcome], after: Sequence[Outcome], slo_s: Sequence[float], harms: str = ""
 ) -> str:
     """Format a line of the table."""
-    counts, times = fates(part), slowness(part)
+    counts, times = count_kinds(part), slowness(part)
     lost = counts["lost"] - wrong(part)
     p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
     message = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
@@ -184,22 +191,28 @@ def row(
     )
 
 
-def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], measured: dict) -> None:
+def report(
+    found: AttackedNode, plan_began: float, phases: list[Phase], outcomes: list[Outcome], measured: dict
+) -> None:
     """Print the table and RESULT; `measured` has the SLOs, the memory limit, and the memory of daemon and zygotes."""
-    by_phase = parts(outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases])
-    afters = parts(outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases])
+    by_phase = outcomes_by_phase(
+        outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases]
+    )
+    afters = outcomes_by_phase(
+        outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases]
+    )
     print(
         f"\n{'phase':18}{'requests':>9}{'in SLO':>9}{'p50 ms':>9}{'p99 ms':>10}{'refused':>9}{'lost':>6}{'wrong':>7}",
         end="",
     )
-    print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  what the node suffered")
+    print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  harm to the node")
     for phase in phases:
         harms = ", ".join(f"{harm} {count}" for harm in HARMS if (count := found.tally.counts[phase.name][harm]))
         print(row(phase, by_phase[phase.name], afters[phase.name], measured["slo_s"], harms))
     for example in found.tally.examples:
         print(f"{example.harm}: {example.case}: {example.text}")
     under = [each for phase in phases if phase.name != CALM for each in by_phase[phase.name]]
-    counts = fates(under)
+    counts = count_kinds(under)
     calm_s, under_s = (quantile(slowness(part), 0.99) for part in (by_phase[CALM], under))
     peak = max(phase.peak for phase in phases)
     print(
@@ -224,33 +237,35 @@ def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="calm and attacks together; default 10")
-    parser.add_argument("--seed", type=int, default=1, help="default 1")
-    parser.add_argument("--only", action="append", choices=list(ATTACKS), help="these attacks alone")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="minutes of the calm phase and the attacks together; default 10"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the requests and attacks; default 1")
+    parser.add_argument("--only", action="append", choices=list(ATTACKS), help="run only this attack; repeatable")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = options.only or list(ATTACKS)
     seconds = 60 * options.minutes
     defended = Defended()
-    with arena(Tally(), *(part for flag, nbytes in BOUNDS.items() for part in (flag, str(nbytes)))) as found:
+    with attacked_node(Tally(), *(part for flag, nbytes in BOUNDS.items() for part in (flag, str(nbytes)))) as found:
         found.keep_port()
-        found.on_fresh.append(lambda: defended.deploy(found.node.client))
+        found.on_empty.append(lambda: defended.deploy(found.node.client))
         found.start()
         found.node.wait_quiet()
-        base = own(found.node.own_pids())
+        base = process_bytes(found.node.own_pids())
         watch = Watch(found.node)
-        besiegers = Besiegers(found, options.seed, defended.names)
+        attackers = AttackerProcess(found, options.seed, defended.names)
         # Restarts of the node take part of the time, and count for the tenant.
         planned_s = WARM_S + SLACK * seconds
         plan = Plan(defended.targets, defended.payloads, defended.arrivals(planned_s, RATE, options.seed), PATIENCE_S)
         try:
             with Sender(found.port, plan, found.root) as sender:
                 began = sender.began()
-                phases = besiege(found, names, seconds, watch, besiegers, defended.names)
+                phases = run_phases(found, names, seconds, watch, attackers, defended.names)
                 sender.stop()
                 outcomes = sender.outcomes()
         finally:
-            besiegers.stop()
+            attackers.stop()
             watch.stop()
         report(
             found,

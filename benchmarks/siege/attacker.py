@@ -20,9 +20,9 @@ SHARE = 0.2
 PAUSE_S = 0.05
 
 
-def attack(others: Attackers, name: str) -> None:
+def attack(attackers: Attackers, name: str) -> None:
     """Run the attack until there is input."""
-    steps = ATTACKS[name](others)
+    steps = ATTACKS[name](attackers)
     stopped = False
     while not stopped:
         began, used = time.monotonic(), time.process_time()
@@ -30,20 +30,20 @@ def attack(others: Attackers, name: str) -> None:
         rest = (time.process_time() - used) / SHARE - (time.monotonic() - began)
         stopped = bool(select.select([0], [], [], max(PAUSE_S, rest))[0])
     steps.close()
-    others.leave()
+    attackers.clean_up()
 
 
 def main() -> None:
     port, seed = map(int, sys.argv[1:])
     os.nice(NICE)
     torch.set_num_threads(1)
-    others = Attackers(port, seed)
+    attackers = Attackers(port, seed)
     print("ready", flush=True)
     # Read lines from the descriptor itself: select does not see what Python has buffered.
     while line := _line():
         if name := line.strip():
             with contextlib.suppress(StopIteration):
-                attack(others, name)
+                attack(attackers, name)
             print("over", flush=True)
 
 

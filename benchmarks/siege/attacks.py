@@ -1,6 +1,6 @@
 """The attacks on a node that serves another tenant. Each is a generator of steps with pauses.
 
-When an attack ends, the attacker's `leave` removes what it has deployed. A step is little work for the attacker, but
+When an attack ends, the attacker's `clean_up` removes what it has deployed. A step is little work for the attacker, but
 much work or a long wait for the node.
 """
 
@@ -14,10 +14,10 @@ from benchmarks.fuzz.crafted import NAME as CRAFTED
 from benchmarks.fuzz.crafted import REACHING
 from benchmarks.fuzz.manifests import NUMERIC
 from benchmarks.fuzz.uploads import begun
-from benchmarks.hostile import wires
+from benchmarks.hostile import connections
 from benchmarks.hostile.bodies import HEAVY
 from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive, request, tenant_header
-from benchmarks.hostile.functions import Functions, infer_request, order_request, register, source, stage
+from benchmarks.hostile.functions import Functions, infer_request, order_request, register, source, upload_blobs
 from benchmarks.hostile.mutation import LARGE
 from overwinter.api.deployer import Package, package, settings_of
 from overwinter.core.tensor import TensorSpec
@@ -55,7 +55,7 @@ class Attackers:
         name = made.manifest.name
         self._deployed[name] = made.manifest.tenant
         with suppress(OSError, HungError):
-            stage(self.port, made)
+            upload_blobs(self.port, made)
             reply = register(self.port, made, STEP_S)
             return reply is not None and reply.status == 201
         return False
@@ -78,7 +78,7 @@ class Attackers:
         name, tenant = made.manifest.name, made.manifest.tenant
         self._deployed[name] = tenant
         with suppress(OSError, HungError):
-            stage(self.port, made)
+            upload_blobs(self.port, made)
         self.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest), tenant_header(tenant)))
 
     def remove(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Attackers:
         with suppress(OSError, HungError):
             ask(self.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=STEP_S, tenant=self._deployed[name])
 
-    def leave(self) -> None:
+    def clean_up(self) -> None:
         """Close all connections, and remove everything."""
         for end in self._ends:
             end.close()
@@ -101,68 +101,75 @@ class Attackers:
         return name
 
 
-def settings(others: Attackers) -> Steps:
-    """Use settings at their limits, with a profile and a burst that make them matter."""
+def settings(attackers: Attackers) -> Steps:
+    """Deploy with settings at their limits, then profile and call the function, so that they take effect."""
     while True:
         for name in NUMERIC:
             for value in (5e-324, 1, *LARGE):
-                manifest = others.functions.package("extreme", tenant="siege-0")
+                manifest = attackers.functions.package("extreme", tenant="siege-0")
                 with suppress(Exception):
                     # The client refuses this manifest, so the fuzz benchmark sends it in another way.
-                    manifest = others.functions.package("extreme", tenant="siege-0", **{name: value})
-                if others.deploy(manifest):
+                    manifest = attackers.functions.package("extreme", tenant="siege-0", **{name: value})
+                if attackers.deploy(manifest):
                     path = "/overwinter/v1/functions/extreme/profile"
                     with suppress(OSError, HungError):
-                        ask(others.port, "POST", path, b'{"cores":[1],"batches":[1],"layers":false}', STEP_S, "siege-0")
+                        ask(
+                            attackers.port,
+                            "POST",
+                            path,
+                            b'{"cores":[1],"batches":[1],"layers":false}',
+                            STEP_S,
+                            "siege-0",
+                        )
                     for _ in range(CALLS):
-                        others.call(infer_request("extreme"))
-                others.leave()
+                        attackers.call(infer_request("extreme"))
+                attackers.clean_up()
                 yield
 
 
-def heavy_requests(others: Attackers) -> Steps:
+def heavy_requests(attackers: Attackers) -> Steps:
     """Send requests that are expensive to check."""
-    others.deploy(others.functions.package("scale", tenant="siege-0"))
-    others.deploy(others.functions.package("words", handler=source("words"), tenant="siege-0"))
+    attackers.deploy(attackers.functions.package("scale", tenant="siege-0"))
+    attackers.deploy(attackers.functions.package("words", handler=source("words"), tenant="siege-0"))
     made = {name: make() for name, make in HEAVY.items() if "300" not in name}
     while True:
         for content in made.values():
-            others.ask(content)
+            attackers.ask(content)
             yield
 
 
-def odd_connections(others: Attackers) -> Steps:
+def odd_connections(attackers: Attackers) -> Steps:
     """Send endless headers, tiny chunks and false lengths."""
     while True:
-        for make in wires.SENT.values():
-            with suppress(OSError, HungError), connect(others.port, STEP_S) as end:
-                for part, _ in zip(make(others.rng), range(64), strict=False):
+        for make in connections.SENT.values():
+            with suppress(OSError, HungError), connect(attackers.port, STEP_S) as end:
+                for part, _ in zip(make(attackers.rng), range(64), strict=False):
                     end.sendall(part)
                 receive(end, 0.2)
             yield
 
 
-def half_open(others: Attackers) -> Steps:
+def half_open(attackers: Attackers) -> Steps:
     """Open connections that never finish, and send bodies that stop in the middle."""
     with ExitStack() as held:
-        held.enter_context(wires.half_open(others.port, 2000))
+        held.enter_context(connections.half_open(attackers.port, 2000))
         for _ in range(8):
             with suppress(OSError):
-                end = held.enter_context(connect(others.port, STEP_S))
-                end.sendall(wires.stalled(32 << 20, 64 << 20))
+                end = held.enter_context(connect(attackers.port, STEP_S))
+                end.sendall(connections.stalled(32 << 20, 64 << 20))
             yield
         while True:
             yield
 
 
-def dripping(others: Attackers) -> Steps:
+def dripping(attackers: Attackers) -> Steps:
     """Upload more blocks than the node has threads, one byte at a time."""
     with ExitStack() as held:
         ends = []
         for _ in range(24):
             with suppress(OSError):
-                ends.append(held.enter_context(connect(others.port, STEP_S)))
-                ends[-1].sendall(begun(address_of(others.rng.randbytes(32)), 1 << 20, b"."))
+                ends.append(held.enter_context(connect(attackers.port, STEP_S)))
+                ends[-1].sendall(begun(address_of(attackers.rng.randbytes(32)), 1 << 20, b"."))
         while True:
             for end in ends:
                 with suppress(OSError):
@@ -171,13 +178,13 @@ def dripping(others: Attackers) -> Steps:
 
 
 def _hogs(way: str, seconds: float, **settings: float) -> Callable[[Attackers], Steps]:
-    def attack(others: Attackers) -> Steps:
-        names = [others.hog(number, timeout_s=DAY_S, **settings) for number in range(TENANTS)]
+    def attack(attackers: Attackers) -> Steps:
+        names = [attackers.hog(number, timeout_s=DAY_S, **settings) for number in range(TENANTS)]
         text = json.dumps({"way": way, "seconds": seconds})
         yield
         for _ in range(CALLS):
             for name in names:
-                others.call(order_request(name, text))
+                attackers.call(order_request(name, text))
             yield
         while True:
             yield
@@ -186,45 +193,45 @@ def _hogs(way: str, seconds: float, **settings: float) -> Callable[[Attackers], 
     return attack
 
 
-def removed_while_running(others: Attackers) -> Steps:
-    """Remove sleeping functions during runs, and deploy them under other names."""
+def removed_while_running(attackers: Attackers) -> Steps:
+    """Remove functions whose handlers sleep, during runs, and deploy them under other names."""
     number = 0
     while True:
         number += 1
-        name = others.hog(number, timeout_s=DAY_S, max_workers=8)
+        name = attackers.hog(number, timeout_s=DAY_S, max_workers=8)
         for _ in range(CALLS):
-            others.call(order_request(name, json.dumps({"way": "sleep", "seconds": DAY_S})))
+            attackers.call(order_request(name, json.dumps({"way": "sleep", "seconds": DAY_S})))
         yield
-        others.remove(name)
+        attackers.remove(name)
         yield
 
 
-def hanging_trials(others: Attackers) -> Steps:
+def hanging_trials(attackers: Attackers) -> Steps:
     """Deploy handlers that never end, neither when they are loaded nor when they are tried."""
     number = 0
     while True:
         for handler in (HANGING, SPINNING):
             number += 1
-            made = others.functions.package(f"stuck-{number}", handler=handler, tenant=f"siege-{number % TENANTS}")
+            made = attackers.functions.package(f"stuck-{number}", handler=handler, tenant=f"siege-{number % TENANTS}")
             if number <= TRIALS:
-                others.begin(made)
+                attackers.begin(made)
             else:
                 with suppress(OSError, HungError):
-                    stage(others.port, made)
+                    upload_blobs(attackers.port, made)
             yield
 
 
-def slow_warm_ups(others: Attackers) -> Steps:
+def slow_warm_ups(attackers: Attackers) -> Steps:
     """Deploy new programs that take seconds for inputs of their example sizes."""
     number = 0
     while True:
         number += 1
         program = slow_program(SLOW_CALLS + number % 50)
         made = package("slow", program, [], tenant="siege-0", settings=settings_of(None, {"timeout_s": 60.0}))
-        others.deploy(made)
+        attackers.deploy(made)
         x = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
         with suppress(OSError, HungError):
-            ask(others.port, "POST", "/v2/models/slow/infer", x, STEP_S)
+            ask(attackers.port, "POST", "/v2/models/slow/infer", x, STEP_S)
         yield
 
 
@@ -243,35 +250,35 @@ def slow_program(calls: int) -> Program:
     )
 
 
-def forgers(others: Attackers) -> Steps:
+def forgers(attackers: Attackers) -> Steps:
     """Deploy handlers that flood the node with forged messages."""
     name = "forger"
-    others.deploy(others.functions.package(name, handler=source("forger"), tenant="siege-0", timeout_s=5.0))
+    attackers.deploy(attackers.functions.package(name, handler=source("forger"), tenant="siege-0", timeout_s=5.0))
     while True:
         for way in ("messages", "long", "flood", "plus", "descriptors", "truncated buffers", "large buffers", "deep"):
-            others.call(order_request(name, json.dumps({"way": way, "seed": others.rng.randrange(1 << 30)})))
+            attackers.call(order_request(name, json.dumps({"way": way, "seed": attackers.rng.randrange(1 << 30)})))
             yield
 
 
-def crashing_programs(others: Attackers) -> Steps:
+def crashing_programs(attackers: Attackers) -> Steps:
     """Deploy programs that try to end their worker, or to read memory outside of their tensors."""
     while True:
         for make in REACHING.values():
             program, weights = make()
-            others.deploy(package(CRAFTED, program, [weight.contiguous() for weight in weights], tenant="siege-0"))
-            others.leave()
+            attackers.deploy(package(CRAFTED, program, [weight.contiguous() for weight in weights], tenant="siege-0"))
+            attackers.clean_up()
             yield
 
 
-def churn(others: Attackers) -> Steps:
+def churn(attackers: Attackers) -> Steps:
     """Deploy new functions all the time, call each once and remove it."""
     number = 0
     while True:
         number += 1
         name = f"churn-{number}"
-        others.deploy(others.functions.package(name, float(number), tenant=f"siege-{number % TENANTS}"))
-        others.ask(infer_request(name))
-        others.leave()
+        attackers.deploy(attackers.functions.package(name, float(number), tenant=f"siege-{number % TENANTS}"))
+        attackers.ask(infer_request(name))
+        attackers.clean_up()
         yield
 
 

@@ -44,7 +44,7 @@ class Watch:
 
 def estimated_bytes(node: Node) -> int:
     """Return the private memory of all processes, the host store, and the memory files of tensors."""
-    return pages(node.pids()) + common(node)
+    return pages(node.pids()) + shared_bytes(node)
 
 
 def measured_bytes(node: Node) -> int:
@@ -54,10 +54,10 @@ def measured_bytes(node: Node) -> int:
     except PermissionError:
         # The kernel does not report the workers of an unprivileged user.
         return estimated_bytes(node)
-    return held.anonymous + held.files + max(held.shared, common(node))
+    return held.anonymous + held.files + max(held.shared, shared_bytes(node))
 
 
-def own(pids: Sequence[int]) -> int:
+def process_bytes(pids: Sequence[int]) -> int:
     """Return the memory of these processes, with their share of files if the kernel reports it."""
     try:
         return memory(pids).total
@@ -80,7 +80,7 @@ def _private(pid: int) -> int:
     return 0
 
 
-def common(node: Node) -> int:
+def shared_bytes(node: Node) -> int:
     """Return the memory that belongs to no single process."""
     with suppress(OSError):
         daemon = node.process.pid if node.process is not None else 0

@@ -1,4 +1,4 @@
-"""Runs a node for a long time under load, changes and kills; checks its answers, and what it keeps.
+"""Runs a node for a long time under load, changes and kills; checks its answers, and the resources that it keeps.
 
 `python -m benchmarks.soak [--minutes 10] [--seed N]` deploys 200 functions of three tenants: variants with retrained
 heads of eight models of the zoo at full size. Three of the models have a stateful handler, one of these a tokenizer;
@@ -39,13 +39,13 @@ from random import Random
 
 import torch
 
-from benchmarks.harm import Span, kill
+from benchmarks.fault_injection import Span, kill
 from benchmarks.measure import print_result
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender
 from benchmarks.resources_held import HEADER, ResourcesHeld, at_rest, growth, row
 from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, made
-from benchmarks.soak.steps import Steps
+from benchmarks.soak.steps import JournalSteps
 from benchmarks.soak.verdicts import NodeEvents, verdict
 from overwinter.core.errors import OverwinterError
 
@@ -53,9 +53,9 @@ PATIENCE_S = 70.0
 """Longer than any function's timeout with its drain: a request without an answer by then is lost."""
 BETWEEN_CHANGES_S = (0.1, 1.0)
 BETWEEN_KILLS_S = (0.5, 4.0)
-ZYGOTES = 0.2
+ZYGOTES_SHARE = 0.2
 """The share of zygotes among the kills."""
-RETURNS = 0.5
+RETURNS_SHARE = 0.5
 """The share of changes that bring back an absent or unloaded function, if there is one."""
 VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
 """The parts of messages that vary: versions and times."""
@@ -98,7 +98,7 @@ class Soak:
         for member in self.members:
             self._change_with_retries(member, "deploy")
         plan = arrivals(seconds, self.rate, self.sizes, self._random)
-        with self._trouble():
+        with self._changes_and_kills():
             self._send(plan)
         for member in self.members:
             if member.state != "present":
@@ -115,13 +115,13 @@ class Soak:
             if found[COUNTED] == before[COUNTED]:
                 return found
             before = found
-        raise RuntimeError(f"the node does not come to rest: {before}")
+        raise RuntimeError(f"the node does not become idle: {before}")
 
     def _send(self, plan: list[tuple[float, int]]) -> None:
-        asked = Plan(self.targets, self.payloads, plan, PATIENCE_S)
+        planned = Plan(self.targets, self.payloads, plan, PATIENCE_S)
         with (
             tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root,
-            Sender(self.node.port, asked, Path(root)) as sender,
+            Sender(self.node.port, planned, Path(root)) as sender,
         ):
             began = sender.began()
             outcomes = sender.outcomes()
@@ -142,23 +142,23 @@ class Soak:
             return
         self.counts[found] += 1
         if found in ("wrong", "lost"):
-            self.say(line)
+            self.print_line(line)
 
-    def judge_expired(self, steps: Steps) -> None:
+    def judge_expired(self, steps: JournalSteps) -> None:
         """Judge timeouts, once it is known when the node had a free core."""
         for span, line in self.expired:
             explained = steps.overloaded(span)
             self.counts["refused" if explained else "lost"] += 1
             if not explained:
-                self.say(line)
+                self.print_line(line)
 
     # Changes and kills
 
     @contextmanager
-    def _trouble(self) -> Iterator[None]:
-        """Make changes and kills until the block ends."""
+    def _changes_and_kills(self) -> Iterator[None]:
+        """Make changes and kills until the context ends."""
         over = threading.Event()
-        jobs = (self._changing, self.killing)
+        jobs = (self._make_changes, self.kill_processes)
         with ThreadPoolExecutor(len(jobs)) as pool:
             ends = [pool.submit(job, over) for job in jobs]
             try:
@@ -168,17 +168,17 @@ class Soak:
         for end in ends:
             end.result()
 
-    def _changing(self, over: threading.Event) -> None:
+    def _make_changes(self, over: threading.Event) -> None:
         random = Random(f"{self.seed} changes {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_CHANGES_S)):
-            away = [member for member in self.members if member.state != "present"]
-            member = random.choice(away if away and random.random() < RETURNS else self.members)
+            absent = [member for member in self.members if member.state != "present"]
+            member = random.choice(absent if absent and random.random() < RETURNS_SHARE else self.members)
             self._change(member, random.choice(CHANGES[member.state]))
 
-    def killing(self, over: threading.Event) -> None:
+    def kill_processes(self, over: threading.Event) -> None:
         random = Random(f"{self.seed} kills {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
-            kind = "zygote" if random.random() < ZYGOTES else "worker"
+            kind = "zygote" if random.random() < ZYGOTES_SHARE else "worker"
             if kill(self.node, kind, random):
                 self.events.killed()
                 self.done[f"kill {kind}"] += 1
@@ -190,13 +190,13 @@ class Soak:
         try:
             member.change(what, self.node.client, self._variants)
         except OverwinterError as error:
-            explained = self.events.kills.meet(Span(began, time.monotonic()))
+            explained = self.events.kills.overlaps(Span(began, time.monotonic()))
             self.counts["refused" if explained else "lost"] += 1
             self.refusals[
                 f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]
             ] += 1
             if not explained:
-                self.say(f"lost: {what} {member.name}: {error}")
+                self.print_line(f"lost: {what} {member.name}: {error}")
             return False
         self.done[what] += 1
         return True
@@ -206,7 +206,7 @@ class Soak:
         if not any(self._change(member, what) for _ in range(RETRIES)):
             raise RuntimeError(f"{what} of {member.name} fails")
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         print(f"  {line}", file=sys.stderr, flush=True)
 
 
@@ -223,11 +223,11 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
         readings.append(soak.rest())
         title = f"after round {number}" if number else "after the warm-up"
         print(row(title, readings[-1], time.monotonic() - began), flush=True)
-    steps = Steps(journal)
+    steps = JournalSteps(journal)
     soak.judge_expired(steps)
     list_counts("done", soak.done)
     list_counts("messages of refusals", soak.refusals)
-    list_counts("what the scheduler did, and does again", steps.counts)
+    list_counts("what the scheduler did, also when replayed", steps.counts)
     counted = {kind: soak.counts[kind] for kind in ("wrong", "lost", "refused")}
     return {"requests": soak.counts.total(), **counted, **growth(readings[0], readings[-1])}
 
@@ -242,13 +242,15 @@ def list_counts(title: str, counts: Counter[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of requests under changes and kills; default 10")
-    parser.add_argument("--rounds", type=int, default=2, help="after the warm-up; default 2")
-    parser.add_argument("--functions", type=int, default=200, help="default 200")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="minutes of requests under changes and kills; default 10"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="rounds after the warm-up; default 2")
+    parser.add_argument("--functions", type=int, default=200, help="number of functions; default 200")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second of all functions; default 20")
     parser.add_argument("--small", action="store_true", help="small models")
-    parser.add_argument("--seed", type=int, default=0, help="of requests, changes and kills; default 0")
-    parser.add_argument("--journal", type=Path, help="where the node's journal is kept; by default it is not")
+    parser.add_argument("--seed", type=int, default=0, help="seed of requests, changes and kills; default 0")
+    parser.add_argument("--journal", type=Path, help="keep the node's journal in this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:

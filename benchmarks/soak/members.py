@@ -28,17 +28,18 @@ TOKENS = 16
 ROWS = 2
 """The different inputs of each function, so that an answer to another request is noticed."""
 KEEP_ALIVE_S = (None, 0.0, None, 2.0)
-OWN = 6
+OWN_EVERY = 6
 """One in this many members has separate workers (`isolation = "function"`), and another one refuses late requests."""
 SLO_MS = 1000.0
 TIMEOUT_S = 30.0
 STEEPNESS = 3
 """The share of a function among the requests is a random number to this power."""
-WHILE_S = 20.0
+RATES_KEPT_S = 20.0
+"""How long functions are called at the same rates."""
 BURST = 0.03
 """The share of moments at which this many members of one family are called at once."""
 BURST_SIZE = 8
-FACTOR = """
+FACTOR_HANDLER = """
 def setup(assets):
     return int(assets["factor"])
 
@@ -48,7 +49,7 @@ def preprocess(inputs, state):
 def postprocess(outputs, inputs, state):
     return {name: tensor * state for name, tensor in outputs.items()}
 """
-TOKENIZER = """
+TOKENIZER_HANDLER = """
 import torch
 from tokenizers import Tokenizer
 
@@ -61,7 +62,7 @@ def preprocess(inputs, state):
     ids = torch.tensor([state.encode(text.decode()).ids for text in inputs["text"]])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 """
-HANDLERS = {"textcnn": FACTOR, "lstm": FACTOR, "minilm": TOKENIZER}
+HANDLERS = {"textcnn": FACTOR_HANDLER, "lstm": FACTOR_HANDLER, "minilm": TOKENIZER_HANDLER}
 """The models with a handler; its answers are wrong with another member's state."""
 IDS = 97
 """The ids of a member's tokenizer; the smallest vocabulary has more."""
@@ -81,19 +82,19 @@ class Member:
         self.name = f"{family.name}-{order:03}"
         self.tenant = tenant
         self.state: Literal["absent", "present", "unloaded"] = "absent"
-        late = order % OWN == 1
+        late = order % OWN_EVERY == 1
         self.history = History(may_be_late=not late)
         self.history.gone.begin()
         self._family = family
         self._handler = None if pool else HANDLERS.get(family.name)
         self._words = {f"w{word}": 1 + (word + order) % IDS for word in range(ROWS * TOKENS)}
-        self._factor = order + 2 if self._handler == FACTOR else None
+        self._factor = order + 2 if self._handler == FACTOR_HANDLER else None
         self._exact = pool or family.name not in BATCHED
         self._settings = {
             "keep_alive_s": KEEP_ALIVE_S[order % len(KEEP_ALIVE_S)],
             "timeout_s": TIMEOUT_S,
             "max_batch": 1 if self._exact else MAX_BATCH,
-            "isolation": "function" if order % OWN == 0 else "family",
+            "isolation": "function" if order % OWN_EVERY == 0 else "family",
             "device": "pool" if pool else "cpu",
         }
         if late:
@@ -162,19 +163,19 @@ class Member:
         return list(self._words)[row * TOKENS : (row + 1) * TOKENS]
 
     def _input(self, row: int) -> list[Named]:
-        if self._handler == TOKENIZER:
+        if self._handler == TOKENIZER_HANDLER:
             return [Named("text", BYTES, (1,), pack_bytes([" ".join(self._text(row)).encode()]))]
         return as_tensors(self._family.one(row))
 
     def _answer(self, row: int) -> bytes:
         """Return the answer of plain PyTorch, without a tokenizer or a handler's code."""
-        if self._handler != TOKENIZER:
+        if self._handler != TOKENIZER_HANDLER:
             return self._family.answer(row, self._factor)
         ids = tensor([[self._words[word] for word in self._text(row)]])
         return self._family.answer(inputs={"input_ids": ids, "attention_mask": ones_like(ids)})
 
     def _assets(self) -> dict[str, bytes] | None:
-        if self._handler == TOKENIZER:
+        if self._handler == TOKENIZER_HANDLER:
             tokenizer = Tokenizer(WordLevel(self._words, unk_token="w0"))
             tokenizer.pre_tokenizer = WhitespaceSplit()
             return {"tokenizer.json": tokenizer.to_str().encode()}
@@ -206,8 +207,8 @@ def made(
 def arrivals(seconds: float, rate: float, families: Sequence[int], random: Random) -> list[tuple[float, int]]:
     """Return the arrivals: `rate` requests per second in total, each function at a rate that changes from time to time.
 
-    Some functions are called often, most seldom, so that some sleep; sometimes many of a family are called at once.
-    `families`: the number of members of each.
+    Some functions are called often, most seldom, so that some have no worker at times; sometimes many of a family are
+    called at once. `families`: the number of members of each.
     """
     found: list[tuple[float, int]] = []
     moments = rate / (1 + BURST * (BURST_SIZE - 1))
@@ -216,11 +217,11 @@ def arrivals(seconds: float, rate: float, families: Sequence[int], random: Rando
     while at < seconds:
         if at >= redraw:
             weights = [random.expovariate(1.0) ** STEEPNESS for _ in range(sum(families))]
-            redraw = at + WHILE_S
-        asked = random.choices(range(sum(families)), weights)
+            redraw = at + RATES_KEPT_S
+        called = random.choices(range(sum(families)), weights)
         if random.random() < BURST:
-            [siblings] = [each for each in members if asked[0] in each]
-            asked = random.choices(siblings, k=BURST_SIZE)
-        found += [(at, ROWS * member + random.randrange(ROWS)) for member in asked]
+            [siblings] = [each for each in members if called[0] in each]
+            called = random.choices(siblings, k=BURST_SIZE)
+        found += [(at, ROWS * member + random.randrange(ROWS)) for member in called]
         at += random.expovariate(moments)
     return found

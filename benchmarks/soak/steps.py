@@ -4,16 +4,16 @@ from collections import Counter
 from math import inf
 from pathlib import Path
 
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from overwinter.core.actions import Action, Bind, Run, RunOnDevice, StartExecutor, StartWorker
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 
-FREE = 0.1
+FREE_SHARE_MAX = 0.1
 """The part of a request's waiting time for which a core may be free. With more, the request need not have waited."""
 
 
-class Steps:
+class JournalSteps:
     """The content of a journal. RuntimeError at the first step that a fresh scheduler decides differently."""
 
     def __init__(self, journal: Path) -> None:
@@ -40,9 +40,9 @@ class Steps:
 
     def overloaded(self, span: Span) -> bool:
         """Whether all cores were in use for nearly all of that time."""
-        met = [each for each in self._free if each.meets(span)]
+        met = [each for each in self._free if each.overlaps(span)]
         free_s = sum(min(each.until, span.until) - max(each.begin, span.begin) for each in met)
-        return free_s <= FREE * (span.until - span.begin)
+        return free_s <= FREE_SHARE_MAX * (span.until - span.begin)
 
     def _count(self, action: Action) -> None:
         match action:

@@ -11,7 +11,7 @@ from time import monotonic
 
 import numpy as np
 
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from benchmarks.openloop import Outcome
 
 AFTERMATH_S = 5.0
@@ -42,9 +42,9 @@ class Spans:
         """Add a period."""
         self._all.append(span)
 
-    def meet(self, span: Span) -> bool:
+    def overlaps(self, span: Span) -> bool:
         """Whether it held during a part of that time."""
-        return any(span.meets(each) for each in self._all)
+        return any(span.overlaps(each) for each in self._all)
 
 
 class Version:
@@ -101,26 +101,26 @@ def verdict(outcome: Outcome, began: float, row: int, history: History, events: 
     span = Span(due + outcome.late_s, due + outcome.latency_s)
     if outcome.status == 200:
         known = [version for version in history.versions if version.gave(outcome, row)]
-        return "right" if any(version.served.meet(span) for version in known) else "wrong", span
+        return "right" if any(version.served.overlaps(span) for version in known) else "wrong", span
     if outcome.status == 504 and "was not answered within" in outcome.start:
         return "expired", span
-    explained = outcome.fate == "refused" and may_refuse(outcome, span, history, events)
+    explained = outcome.kind == "refused" and may_refuse(outcome, span, history, events)
     return "refused" if explained else "lost", span
 
 
 def may_refuse(outcome: Outcome, span: Span, history: History, events: NodeEvents) -> bool:
-    """Whether what the refusal says was so in that time; what it does not say explains nothing."""
+    """Whether the reason that the refusal gives was true in that time."""
     match outcome.status:
         case 404:
-            return history.gone.meet(span)
+            return history.gone.overlaps(span)
         case 500:
             known = any(why in outcome.start for why in ("failed twice", "are out of service"))
-            return known and events.kills.meet(span)
+            return known and events.kills.overlaps(span)
         case 503 if "is unloaded" in outcome.start:
-            return history.unloaded.meet(span)
+            return history.unloaded.overlaps(span)
         case 503:
             return "can no longer answer" in outcome.start and not history.may_be_late
         case 504:
-            return "hung on" in outcome.start and events.kills.meet(span)
+            return "hung on" in outcome.start and events.kills.overlaps(span)
         case _:
             return False

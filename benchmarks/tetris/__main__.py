@@ -26,10 +26,12 @@ SEEDS = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("live", "simulated"), help="only one of the two parts")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the ladder's arrivals; default {SEEDS}")
+    parser.add_argument("--part", choices=("live", "simulated"), help="run only this part")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"number of seeds for the table of equal conditions; default {SEEDS}"
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="live: more models, instances and starts")
+    size.add_argument("--full", action="store_true", help="more models, instances and starts in the live part")
     size.add_argument("--quick", action="store_true", help="few models, few instances: a check, not a measurement")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.cores import on_all_cores
 from benchmarks.measure import MIB
+from benchmarks.parallel import on_all_cores
 from overwinter.core.policies import Policy
 from overwinter.simulation.models import FunctionModel
 from overwinter.simulation.scenario import Scenario

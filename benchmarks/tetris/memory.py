@@ -19,12 +19,12 @@ from benchmarks.density import ask_at_once, idle, node_bytes
 from benchmarks.families import Family, as_tensors
 from benchmarks.measure import MIB, memory, settled
 from benchmarks.nodes import Node, running_node
-from benchmarks.plain import Crowd, save
+from benchmarks.plain import PlainProcesses, save
 from benchmarks.wire import binary_request
 from overwinter.api.deployer import Package
 from overwinter.core.ids import FunctionName
 
-APART = {"keep_alive_s": 600.0, "isolation": "function"}
+SEPARATE = {"keep_alive_s": 600.0, "isolation": "function"}
 """Each function is an instance: functions with one program would otherwise share workers."""
 Curve = dict[int, float]
 """The bytes by the number of instances."""
@@ -44,7 +44,7 @@ class Sharing(NamedTuple):
         return 1 - curve[count] / (count * self.plain)
 
 
-def twin(ready: Package, name: str) -> Package:
+def renamed_copy(ready: Package, name: str) -> Package:
     """Return the same function under another name."""
     return Package(msgspec.structs.replace(ready.manifest, name=FunctionName(name)), ready.contents)
 
@@ -55,15 +55,15 @@ def curve(family: Family, counts: Sequence[int], varied: bool) -> Curve:
     requests: list[bytes] = []
     answers: list[bytes] = []
     with running_node() as node:
-        ready = family.packaged("it", **APART)
+        ready = family.packaged("it", **SEPARATE)
         answer = family.answer()
         for count in counts:
             for number in range(len(requests) + 1, count + 1):
                 if varied:
                     family.vary(family.head(), number)
-                    ready, answer = family.packaged("it", **APART), family.answer()
+                    ready, answer = family.packaged("it", **SEPARATE), family.answer()
                 name = f"it-{number}"
-                twin(ready, name).upload(node.client)
+                renamed_copy(ready, name).upload(node.client)
                 requests.append(binary_request(name, as_tensors(family.one())))
                 answers.append(answer)
             found[count] = _measured(node, requests, answers)
@@ -86,9 +86,9 @@ def plain_bytes(family: Family, alive: int) -> float:
         place, inputs = Path(root) / "weights", Path(root) / "inputs.safetensors"
         save(family.state(), place)
         save_file(family.one(), inputs)
-        with Crowd(family.name, "torch.load", [place] * alive, inputs) as crowd:
-            settled(lambda: memory(crowd.pids).anonymous, idle)
-            return memory(crowd.pids).anonymous / alive
+        with PlainProcesses(family.name, "torch.load", [place] * alive, inputs) as processes:
+            settled(lambda: memory(processes.pids).anonymous, idle)
+            return memory(processes.pids).anonymous / alive
 
 
 def report(rows: dict[str, Sharing], counts: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
   tetris-ro   Tetris's choice of batch, concurrency and cores for the least memory (DTS), weights not shared
   tetris      the same with weights shared
   overwinter, same workers   this project's policy with the paper's workers: it weighs a core as 64 MiB, and starts a
-              worker as soon as requests would wait too long, where the others look at the rate every 10 s
+              worker as soon as requests would wait too long, where the others read the rate every 10 s
   overwinter, memory alone   the same where a core weighs nothing, as in tetris
   overwinter  the same with this project's workers, which are forked from one zygote
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.tetris import cost, ladder
+from benchmarks.tetris import cost, equal_conditions
 from benchmarks.tetris.contenders import Contender, Outcome, simulate_all
 from overwinter.core.policies import Policy
 from overwinter.simulation.scenario import Scenario, read_scenario
@@ -39,15 +39,15 @@ POLICIES: Mapping[str, Contender] = {
     "tetris": Contender("tetris"),
     SAME: Contender("overwinter"),
     ALONE: Contender(Policy(core_mib=0.0)),
-    OURS: ladder.OURS,
+    OURS: equal_conditions.OURS,
 }
 EQUAL = "infless, equal"
 COSTED = {
     "infless": POLICIES["infless"],
-    EQUAL: ladder.on_rungs("infless")[-1][1],
+    EQUAL: equal_conditions.with_each_condition("infless")[-1][1],
     "photons": POLICIES["photons"],
     "tetris": POLICIES["tetris"],
-    OURS: ladder.OURS,
+    OURS: equal_conditions.OURS,
 }
 PAPER = {
     "svt": (0.86, 0.68),
@@ -112,7 +112,7 @@ def report(outcomes: Outcomes) -> None:
     print(
         "Where a load rises at once, policies that read the rate every 10 s are late; bursts last 12 s here on average."
     )
-    compare(outcomes["stable"])
+    print_claims(outcomes["stable"])
 
 
 def row_text(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
@@ -123,7 +123,7 @@ def row_text(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
     return f"{row.mean:9.0f}{row.median:9.0f}{row.peak:9.0f}{row.cores:8.1f}{row.violations:12.2%}{shown}{lost}"
 
 
-def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
+def print_claims(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
     """Print the paper's claims beside these results."""
     print("Saved share of mean memory under the stable load: the paper's claim (at least), and each policy's here")
     print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same workers':>13}{'memory alone':>14}{'overwinter':>12}")
@@ -161,13 +161,13 @@ def simulated(seeds: int, quick: bool = False) -> dict[str, object]:
     loaded = {name: under_loads(scenario) for name, scenario in scenarios.items()}
     outcomes = measure(loaded)
     report(outcomes)
-    cells = ladder.measure(loaded, seeds)
-    ladder.report(cells, seeds)
+    cells = equal_conditions.measure(loaded, seeds)
+    equal_conditions.report(cells, seeds)
     by_rate = cost.measure(list(scenarios.values()), COSTED, quick)
     cost.report(by_rate)
     stable = outcomes["stable"]
     return {
-        **ladder.figures(cells),
+        **equal_conditions.figures(cells),
         "sim_tetris_saved_vs_infless": {name: saved(rows, "tetris", "infless") for name, rows in stable.items()},
         "sim_tetris_saved_vs_photons": {name: saved(rows, "tetris", "photons") for name, rows in stable.items()},
         "sim_gb_per_100_requests": {str(rate): by_policy for rate, by_policy in by_rate.items()},

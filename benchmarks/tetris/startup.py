@@ -4,10 +4,10 @@ The time of a start is the time to the first answer minus that of a warm answer.
 imports its libraries and loads the model with `torch.load`, from the disk (page cache dropped) or from the page cache;
 the part without the imports is reported too. With Overwinter, a function without a worker is called, while
 
-* same: another function with the same blocks lies in the host store,
-* other: only a variant lies there, so that the last layer comes from the repository,
-* none: nothing lies there, and the repository is in the page cache,
-* none, disk: nothing lies there, and the page cache was dropped.
+* same: another function with the same blocks is in the host store,
+* other: only a variant is there, so that the last layer comes from the repository,
+* none: nothing is there, and the repository is in the page cache,
+* none, disk: nothing is there, and the page cache was dropped.
 
 Contention: the mean time to load for many functions that start at the same moment from the disk, compared with as many
 plain processes that have done their imports and load at the same moment.
@@ -27,7 +27,7 @@ from benchmarks.families import Family, as_tensors
 from benchmarks.nodes import Node, forget_pages, running_node
 from benchmarks.plain import save
 from benchmarks.tetris.loading import Loaded, Loader
-from benchmarks.tetris.memory import APART, twin
+from benchmarks.tetris.memory import SEPARATE, renamed_copy
 from benchmarks.wire import Connection, binary_request
 from overwinter.api.client import Client
 
@@ -73,16 +73,16 @@ class Contention(NamedTuple):
 
 
 class Bench:
-    """A node with a model, a twin of it and a variant; measures starts of the three."""
+    """A node with a model, a renamed_copy of it and a variant; measures starts of the three."""
 
     def __init__(self, node: Node, family: Family) -> None:
         self._node = node
         self._requests = {name: binary_request(name, as_tensors(family.one())) for name in NAMES}
-        ready, answer = family.packaged("base", **APART), family.answer()
+        ready, answer = family.packaged("base", **SEPARATE), family.answer()
         for name in NAMES[:2]:
-            twin(ready, name).upload(node.client)
+            renamed_copy(ready, name).upload(node.client)
         family.vary(family.head(), VARIANT)
-        family.deploy(node.client, "other", **APART)
+        family.deploy(node.client, "other", **SEPARATE)
         self._answers = {"base": answer, "same": answer, "other": family.answer()}
         family.vary(family.head(), 0)
         # Each has run once, so that its program is compiled.
@@ -125,7 +125,7 @@ def measure_start(family: Family, runs: int = RUNS) -> Start:
     return Start(disk, cached, *ours)
 
 
-def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str, forget: bool) -> None:
+def prepare(node: Node, names: Sequence[str], present: Sequence[str], wanted: str, forget: bool) -> None:
     """Leave only some functions in the host store, and wait; raise RuntimeError if the next function is there.
 
     A function that shares nothing with those present must lack all of its blocks, and any other not all.
@@ -137,10 +137,10 @@ def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str
     if forget:
         forget_pages(node.data)
     node.wait_quiet()
-    found = node.client.function(asked)
+    found = node.client.function(wanted)
     if found["workers"] or bool(present) == (found["missing_bytes"] == found["nbytes"]):
         raise RuntimeError(
-            f"before its start {asked} lacks {found['missing_bytes']} bytes of {found['nbytes']}: {found}"
+            f"before its start {wanted} lacks {found['missing_bytes']} bytes of {found['nbytes']}: {found}"
         )
 
 
@@ -168,10 +168,10 @@ def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Conte
     absent: dict[int, float] = {}
     present: dict[int, float] = {}
     with running_node() as node:
-        ready = family.packaged("it", **APART)
+        ready = family.packaged("it", **SEPARATE)
         first, *names = (f"it-{number}" for number in range(max(counts) + 1))
         for name in (first, *names):
-            twin(ready, name).upload(node.client)
+            renamed_copy(ready, name).upload(node.client)
         for count in counts:
             for kind in (absent, present):
                 prepare(node, (first, *names), [first] if kind is present else [], names[0], forget=True)
@@ -207,7 +207,7 @@ def report(rows: dict[str, Start]) -> None:
     print(
         "\nstart of an instance in ms: first answer minus a warm one; `saved`: by `same`, of a process from page cache"
     )
-    print(f"{'':16}{'plain process':>24}{'its loading alone':>24}{'Overwinter: what lies in the host store':>46}")
+    print(f"{'':16}{'plain process':>24}{'its loading alone':>24}{'Overwinter: the host store holds':>46}")
     titles = ("disk", "page cache", "disk", "page cache", "same", "other", "none", "none, disk")
     print(f"{'model':16}" + "".join(f"{title:>12}" for title in titles) + f"{'saved':>9}{'of loading':>12}")
     for name, row in rows.items():

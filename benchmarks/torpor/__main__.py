@@ -38,11 +38,17 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, required=True, help="the directory in which torpor-alibaba-fc lies")
-    parser.add_argument("--minutes", type=float, default=10.0, help="to simulate, of the trace's 30; default 10")
-    parser.add_argument("--seeds", type=int, default=1, help="of figure 11; default 1")
-    parser.add_argument("--part", action="append", choices=PARTS, help="a figure; may be repeated; default all")
-    parser.add_argument("--quick", action="store_true", help="few functions for half a minute, to try it")
+    parser.add_argument("--traces", type=Path, required=True, help="the directory that contains torpor-alibaba-fc")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="minutes of the trace to simulate, at most 30; default 10"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds for figure 11; default 1")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="simulate only this figure; repeatable; default all"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few functions and a short time: a check, not a measurement"
+    )
     options = parser.parse_args()
     sizes, minutes = (QUICK, QUICK_MINUTES) if options.quick else (WHOLE._replace(seeds=options.seeds), options.minutes)
     node, traces = paper(minutes), options.traces

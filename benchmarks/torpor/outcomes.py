@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.cores import on_all_cores
+from benchmarks.parallel import on_all_cores
 from overwinter.core.ids import FunctionName
 from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.world import World
@@ -22,7 +22,7 @@ class Tail(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one node did."""
+    """The figures of one node."""
 
     functions: int
     compliant: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.decisions import BOUNDS, Saved, compare, play, read, save, scenarios, simulate
+from benchmarks.decisions import BOUNDS, Saved, compare, read, run_random, save, scenarios, simulate
 from overwinter.core.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
@@ -28,15 +28,15 @@ def test_other_decisions_give_another_hash():
     runs = [simulate(SMALL, policy, bounds, 2, Path()) for policy, bounds in (("overwinter", "none"), ("mls", "none"))]
     runs += [
         simulate(SMALL, "overwinter", "all", 2, Path()),
-        play(1, "overwinter", "none"),
-        play(2, "overwinter", "none"),
+        run_random(1, "overwinter", "none"),
+        run_random(2, "overwinter", "none"),
     ]
     assert len({run.hash for run in runs}) == len(runs)
 
 
 def test_what_was_saved_is_compared(tmp_path, capsys):
     file = tmp_path / "runs.json"
-    outcome = play(1, "overwinter", "all")
+    outcome = run_random(1, "overwinter", "all")
     runs = {f"random/1 {policy} {bounds}": outcome for policy in list(POLICIES)[:2] for bounds in BOUNDS}
     save(file, runs)
     save(file, {"random/1 overwinter all": outcome})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.fidelity import drawn
-from benchmarks.fidelity.__main__ import apart, listed
+from benchmarks.fidelity.__main__ import in_separate_process, listed
 from benchmarks.fidelity.architecture import Architecture, floats, leaves
 from benchmarks.fidelity.exam import CALLERS, Row, eager, examine
 from benchmarks.fidelity.judge import Finding, judged, refused, worst
@@ -20,7 +20,16 @@ from benchmarks.nodes import running_node
 from overwinter.core.ids import NAME_PATTERN
 
 LISTED = {architecture.name: architecture for architecture in listed()}
-HANDFUL = ["bert", "gemma-bf16", "whisper", "clip-apart", "segformer", "unet", "embedding-bag", "pt2-twofold"]
+HANDFUL = [
+    "bert",
+    "gemma-bf16",
+    "whisper",
+    "clip-in_separate_process",
+    "segformer",
+    "unet",
+    "embedding-bag",
+    "pt2-twofold",
+]
 ANSWER = torch.tensor([[1.0, -2.0], [float("nan"), float("inf")]])
 
 
@@ -136,10 +145,10 @@ def test_eager_is_given_the_same_chances_twice():
 
 
 def test_an_exporter_that_crashes_is_a_wrong_model_and_not_the_end():
-    row = apart("crashing", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    row = in_separate_process("crashing", lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert isinstance(row, Row)
     assert (row.name, row.verdict) == ("crashing", "wrong")
-    assert apart("sound", lambda: Row("sound", "", 0, (), Finding("shared", "equal"))).name == "sound"
+    assert in_separate_process("sound", lambda: Row("sound", "", 0, (), Finding("shared", "equal"))).name == "sound"
 
 
 def test_the_list_is_long_and_its_names_can_be_deployed():

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.fuzz.kind import Attacker, Mark, case_of
 from benchmarks.fuzz.report import longest
-from benchmarks.hostile import mutation, wires
-from benchmarks.hostile.arena import Journal, Tail, tracebacks
+from benchmarks.hostile import connections, mutation
+from benchmarks.hostile.attacked_node import Journal, Tail, tracebacks
 from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
 from benchmarks.hostile.exchange import ATTACKER, HungError, Reply, connect, exchange
@@ -55,9 +55,9 @@ def test_heavy_workers_have_the_length_that_they_announce(name):
     assert f"content-length: {len(body)}".encode() in head
 
 
-@pytest.mark.parametrize("name", [name for name in wires.SENT if name not in ("slow", "one long header")])
+@pytest.mark.parametrize("name", [name for name in connections.SENT if name not in ("slow", "one long header")])
 def test_hostile_connections_are_repeated_by_their_seed(name):
-    first, second = (next(wires.SENT[name](Random(7))) for _ in range(2))
+    first, second = (next(connections.SENT[name](Random(7))) for _ in range(2))
     assert first == second
 
 
@@ -253,10 +253,10 @@ def test_no_answer_on_an_open_connection_is_hung(listener):
 def test_kinds_are_run_in_order(tmp_path):
     """The report of a try says which one it was."""
 
-    class Arena:
+    class AttackedNode:
         def __init__(self):
             self.tally = Tally()
-            self.on_fresh = []
+            self.on_empty = []
             self.expects_death = False
 
         def examine(self):
@@ -267,12 +267,12 @@ def test_kinds_are_run_in_order(tmp_path):
             pass
 
         def run(self, case, rng):
-            arena.tally.add("wrong", f"{case} {rng.random()}")
+            attacked.tally.add("wrong", f"{case} {rng.random()}")
 
-    arena = Arena()
-    Attacker(arena, 1).fill(Noting(), 60.0, 2, 3)
-    again = Arena()
-    arena, first = again, arena
-    Attacker(again, 1).fill(Noting(), 60.0, 2, 3)
+    attacked = AttackedNode()
+    Attacker(attacked, 1).run_tries(Noting(), 60.0, 2, 3)
+    again = AttackedNode()
+    attacked, first = again, attacked
+    Attacker(again, 1).run_tries(Noting(), 60.0, 2, 3)
     assert [example.case for example in first.tally.examples] == ["c", "d", "e"]
     assert first.tally.examples == again.tally.examples

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks import openloop
-from benchmarks.openloop import Generator, Outcome, Plan, Target, attainment, fates
+from benchmarks.openloop import Generator, Outcome, Plan, Target, attainment, count_kinds
 
 TENSORS = b"\x00\x01\x02\x03" * 1000
 RIGHT = hashlib.sha256(TENSORS).digest()
@@ -109,16 +109,16 @@ def test_answers_come_with_their_start(door):
         (0, 200, "host", True),
     ]
     assert sorted(door.payloads) == [("/a", b"first"), ("/a", b"first"), ("/b", b"other")]
-    assert fates(outcomes) == {"answered": 3, "refused": 0, "lost": 0}
+    assert count_kinds(outcomes) == {"answered": 3, "refused": 0, "lost": 0}
 
 
 def test_a_wrong_answer_counts_as_lost(door):
-    assert fates(run(door, [target("/a", digest=b"")], [(0.0, 0)]))["lost"] == 1
+    assert count_kinds(run(door, [target("/a", digest=b"")], [(0.0, 0)]))["lost"] == 1
 
 
 def test_a_refusal_must_say_why(door):
     outcomes = run(door, [target("/busy"), target("/mute")], [(0.0, 0), (0.01, 1)])
-    assert [(each.fate, each.status, each.start) for each in outcomes] == [
+    assert [(each.kind, each.status, each.start) for each in outcomes] == [
         ("refused", 503, "no room"),
         ("lost", 500, ""),
     ]
@@ -126,13 +126,13 @@ def test_a_refusal_must_say_why(door):
 
 def test_a_connection_that_ends_with_its_answer_is_not_used_again(door):
     outcomes = run(door, [target("/last")], [(0.0, 0), (0.1, 0), (0.2, 0)])
-    assert [(each.fate, each.start) for each in outcomes] == [("refused", "no room")] * 3
+    assert [(each.kind, each.start) for each in outcomes] == [("refused", "no room")] * 3
     assert len(door.payloads) == 3
 
 
 def test_a_closed_connection_loses_one_request_and_no_other(door):
     outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0)])
-    assert [each.fate for each in outcomes] == ["lost", "answered", "lost", "answered"]
+    assert [each.kind for each in outcomes] == ["lost", "answered", "lost", "answered"]
     assert outcomes[0].start
     # The request on the connection that was open before was sent once more.
     assert [path for path, _ in door.payloads] == ["/gone", "/a", "/gone", "/gone", "/a"]
@@ -140,38 +140,38 @@ def test_a_closed_connection_loses_one_request_and_no_other(door):
 
 def test_a_request_that_crosses_the_end_of_its_connection_is_sent_once_more(door):
     outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1), (0.2, 0)])
-    assert [each.fate for each in outcomes] == ["answered"] * 3
+    assert [each.kind for each in outcomes] == ["answered"] * 3
 
 
 def test_a_request_that_a_node_has_seen_is_not_sent_again(door, monkeypatch):
     monkeypatch.setattr(openloop, "CROSSED_MAX_S", 0.0)
     outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1)])
-    assert [each.fate for each in outcomes] == ["answered", "lost"]
+    assert [each.kind for each in outcomes] == ["answered", "lost"]
 
 
 def test_who_is_late_hears_answers_between_its_requests(door):
     # All are due at once; further connections are needed only while an answer is on its way.
     outcomes = run(door, [target("/a")], [(0.0, 0)] * 800)
-    assert fates(outcomes)["answered"] == 800
+    assert count_kinds(outcomes)["answered"] == 800
     assert door.connections < 800
 
 
 def test_patience_begins_when_the_last_request_is_sent(door):
     # It was due long ago, as when the generator was delayed.
     outcomes = run(door, [target("/late")], [(-60.0, 0)])
-    assert [each.fate for each in outcomes] == ["answered"]
+    assert [each.kind for each in outcomes] == ["answered"]
 
 
 def test_a_server_that_never_answers_delays_no_other_request(door):
     outcomes = run(door, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=2.0)
-    assert [each.fate for each in outcomes] == ["lost", "answered"]
+    assert [each.kind for each in outcomes] == ["lost", "answered"]
 
 
 def test_requests_to_a_closed_port_are_lost_and_the_generator_continues():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     outcomes = Generator(port, Plan([target("/a")], [b"first"], [(0.0, 0), (0.01, 0)], 1.0)).run()
-    assert [each.fate for each in outcomes] == ["lost", "lost"]
+    assert [each.kind for each in outcomes] == ["lost", "lost"]
 
 
 def test_a_plan_that_is_ended_early_still_hears_its_answers(door):
@@ -180,7 +180,7 @@ def test_a_plan_that_is_ended_early_still_hears_its_answers(door):
     # It wakes only for the next arrival or a signal; here an answer comes late.
     generator._poll = Impatient(generator._poll)
     ended.start()
-    assert [each.fate for each in generator.run()] == ["answered"]
+    assert [each.kind for each in generator.run()] == ["answered"]
 
 
 def test_attainment_counts_what_was_answered_in_time():

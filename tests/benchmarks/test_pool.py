@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from benchmarks.pool import __main__ as pool
 from benchmarks.pool.calls import poisson
-from benchmarks.pool.readings import Ran, Readings, read, variance
+from benchmarks.pool.readings import DeviceRun, Readings, read, variance
 from benchmarks.pool.soak import soak
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor
 from overwinter.core.config import SchedulerConfig
@@ -31,7 +31,7 @@ def test_a_journal_tells_what_each_device_did(tmp_path: Path) -> None:
         journal.record(6.0, WorkerExited(1, "WorkerError", "killed"), [])
         journal.record(7.0, Alarm(), [])
     found = read(place)
-    assert found.runs == [Ran("virtual:0", 2.0, 4.0, 30, 0, False), Ran("virtual:1", 2.5, 5.0, 0, 1, True)]
+    assert found.runs == [DeviceRun("virtual:0", 2.0, 4.0, 30, 0, False), DeviceRun("virtual:1", 2.5, 5.0, 0, 1, True)]
     assert (found.executors, found.exits, found.swaps, found.moved_bytes) == (2, 1, 1, 30)
     assert found.busy_s(["virtual:0", "virtual:1", "virtual:2"]) == [2.0, 2.5, 0.0]
     assert found.counts["functions evicted from devices"] == found.counts["runs whose blocks were not placed"] == 1
@@ -53,7 +53,7 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
 @pytest.mark.parametrize("part", pool.PARTS)
 def test_a_part_measures(part: str) -> None:
     figures = pool.run_part(part, TINY)
-    if part == "falling":
+    if part == "throughput":
         rates = list(figures["throughput_over_native"].values())
         assert len(rates) == 2
         # The second row has functions that do not fit on the device.

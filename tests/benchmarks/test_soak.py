@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.harm import Span
+from benchmarks.fault_injection import Span
 from benchmarks.nodes import running_node
 from benchmarks.openloop import Outcome
 from benchmarks.soak.__main__ import Soak, measure
 from benchmarks.soak.members import BURST_SIZE, ROWS, arrivals
-from benchmarks.soak.steps import Steps
+from benchmarks.soak.steps import JournalSteps
 from benchmarks.soak.verdicts import NEAR, History, NodeEvents, Spans, Version, verdict
 from overwinter.core.actions import SetAlarm
 from overwinter.core.config import SchedulerConfig
@@ -145,7 +145,7 @@ def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_gi
         world.settle_processes()
         world.now = 9.0
         world.finish()
-    steps = Steps(path)
+    steps = JournalSteps(path)
     assert steps.counts["runs"] == 1
     assert steps.overloaded(Span(0.0, 9.0))
     assert steps.overloaded(Span(0.0, 9.5))
@@ -158,17 +158,17 @@ def test_a_journal_that_does_not_replay_is_reported(tmp_path):
     with journal.open("wb") as file:
         Journal(SchedulerConfig(), 1, file).record(1.0, Alarm(), [SetAlarm(2.0)])
     with pytest.raises(RuntimeError, match="Alarm"):
-        Steps(journal)
+        JournalSteps(journal)
 
 
 def test_what_is_under_way_lasts_until_it_is_ended():
     spans, before = Spans(), monotonic()
     spans.begin()
     later = Span(before + 1000, before + 1001)
-    assert spans.meet(later)
+    assert spans.overlaps(later)
     spans.end()
-    assert not spans.meet(later)
-    assert spans.meet(Span(before, before + 1))
+    assert not spans.overlaps(later)
+    assert spans.overlaps(Span(before, before + 1))
 
 
 def test_requests_are_the_same_again_with_a_seed_and_reach_every_function():

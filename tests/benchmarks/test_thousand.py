@@ -1,7 +1,7 @@
 """The report of a thousand functions matches the outcomes of their requests."""
 
 from benchmarks.openloop import Outcome
-from benchmarks.thousand_report import Base, Pass, Peak, figures
+from benchmarks.thousand_report import Base, LoadResult, Peak, figures
 from benchmarks.traffic import Cost
 
 SLO_S = [0.1, 0.1]
@@ -14,13 +14,13 @@ def answered(start: str, seconds: float = 0.05) -> Outcome:
 
 def test_a_wake_and_a_bind_are_distinguished():
     outcomes = [answered(start) for start in ("warm", "bound", "bound", "host", "disk", "warm", "warm", "warm")]
-    done = Pass(0.55, [*outcomes, Outcome(1, 0.0, 0.0, 0.0, 503, "it is full", False)], Peak())
+    done = LoadResult(0.55, [*outcomes, Outcome(1, 0.0, 0.0, 0.0, 503, "it is full", False)], Peak())
     assert (done.wakes, done.binds, done.wake_share) == (2, 2, 0.25)
 
 
 def test_figures_are_of_the_first_load_and_those_of_others_say_of_which():
-    light = Pass(0.55, [answered("warm"), answered("host")], Peak(3 << 20))
-    heavy = Pass(
+    light = LoadResult(0.55, [answered("warm"), answered("host")], Peak(3 << 20))
+    heavy = LoadResult(
         0.75, [answered("warm"), answered("warm", 0.2), Outcome(1, 0.0, 0.0, 9.0, 0, "", False)], Peak(5 << 20)
     )
     found = figures([BASE], [light, heavy], SLO_S)

@@ -1,7 +1,8 @@
 """Measures the cost of telemetry: the reader of steps, compared with scheduler and journal, and a Prometheus scrape.
 
 One scheduler serves many functions that share most blocks. Its steps are recorded; then they are handled, written and
-read again one after the other, so that all parts run under the same conditions. Run it: python -m benchmarks.reading
+read again one after the other, so that all parts run under the same conditions. Run it by
+`python -m benchmarks.telemetry`.
 """
 
 import gc

@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from benchmarks.harm import Span, flip
+from benchmarks.fault_injection import Span, flip
 
 
 def test_one_bit_is_flipped_and_nothing_else_tells(tmp_path: Path) -> None:
@@ -19,6 +19,6 @@ def test_one_bit_is_flipped_and_nothing_else_tells(tmp_path: Path) -> None:
 
 
 def test_spans_meet_where_both_are() -> None:
-    assert Span(0, 2).meets(Span(2, 3))
-    assert Span(1, float("inf")).meets(Span(5, 6))
-    assert not Span(0, 1).meets(Span(2, 3))
+    assert Span(0, 2).overlaps(Span(2, 3))
+    assert Span(1, float("inf")).overlaps(Span(5, 6))
+    assert not Span(0, 1).overlaps(Span(2, 3))

@@ -1,13 +1,13 @@
 """Throughput over early binding, as the rates of functions fall (Torpor, fig. 8).
 
 One device, and functions without common blocks. As their rates fall, there are more of them, so that the load of the
-device stays the same. `native` serves as many functions as fit on the device, and refuses the others; by default each
-request brings what its function misses. Both nodes get the same requests, by turns.
+device stays the same. `native` serves as many functions as fit on the device, and refuses the others; the default
+policy brings the missing blocks for each request. Both nodes get the same requests, by turns.
 """
 
 from benchmarks.allocation import run_seconds
 from benchmarks.families import Family
-from benchmarks.openloop import fates
+from benchmarks.openloop import count_kinds
 from benchmarks.pool.calls import LEAST_S, TOKENS, Sent, deployed, payload, poisson, send
 from benchmarks.pool.serving import LINK_BYTES_PER_S, devices, pool_node, scheduling
 from overwinter.core.policies import Policy
@@ -20,15 +20,14 @@ LOAD = 0.5
 SLACK = 1.06
 """The space that blocks take in partitions, relative to their bytes."""
 FACTORS = (1, 2, 4, 8, 16)
-MOST = 120
-"""The most functions."""
+FUNCTIONS_MAX = 120
 HEADER = f"{'functions':>9}{'rate/min':>10}{'sent/s':>8}{'native/s':>10}{'ours/s':>8}{'over':>7}" + "".join(
     f"{title:>15}" for title in ("native p50/p98", "ours p50/p98", "swaps, MB/s")
 )
 
 
 def measure(
-    seconds: float, seed: int, *, model: str = MODEL, memory_bytes: int = MEMORY_BYTES, most: int = MOST
+    seconds: float, seed: int, *, model: str = MODEL, memory_bytes: int = MEMORY_BYTES, most: int = FUNCTIONS_MAX
 ) -> dict[str, float]:
     """Print the table; return the throughput over that of native, by requests per minute and function."""
     family = Family(model, tokens=TOKENS)
@@ -55,10 +54,10 @@ def measure(
             print(f"{count:9}{60 * rate:10.3g}{len(arrivals) / seconds:8.1f}", end="")
             print(f"{early.answered_per_s:10.1f}{late.answered_per_s:8.1f}{over:7.2f}", end="")
             print(f"{_tail(early)}{_tail(late)}{_moved(late)}", flush=True)
-            refused = fates(late.outcomes)["refused"]
+            refused = count_kinds(late.outcomes)["refused"]
             if refused:
                 print(
-                    f"  ours refused {refused}: {next(each.start for each in late.outcomes if each.fate == 'refused')}"
+                    f"  ours refused {refused}: {next(each.start for each in late.outcomes if each.kind == 'refused')}"
                 )
             if count == most:
                 break

@@ -43,16 +43,16 @@ class Span(NamedTuple):
     begin: float
     until: float
 
-    def meets(self, other: "Span") -> bool:
+    def overlaps(self, other: "Span") -> bool:
         """Whether the two periods overlap."""
         return self.begin <= other.until and other.begin <= self.until
 
 
-class Site:
-    """A node under a supervisor, and the directories of its blocks."""
+class SupervisedNode:
+    """A node that is restarted when it ends, and the directories of its blocks."""
 
     def __init__(self, node: Node, mounts: dict[str, Path]) -> None:
-        """Create the site. `mounts`: the small filesystems `memory` and `disk`, if they could be mounted."""
+        """Create it. `mounts`: the small filesystems `memory` and `disk`, if they could be mounted."""
         self.node = node
         self.mounts = mounts
         self.down: list[Span] = []
@@ -78,7 +78,7 @@ class Site:
 
     def was_down(self, span: Span) -> bool:
         """Whether the daemon was down during a part of the period."""
-        return any(span.meets(each) for each in self.down)
+        return any(span.overlaps(each) for each in self.down)
 
     def blocks(self, place: str) -> list[Path]:
         """Return the files of blocks in memory or on disk."""
@@ -86,18 +86,18 @@ class Site:
         return sorted(path for path in root.rglob("*") if len(path.name) == 64 and path.is_file())
 
 
-def process_fault(site: Site, random: Random) -> Fault:
+def process_fault(supervised: SupervisedNode, random: Random) -> Fault:
     """Kill or stop one process."""
-    with site.lock:
+    with supervised.lock:
         kind = random.choice(("worker", "worker", "zygote", "daemon"))
-        pid = any_process(site.node, kind, random)
+        pid = any_process(supervised.node, kind, random)
         if not pid:
-            return Fault(f"no {kind} to harm")
+            return Fault(f"no {kind} runs")
         if random.random() < 0.5:
             _signal(pid, signal.SIGSTOP)
             return Fault(f"SIGSTOP {kind}", random.uniform(*STOP_S), lambda: _signal(pid, signal.SIGCONT))
         if kind == "daemon":
-            site.restart()
+            supervised.restart()
         else:
             _signal(pid, signal.SIGKILL)
         return Fault(f"SIGKILL {kind}")
@@ -118,23 +118,23 @@ def kill(node: Node, kind: str, random: Random) -> bool:
     return bool(pid)
 
 
-def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -> Fault:
+def storage_fault(supervised: SupervisedNode, random: Random, flipped: Callable[[Path], None]) -> Fault:
     """Fill a filesystem, also during a start, or lose or change a block. `flipped` is called with a changed block in
     memory.
     """
     place = random.choice(("memory", "disk"))
     kind = random.choice(("full", "full at start", "delete", "flip", "flip"))
     if kind.startswith("full"):
-        if place not in site.mounts:
-            return Fault(f"{place} cannot be made full")
-        with site.lock:
-            filler = fill(site.mounts[place])
+        if place not in supervised.mounts:
+            return Fault(f"{place} cannot be filled")
+        with supervised.lock:
+            filler = fill(supervised.mounts[place])
             if kind == "full at start":
                 # Free the space only after a while: until then the supervisor retries.
                 threading.Timer(FULL_S[1], filler.unlink, [True]).start()
-                site.restart()
+                supervised.restart()
         return Fault(f"{place} {kind}", random.uniform(*FULL_S), lambda: filler.unlink(missing_ok=True))
-    blocks = site.blocks(place)
+    blocks = supervised.blocks(place)
     if not blocks:
         return Fault(f"no block in {place}")
     block = random.choice(blocks)
@@ -172,7 +172,7 @@ def flip(block: Path, random: Random) -> None:
 
 
 @contextmanager
-def small_places(root: Path) -> Iterator[dict[str, Path]]:
+def small_filesystems(root: Path) -> Iterator[dict[str, Path]]:
     """Mount two small filesystems if this process may; otherwise print the reason and return none."""
     made: dict[str, Path] = {}
     try:
@@ -182,7 +182,7 @@ def small_places(root: Path) -> Iterator[dict[str, Path]]:
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(root / name)]
             completed = subprocess.run(command, capture_output=True, text=True, check=False)
             if completed.returncode:
-                print(f"nothing is made full here: {completed.stderr.strip()}")
+                print(f"memory and disk are not filled: {completed.stderr.strip()}")
                 break
             made[name] = root / name
         yield made
@@ -196,8 +196,8 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def below(pid: int) -> list[int]:
-    """Return all processes below one."""
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, their children, and so on."""
     found, parents = [pid], parents_of_all()
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]

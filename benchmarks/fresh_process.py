@@ -1,8 +1,8 @@
-"""A program that serves a model once and ends: it imports, loads and answers.
+"""Runs a model once in a new process: imports, loads and answers. A baseline without a server.
 
-`benchmarks.wake` runs it as `python -m benchmarks.fresh MODEL DIRECTORY`. It is written as an author of such a program
-would write it, with only the imports that it needs. It prints the seconds since its last import, and the beginning of
-its answer.
+`benchmarks.wake` runs it as `python -m benchmarks.fresh_process MODEL DIRECTORY`. It is written as an author of such a
+program would write it, with only the imports that it needs. It prints the seconds since its last import, and the
+beginning of its answer.
 """
 
 import json

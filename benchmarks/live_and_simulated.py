@@ -1,9 +1,10 @@
 """Compares the simulator with a real node: the same small scenario, simulated and live.
 
-`python -m benchmarks.beside [--seconds S] [--seed N]` deploys a few models of the zoo on a real node, profiles them
-there, and wakes each several times, with its blocks on disk and in memory. From these figures a scenario is made and
-simulated. Then the requests of the simulation are sent to the real node over HTTP, open-loop. Both journals are read by
-the same reader. Live memory is the kernel's: private memory of the workers, and pages of the host store.
+`python -m benchmarks.live_and_simulated [--seconds S] [--seed N]` deploys a few models of the zoo on a real node,
+profiles them there, and wakes each several times, with its blocks on disk and in memory. From these figures a scenario
+is made and simulated. Then the requests of the simulation are sent to the real node over HTTP, open-loop. Both
+journals are read by the same reader. Live memory is the kernel's: private memory of the workers, and pages of the host
+store.
 
 The simulator models cores, the zygote, the disk and the profile. It does not model the daemon and the load generator,
 which share the cores with the workers, nor other load. In it, runs wait for cores in a queue, while live runs share
@@ -49,23 +50,23 @@ SAMPLED_EVERY_S = 1.0
 PATIENCE_S = 30.0
 
 
-class Part(NamedTuple):
+class FunctionSetup(NamedTuple):
     """One function of the scenario."""
 
     settings: Settings
     workload: Workload
 
 
-PARTS: Mapping[str, Part] = {
-    "mlp": Part(Settings(slo_ms=50, keep_alive_s=2), Poisson(12.0)),
-    "minilm": Part(Settings(slo_ms=250, keep_alive_s=2, max_batch=4), Bursty(1.5, 5.0, 15.0, 4.0)),
-    "resnet50": Part(Settings(slo_ms=500, keep_alive_s=1), Poisson(0.8)),
-    "textcnn": Part(Settings(slo_ms=100, keep_alive_s=1), Poisson(0.4)),
+SETUPS: Mapping[str, FunctionSetup] = {
+    "mlp": FunctionSetup(Settings(slo_ms=50, keep_alive_s=2), Poisson(12.0)),
+    "minilm": FunctionSetup(Settings(slo_ms=250, keep_alive_s=2, max_batch=4), Bursty(1.5, 5.0, 15.0, 4.0)),
+    "resnet50": FunctionSetup(Settings(slo_ms=500, keep_alive_s=1), Poisson(0.8)),
+    "textcnn": FunctionSetup(Settings(slo_ms=100, keep_alive_s=1), Poisson(0.4)),
 }
 """The functions, by model of the zoo: one that is always awake, one with bursts, and two that wake repeatedly."""
 
 
-class Found(NamedTuple):
+class Results(NamedTuple):
     """The results of the scenario in simulation or on the node; memory is the mean over time."""
 
     report: Report
@@ -76,11 +77,11 @@ class Found(NamedTuple):
 def profiled(node: Node, families: Mapping[str, Family]) -> dict[str, Profile]:
     """Deploy all functions, and let the node profile each."""
     for name, family in families.items():
-        family.deploy(node.client, name, **changed(PARTS[name].settings))
+        family.deploy(node.client, name, **non_default(SETUPS[name].settings))
     return {name: node.client.profile(name, wanted=Wanted(layers=False)) for name in families}
 
 
-def changed(settings: Settings) -> dict[str, float]:
+def non_default(settings: Settings) -> dict[str, float]:
     """Return the settings that differ from the defaults."""
     given, usual = msgspec.structs.asdict(settings), msgspec.structs.asdict(Settings())
     return {key: value for key, value in given.items() if value != usual[key]}
@@ -99,13 +100,13 @@ def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
                 connection.ask(request)
 
 
-def steps(journal: Path) -> list[Entry]:
+def journal_steps(journal: Path) -> list[Entry]:
     """Return all steps of a journal file."""
     with journal.open("rb") as file:
         return list(read_journal(file)[1])
 
 
-def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: float, seed: int) -> Scenario:
+def scenario_from(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: float, seed: int) -> Scenario:
     """Return the scenario with the figures that were just measured on this machine."""
     in_journal = calibration.observed(entries)
     machine = Machine(cores=len(os.sched_getaffinity(0)))
@@ -113,9 +114,9 @@ def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: flo
         machine = msgspec.structs.replace(machine, disk_mib_per_s=in_journal.disk_bytes_per_s / MIB)
     functions = tuple(
         calibration.modelled(
-            name, part.settings, part.workload, profiles[name], in_journal.functions[function_id(name, 1)], machine
+            name, setup.settings, setup.workload, profiles[name], in_journal.functions[function_id(name, 1)], machine
         )
-        for name, part in PARTS.items()
+        for name, setup in SETUPS.items()
     )
     for each in functions:
         run_ms = 1e3 * (each.measured().latency_s(1, 1, 1) or 0.0)
@@ -126,13 +127,13 @@ def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: flo
     return Scenario(seed=seed, duration_s=seconds, node=machine, functions=functions)
 
 
-def simulated(scenario: Scenario) -> tuple[Found, list[tuple[float, str]]]:
+def simulated(scenario: Scenario) -> tuple[Results, list[tuple[float, str]]]:
     """Return the simulator's figures, and the requests that it generated."""
     file = BytesIO()
     report = World(scenario, journal=file).run()
     file.seek(0)
     requests = calibration.arrivals(read_journal(file)[1])
-    return Found(report, report.memory.workers_mean / MIB, report.memory.blocks_mean / MIB), requests
+    return Results(report, report.memory.workers_mean / MIB, report.memory.blocks_mean / MIB), requests
 
 
 def private_bytes(pids: Sequence[int]) -> int:
@@ -145,7 +146,7 @@ def private_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
+def replay(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
     """Send the requests; return their outcomes, and the mean private memory and blocks in MiB."""
     private, blocks = [], []
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
@@ -166,7 +167,7 @@ def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
 
 def live(
     node: Node, wires: Mapping[str, bytes], requests: Sequence[tuple[float, str]], seconds: float, journal: Path
-) -> Found:
+) -> Results:
     """Return the figures of the real node for these requests. The node is freshly started, and stopped at the end."""
     number = {name: place for place, name in enumerate(wires)}
     plan = Plan(
@@ -175,23 +176,23 @@ def live(
         [(at, number[name]) for at, name in requests],
         PATIENCE_S,
     )
-    outcomes, private_mib, blocks_mib = played(node, plan)
+    outcomes, private_mib, blocks_mib = replay(node, plan)
     node.stop()
     failed = sum(each.status != 200 for each in outcomes)
     late = quantile([each.late_s for each in outcomes], 0.99)
     print(f"{len(outcomes)} requests sent, {failed} without success, late by {1e3 * late:.1f} ms (p99)")
-    report = calibration.read(steps(journal), requests[0][0], seconds)
-    return Found(report, private_mib, blocks_mib)
+    report = calibration.read(journal_steps(journal), requests[0][0], seconds)
+    return Results(report, private_mib, blocks_mib)
 
 
-def figures(found: Found) -> dict[str, float]:
+def figures(results: Results) -> dict[str, float]:
     """Return the figures to compare in total."""
     return {
-        **figures_of(found.report.total),
-        "workers": found.report.total.worker_seconds / found.report.duration_s,
-        "busy_s": found.report.total.busy_seconds,
-        "private_mib": found.private_mib,
-        "blocks_mib": found.blocks_mib,
+        **figures_of(results.report.total),
+        "workers": results.report.total.worker_seconds / results.report.duration_s,
+        "busy_s": results.report.total.busy_seconds,
+        "private_mib": results.private_mib,
+        "blocks_mib": results.blocks_mib,
     }
 
 
@@ -224,11 +225,11 @@ def show(title: str, real: Mapping[str, float], model: Mapping[str, float]) -> N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=75.0, help="of requests; default 75")
-    parser.add_argument("--seed", type=int, default=1, help="of the requests; default 1")
+    parser.add_argument("--seconds", type=float, default=75.0, help="seconds of requests; default 75")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the requests; default 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    families = {name: Family(name) for name in PARTS}
+    families = {name: Family(name) for name in SETUPS}
     wires = {name: binary_request(name, as_tensors(family.one())) for name, family in families.items()}
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         journal = Path(root) / "journal"
@@ -239,11 +240,11 @@ def main() -> None:
             node.start()
             wake_all(node, wires)
             node.stop()
-            scenario = made(profiles, steps(journal), options.seconds, options.seed)
+            scenario = scenario_from(profiles, journal_steps(journal), options.seconds, options.seed)
             model, requests = simulated(scenario)
             node.start()
             real = live(node, wires, requests, options.seconds, journal)
-    for name in PARTS:
+    for name in SETUPS:
         show(name, figures_of(real.report.functions[name]), figures_of(model.report.functions[name]))
     show("all", figures(real), figures(model))
     print_result({"live": figures(real), "simulated": figures(model), "error": errors(figures(real), figures(model))})

@@ -24,7 +24,7 @@ TRACEBACK = b"Traceback (most recent call last)"
 OWN_WORDS = re.compile(rb"^worker\b")
 """The beginning of log lines that workers printed."""
 RAISED = re.compile(rb"^(zygote:)?[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
-BEFORE = 3
+LINES_BEFORE = 3
 """The lines of the log before a traceback that are shown with it."""
 SHOWN_MAX = 200
 """The most lines of the tracebacks of one try that are shown."""
@@ -125,7 +125,7 @@ class Neighbour:
             self._listener.join(5)
 
 
-class Arena:
+class AttackedNode:
     """A node, the functions to deploy on it, and the tally of harms."""
 
     def __init__(self, root: Path, host_store: Path, tally: Tally, options: tuple[str, ...] = ()) -> None:
@@ -135,7 +135,7 @@ class Arena:
         self.node = Node(root / "data", host_store, ("--journal", str(journal), *options), root / "log")
         self._log = Tail(root / "log")
         self._journal = Journal(journal)
-        self.on_fresh: list[Callable[[], None]] = []
+        self.on_empty: list[Callable[[], None]] = []
         """Called after the node was started on empty data."""
         self.expects_death = False
         """Whether the current try itself kills zygotes or the daemon."""
@@ -161,7 +161,7 @@ class Arena:
         self._prepare()
 
     def _prepare(self) -> None:
-        for step in self.on_fresh:
+        for step in self.on_empty:
             step()
 
     def examine(self) -> None:
@@ -171,14 +171,14 @@ class Arena:
         if process is None or process.poll() is not None:
             status = None if process is None else process.returncode
             if not self.expects_death:
-                self.tally.add("crashes", f"the daemon ended with status {status}: {self._last_words()}")
+                self.tally.add("crashes", f"the daemon ended with status {status}: {self._last_errors()}")
             self._count_deaths()
             self.restart()
         self._count_deaths()
         self.said = self._log.lines()
         own = [line for line in self.said if not OWN_WORDS.match(line)]
         if any(TRACEBACK in line for line in own):
-            self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
+            self.tally.add("unexpected_5xx", "a traceback in the log: " + _raised(own))
             kind, case, number = self.tally.here
             print(f"a traceback in the log, {kind}: {case} ({number}):", *tracebacks(own), sep="\n    ", flush=True)
         if not self.expects_death and any(BASE_ZYGOTE_LOST in line for line in own):
@@ -188,7 +188,7 @@ class Arena:
         for function, reason in self._journal.deaths():
             self.tally.add("crashes", f"a worker of {function}: {reason}")
 
-    def _last_words(self) -> str:
+    def _last_errors(self) -> str:
         lines = (self.root / "log").read_bytes()[-2000:].splitlines() if (self.root / "log").exists() else []
         return _raised(lines) or _last_lines(lines)
 
@@ -239,10 +239,10 @@ class Arena:
             self.node.client.close()
         try:
             self._start()
-            lives = self._lives()
+            lives = self._still_runs()
         except (RuntimeError, OSError) as error:
             lives = False
-            self.tally.add("crashes", f"the node does not start again: {error}; {self._last_words()}")
+            self.tally.add("crashes", f"the node does not start again: {error}; {self._last_errors()}")
         if not lives:
             self.kill()
             shutil.rmtree(self.node.data, ignore_errors=True)
@@ -261,13 +261,13 @@ class Arena:
         finally:
             timer.cancel()
 
-    def _lives(self) -> bool:
+    def _still_runs(self) -> bool:
         """Whether it still runs a moment later: some end as soon as they read their old data."""
         assert self.node.process is not None
         for _ in range(10):
             time.sleep(0.1)
             if self.node.process.poll() is not None:
-                self.tally.add("crashes", f"the daemon ended again after a restart: {self._last_words()}")
+                self.tally.add("crashes", f"the daemon ended again after a restart: {self._last_errors()}")
                 return False
         return True
 
@@ -290,7 +290,7 @@ def tracebacks(lines: list[bytes]) -> list[str]:
     """Return the log from the first traceback, with some lines before it, to the error of the last one."""
     begins = next((number for number, line in enumerate(lines) if TRACEBACK in line), len(lines))
     ends = max((number for number, line in enumerate(lines) if RAISED.match(line)), default=len(lines))
-    shown = lines[max(0, begins - BEFORE) : ends + 1] if begins < len(lines) else []
+    shown = lines[max(0, begins - LINES_BEFORE) : ends + 1] if begins < len(lines) else []
     return [line.decode(errors="replace") for line in shown[:SHOWN_MAX]]
 
 
@@ -311,12 +311,12 @@ def interrupted(number: int, frame: object) -> None:
 
 
 @contextmanager
-def arena(tally: Tally, *options: str) -> Iterator[Arena]:
+def attacked_node(tally: Tally, *options: str) -> Iterator[AttackedNode]:
     """Create a node to attack, not yet started; remove everything afterwards."""
     before = signal.signal(signal.SIGTERM, interrupted)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-", ignore_cleanup_errors=True) as root:
         host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
-        found = Arena(Path(root), Path(host_store), tally, options)
+        found = AttackedNode(Path(root), Path(host_store), tally, options)
         try:
             yield found
         finally:

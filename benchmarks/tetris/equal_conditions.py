@@ -1,10 +1,11 @@
 """Compares memory and violations with baselines that get Overwinter's conditions one by one.
 
-Each baseline runs under the stable load (memory) and under bursts (violations) on each rung of benchmarks.ladder: with
-the paper's workers and rules; with workers that have only Overwinter's private memory, and one zygote; with shared
-weights; starting workers as soon as requests wait; with Overwinter's alpha and beta. Tetris shares from the start.
-Overwinter weighs a core as 64 MiB and Tetris as nothing, so Overwinter is shown with both weights, and cores are shown
-next to memory. Arrivals are drawn from several seeds; the spread is printed with the mean.
+Each baseline runs under the stable load (memory) and under bursts (violations) with the conditions of
+benchmarks.equal_conditions, one more in each row: with the paper's workers and rules; with workers that have only
+Overwinter's private memory, and one zygote; with shared weights; starting workers as soon as requests wait; with
+Overwinter's alpha and beta. Tetris shares from the start. Overwinter weighs a core as 64 MiB and Tetris as nothing, so
+Overwinter is shown with both weights, and cores are shown next to memory. Arrivals are drawn from several seeds; the
+spread is printed with the mean.
 """
 
 from collections.abc import Mapping
@@ -14,16 +15,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, climb
+from benchmarks.equal_conditions import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, with_conditions
 from benchmarks.measure import shares_text
 from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario
 
-RUNGS = (PAPER, WORKERS, SHARING, AT_ONCE, THRESHOLDS)
+CONDITIONS = (PAPER, WORKERS, SHARING, AT_ONCE, THRESHOLDS)
 BASELINES = ("infless", "photons", "tetris")
 OURS = Contender("overwinter", own_workers=True)
-ALONE = Contender(Policy(core_mib=0.0), own_workers=True)
+MEMORY_ONLY = Contender(Policy(core_mib=0.0), own_workers=True)
 LOADS = ("stable", "bursty")
 
 
@@ -42,14 +43,19 @@ Cells = Mapping[str, Mapping[Contender, Cell]]
 """By application."""
 
 
-def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
-    """Return a baseline on each rung, by the rung's title."""
-    return [(step.title, Contender(step.policy, step.own_workers)) for step in climb(POLICIES[baseline], RUNGS)]
+def with_each_condition(baseline: str) -> list[tuple[str, Contender]]:
+    """Return a baseline after each further condition, by the title of that."""
+    return [
+        (step.title, Contender(step.policy, step.own_workers))
+        for step in with_conditions(POLICIES[baseline], CONDITIONS)
+    ]
 
 
 def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int) -> Cells:
     """Simulate all; `loaded` are the scenarios by application and load."""
-    contenders = list(dict.fromkeys([OURS, ALONE, *(each for name in BASELINES for _, each in on_rungs(name))]))
+    contenders = list(
+        dict.fromkeys([OURS, MEMORY_ONLY, *(each for name in BASELINES for _, each in with_each_condition(name))])
+    )
     keys = list(product(loaded, contenders, LOADS, range(seeds)))
     tasks = [(with_seed(loaded[name][load], seed), each) for name, each, load, seed in keys]
     outcomes = dict(zip(keys, simulate_all(tasks), strict=True))
@@ -83,13 +89,13 @@ def report(cells: Cells, seeds: int) -> None:
     for name, row in cells.items():
         print(f"\n{name:34}{'MiB':>8}{'cores':>8}{'saved by overwinter':>24}{'violations':>12}")
         for baseline in BASELINES:
-            for title, each in on_rungs(baseline):
-                tell(f"{baseline}, {title}", row[each], shares_text(saved(row[OURS], row[each])))
-        tell("overwinter, memory alone", row[ALONE], shares_text(saved(row[OURS], row[ALONE])))
-        tell("overwinter", row[OURS], "")
+            for title, each in with_each_condition(baseline):
+                print_row(f"{baseline}, {title}", row[each], shares_text(saved(row[OURS], row[each])))
+        print_row("overwinter, memory alone", row[MEMORY_ONLY], shares_text(saved(row[OURS], row[MEMORY_ONLY])))
+        print_row("overwinter", row[OURS], "")
 
 
-def tell(title: str, cell: Cell, share: str) -> None:
+def print_row(title: str, cell: Cell, share: str) -> None:
     """Print a line of a table."""
     print(f"  {title:32}{fmean(cell.memory):8.0f}{fmean(cell.cores):8.1f}{share:>24}{fmean(cell.violations):12.2%}")
 
@@ -106,7 +112,7 @@ def figures(cells: Cells) -> dict[str, object]:
 
 def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
     """Return the saved share of a baseline's memory as in its paper, and under equal conditions."""
-    (_, first), *_, (_, last) = on_rungs(baseline)
+    (_, first), *_, (_, last) = with_each_condition(baseline)
     paper, equal = saved(row[OURS], row[first]), saved(row[OURS], row[last])
     return {
         "as_in_paper": fmean(paper),
@@ -120,6 +126,6 @@ def violations(row: Mapping[Contender, Cell]) -> dict[str, object]:
     """Return Overwinter's violations and the baselines', as in their papers and under equal conditions."""
     result: dict[str, object] = {"overwinter": fmean(row[OURS].violations)}
     for baseline in BASELINES:
-        (_, paper), *_, (_, equal) = on_rungs(baseline)
+        (_, paper), *_, (_, equal) = with_each_condition(baseline)
         result[baseline] = {"as_in_paper": fmean(row[paper].violations), "equal": fmean(row[equal].violations)}
     return result
