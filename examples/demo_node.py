@@ -28,12 +28,12 @@ class Node:
     def ready(self) -> str:
         """Wait until the node is ready, and return its URL; raise NodeError if it fails."""
         assert self.process.stdout is not None
-        impatience = threading.Timer(START_S, self.process.kill)
-        impatience.start()
+        timer = threading.Timer(START_S, self.process.kill)
+        timer.start()
         try:
             line = self.process.stdout.readline()
         finally:
-            impatience.cancel()
+            timer.cancel()
         if not line:
             raise NodeError("the node did not start")
         return str(json.loads(line)["url"])

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from examples import variants
+from examples.demo_comparison import difference
 from examples.demo_models import Model, Siblings
-from examples.demo_stage import Stage
-from examples.demo_trial import difference
+from examples.demo_progress import Steps
 from examples.mtcnn_cascade import Array
 from examples.variants import Classifier
 from overwinter import Client
@@ -57,8 +57,8 @@ class Together(NamedTuple):
     agrees: bool
 
 
-class Trial(NamedTuple):
-    """What the demo saw of the pool."""
+class PoolResult(NamedTuple):
+    """The answers of the pool."""
 
     functions: Sequence[Pooled]
     together: Together
@@ -81,21 +81,21 @@ def pooled(models: Iterable[Model]) -> list[Model]:
     return [model._replace(name=f"pool-{model.name}", handler=None, assets={}, samples=()) for model in asked]
 
 
-def try_pool(stage: Stage, client: Client, models: Sequence[Model], siblings: Siblings) -> Trial:
+def try_pool(steps: Steps, client: Client, models: Sequence[Model], siblings: Siblings) -> PoolResult:
     """Deploy models for the pool, ask each alone, then all at once, and compare with plain PyTorch."""
     names = [model.name for model in models]
     uploads = [
-        siblings.deploy(each, client, device="pool") for each in stage.counting("deploying for the pool", models, names)
+        siblings.deploy(each, client, device="pool") for each in steps.counting("deploying for the pool", models, names)
     ]
     expected = {model.name: plain(model) for model in models}
     functions = []
-    for model, upload in stage.counting("asking the pool", zip(models, uploads, strict=True), names):
+    for model, upload in steps.counting("calling the pool", zip(models, uploads, strict=True), names):
         took, agrees = ask(model, client.infer, expected[model.name])
         moved = client.explain(model.name)["pool"]["moved_bytes"]
         functions.append(Pooled(model, upload.nbytes, moved, took[0], median(took[1:]), agrees))
-    with stage.working("asking the whole pool at once"):
+    with steps.working("calling all functions of the pool at once"):
         together = ask_together(client, models, expected)
-    return Trial(functions, together)
+    return PoolResult(functions, together)
 
 
 def plain(model: Model) -> Arrays:

@@ -10,8 +10,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from examples.demo_pool import DEVICES, MEMORY_BYTES, NEXT, OTHER, Pooled, Trial
-from examples.demo_trial import Verdict
+from examples.demo_comparison import Verdict
+from examples.demo_pool import DEVICES, MEMORY_BYTES, NEXT, OTHER, Pooled, PoolResult
 from examples.plain_process import PlainProcess
 from examples.variants import Classifier
 from overwinter.api.deployer import Uploaded
@@ -88,11 +88,11 @@ def show_totals(
     )
 
 
-def show_pool(trial: Trial) -> None:
+def show_pool(result: PoolResult) -> None:
     """Print what the functions of the pool brought to the devices, and their latencies."""
-    first, *siblings = [each for each in trial.functions if isinstance(each.model.module, Classifier)]
-    others = [each for each in trial.functions if not isinstance(each.model.module, Classifier)]
-    count, together = len(trial.functions), trial.together
+    first, *siblings = [each for each in result.functions if isinstance(each.model.module, Classifier)]
+    others = [each for each in result.functions if not isinstance(each.model.module, Classifier)]
+    count, together = len(result.functions), result.together
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column(f"{count} functions in a pool of {DEVICES} devices")
     table.add_column("agreement", no_wrap=True)

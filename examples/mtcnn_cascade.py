@@ -25,7 +25,7 @@ class Face(NamedTuple):
 
 
 def detect(image: Array, call: Call) -> list[Face]:
-    """Return the faces in an RGB picture, uint8 [height, width, 3], the surest first; `call` runs each network."""
+    """Return the faces in an RGB picture, uint8 [height, width, 3], best first; `call` runs each network."""
     pixels = image.transpose(2, 0, 1).astype(np.float64)
     boxes = _square(_propose(pixels, call))
     boxes, crops = _crop(pixels, boxes, 24)

@@ -60,20 +60,20 @@ def record() -> dict[str, Any]:
     """What a node with the demo's models tells at the end of 40 seconds of requests."""
     from examples import demo
     from examples.demo_node import running_node
-    from examples.demo_stage import Stage
+    from examples.demo_progress import Steps
     from overwinter import Client
 
-    stage = Stage()
+    steps = Steps()
     with (
         tempfile.TemporaryDirectory() as data,
         tempfile.TemporaryDirectory(dir=demo.MEMORY) as blocks,
-        running_node(Path(data), "--port", "0", "--host-store", blocks, say=stage.say) as node,
+        running_node(Path(data), "--port", "0", "--host-store", blocks, say=steps.say) as node,
     ):
         url = node.ready()
         with Client(url) as client:
-            for _ in demo.deploy_all(stage, client, url, slo_ms=SLO_MS, keep_alive_s=KEEP_ALIVE_S):
+            for _ in demo.deploy_all(steps, client, url, slo_ms=SLO_MS, keep_alive_s=KEEP_ALIVE_S):
                 pass
-            with stage.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
+            with steps.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
                 ask(client, callers)
                 # The last ones are under way.
                 time.sleep(UNDER_WAY_S)

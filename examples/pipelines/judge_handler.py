@@ -31,7 +31,7 @@ def preprocess(inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
 
 
 def postprocess(outputs: dict[str, Tensor], inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
-    """Convert scores and shifts [proposed, ...] to boxes [found, 5], the surest first; square if a further network
+    """Convert scores and shifts [proposed, ...] to boxes [found, 5], best first; square if a further network
     follows.
     """
     boxes = inputs["boxes"][_inside(inputs)]
@@ -72,7 +72,7 @@ def _square(boxes: Tensor) -> Tensor:
 
 
 def _best(boxes: Tensor) -> list[int]:
-    """Return the rows to keep, the surest first, so that no two share more than OVERLAP of the smaller one."""
+    """Return the rows to keep, best first, so that no two share more than OVERLAP of the smaller one."""
     areas = (boxes[:, 2:4] - boxes[:, :2]).prod(1)
     waiting = boxes[:, 4].argsort(descending=True, stable=True)
     kept: list[int] = []

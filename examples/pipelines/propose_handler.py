@@ -69,7 +69,7 @@ def _square(boxes: Tensor) -> Tensor:
 
 
 def _best(boxes: Tensor, limit: float) -> list[int]:
-    """Return the rows to keep, the surest first, so that no two share more than `limit` of their union."""
+    """Return the rows to keep, best first, so that no two share more than `limit` of their union."""
     areas = (boxes[:, 2:4] - boxes[:, :2]).prod(1)
     waiting = boxes[:, 4].argsort(descending=True, stable=True)
     kept: list[int] = []

@@ -10,9 +10,9 @@ import torch  # noqa: E402
 from examples import crepe, crepe_handler, demo_pool, minilm, variants, variants_handler  # noqa: E402
 from examples.demo_models import Model, Siblings  # noqa: E402
 from examples.demo_node import running_node  # noqa: E402
-from examples.demo_pool import Pooled, Together, Trial  # noqa: E402
+from examples.demo_pool import Pooled, PoolResult, Together  # noqa: E402
+from examples.demo_progress import Steps  # noqa: E402
 from examples.demo_report import show_pool  # noqa: E402
-from examples.demo_stage import Stage  # noqa: E402
 from examples.weights import INSTALL, weights_missing  # noqa: E402
 from overwinter import Client  # noqa: E402
 
@@ -63,18 +63,18 @@ def test_each_answer_is_compared_with_plain_pytorch(models, wrong_at):
 def test_a_wrong_answer_is_shown_and_fails_the_demo(models, capsys):
     first, second, other = demo_pool.pooled(models)
     functions = [Pooled(each, 90_000_000, 1_000, 0.2, 0.1, each is not second) for each in (first, second, other)]
-    trial = Trial(functions, Together(9, 2, 5_000, agrees=True))
+    trial = PoolResult(functions, Together(9, 2, 5_000, agrees=True))
     show_pool(trial)
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "DIFFERS" in line]
     assert "1 more" in line
     assert not trial.agrees
-    assert not Trial([], Together(9, 2, 5_000, agrees=False)).agrees
+    assert not PoolResult([], Together(9, 2, 5_000, agrees=False)).agrees
 
 
 def test_a_variant_beside_its_sibling_brings_only_its_head(models, tmp_path):
     with running_node(tmp_path, "--port", "0", *demo_pool.OPTIONS, say=print) as node, Client(node.ready()) as client:
-        trial = demo_pool.try_pool(Stage(), client, demo_pool.pooled(models), Siblings())
+        trial = demo_pool.try_pool(Steps(), client, demo_pool.pooled(models), Siblings())
     first, second, other = trial.functions
     assert trial.agrees
     assert first.moved_bytes > 80_000_000

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 T = TypeVar("T")
 
 
-class Stage:
+class Steps:
     """The steps so far, and the current one."""
 
     def __init__(self) -> None:
