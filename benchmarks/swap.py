@@ -164,7 +164,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     device, (peer, memory) = device_for("a", 2 * nbytes), device_and_memory("b", nbytes)
     host = [host_route(stored.host)]
     run_once(peer, stored, host, WHOLE)
-    near = [Route(memory, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
+    from_peer = [Route(memory, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
     grouped = Swapping(group_bytes)
 
     def resident() -> float:
@@ -191,7 +191,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
             "whole": lambda: swap_once(device, stored, host, WHOLE),
             "by weight": lambda: swap_once(device, stored, host, BY_WEIGHT),
             "grouped": lambda: swap_once(device, stored, host, grouped),
-            "peer": lambda: swap_once(device, stored, near, grouped),
+            "peer": lambda: swap_once(device, stored, from_peer, grouped),
         },
         rounds,
     )
@@ -216,8 +216,8 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
     pair = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def at_once(switches: Sequence[Switch]) -> float:
-        measurements = [[host_route(stored.host, switch)] for switch in switches]
-        return median(pair.map(lambda device, route: swap_once(device, stored, route, grouped), devices, measurements))
+        routes = [[host_route(stored.host, switch)] for switch in switches]
+        return median(pair.map(lambda device, route: swap_once(device, stored, route, grouped), devices, routes))
 
     def switch() -> Switch:
         return Switch(HOST_BYTES_PER_S)

@@ -13,7 +13,7 @@ from overwinter import wiring
 from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
 
-from .api.door import Door
+from .api.fake_node import FakeNode
 from .node.log_lines import LogLines
 
 LONG_S = 3000.0
@@ -23,9 +23,9 @@ LONG_S = 3000.0
 def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_stop: bool) -> None:
     async def scene() -> None:
         came, drains, failed = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-        door = Door(tmp_path)
-        door.broken = lambda: failed
-        door.until_ready = asyncio.Event().wait
+        node = FakeNode(tmp_path)
+        node.broken = lambda: failed
+        node.until_ready = asyncio.Event().wait
 
         class Heard(Drain):
             def enter(self) -> None:
@@ -37,8 +37,8 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
                 return await super().finish()
 
         @asynccontextmanager
-        async def running(*_: object) -> AsyncIterator[Door]:
-            yield door
+        async def running(*_: object) -> AsyncIterator[FakeNode]:
+            yield node
 
         monkeypatch.setattr(wiring, "running", running)
         monkeypatch.setattr(wiring, "Drain", Heard)

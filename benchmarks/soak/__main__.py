@@ -211,9 +211,8 @@ class Soak:
 
 
 def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str, float]:
-    """Run the warm-up and the rounds in the given time; return the table, all outcomes and what is left.
-
-    `journal`: the node's journal.
+    """Run the warm-up and the rounds in the given time and print their table; return the counts of outcomes, and how
+    much the resources grew. `journal`: the node's journal.
     """
     print(HEADER)
     readings: list[ResourcesHeld] = []

@@ -63,7 +63,7 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
         bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
         repository = Repository(Path(config.data), bounds)
         stack.callback(repository.close)
-        stack.callback(os.close, _owned(Path(config.data) / "node.lock"))
+        stack.callback(os.close, _lock(Path(config.data) / "node.lock"))
         repository.forget_drafts()
         directory = Path(config.host_store) / f"overwinter-{repository.node_identity}"
         hosts = HostStores(directory, repository)
@@ -210,7 +210,7 @@ def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
     return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
-def _owned(path: Path) -> int:
+def _lock(path: Path) -> int:
     """Lock the data directory, until the process ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

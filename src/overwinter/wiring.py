@@ -68,7 +68,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
 
-    def asked_to_stop() -> None:
+    def request_stop() -> None:
         if stop.is_set():
             drain.hurry()
         elif drain.under_way:
@@ -87,7 +87,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         ready()
 
     for signal_ in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_, asked_to_stop)
+        loop.add_signal_handler(signal_, request_stop)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
         access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
@@ -95,9 +95,9 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))
             readiness = tasks.create_task(report_ready(node))
-            asked = tasks.create_task(stop.wait())
-            await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in (front, asked, readiness):
+            stop_requested = tasks.create_task(stop.wait())
+            await asyncio.wait([stop_requested, broken], return_when=asyncio.FIRST_COMPLETED)
+            for task in (front, stop_requested, readiness):
                 task.cancel()
             # The node may also fail during the drain.
             await asyncio.wait([front])

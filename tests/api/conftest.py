@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.api.door import Served, serving
+from tests.api.fake_node import Served, serving
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from overwinter.api.client import Client
 from overwinter.core.errors import ForbiddenError, NotFoundError, RateError, UnauthorizedError
 from overwinter.store.blocks import address_of
 from overwinter.store.tokens import FILE, Quota, TokenFile
-from tests.api.door import Served, manifest_of, serving, spec
+from tests.api.fake_node import Served, manifest_of, serving, spec
 
 TAKES = (spec("x", "FP32", "batch", 2),)
 GIVES = (spec("y", "FP32", "batch", 2),)

@@ -17,7 +17,7 @@ import pytest
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import OverloadedError
 from overwinter.core.tensor import Tensor
-from tests.api.door import FUNCTIONS, LIMITS, REQUEST_BYTES_MAX, Served, serving
+from tests.api.fake_node import FUNCTIONS, LIMITS, REQUEST_BYTES_MAX, Served, serving
 
 ADD = {
     "inputs": [
@@ -90,7 +90,7 @@ def test_outputs_are_chosen_in_order(http: httpx.Client) -> None:
 
 def test_deadline_and_priority_reach_the_node(http: httpx.Client, served: Served) -> None:
     http.post("/v2/models/add/infer", json=ADD | {"parameters": {"timeout": 250_000, "priority": 2}})
-    assert served.door.asked[-1] == ("add", None, 0.25, 2)
+    assert served.node.calls[-1] == ("add", None, 0.25, 2)
 
 
 def test_a_raw_body(http: httpx.Client) -> None:
@@ -295,7 +295,7 @@ def test_what_the_node_keeps_for_a_request_counts_for_its_caller(
         call.hold(served.budget.bytes_max)
         raise AssertionError
 
-    monkeypatch.setattr(served.door, "infer", keep)
+    monkeypatch.setattr(served.node, "infer", keep)
     answer = http.post("/v2/models/echo-fp32/infer", json={"inputs": [ECHO["inputs"][0] | {"shape": [1, 1]}]})
     assert (answer.status_code, "one caller may hold" in answer.json()["error"]) == (413, True)
 
@@ -344,8 +344,8 @@ def test_a_client_that_leaves_takes_its_request_with_it(served: Served) -> None:
         leaving.sendall(
             b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
-        assert served.door.slow_started.wait(20)
-    assert served.door.slow_cancelled.wait(20)
+        assert served.node.slow_started.wait(20)
+    assert served.node.slow_cancelled.wait(20)
 
 
 def test_a_client_that_disconnects_within_its_body_affects_no_other(served: Served, http: httpx.Client) -> None:
@@ -363,7 +363,7 @@ def test_a_stop_lets_the_answer_under_way_finish(tmp_path: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert served.door.slow_started.wait(20)
+        assert served.node.slow_started.wait(20)
         with httpx.Client(base_url=served.url, timeout=20, trust_env=False) as http:
             assert http.get("/v2/models").status_code == 200
             served.stop()
@@ -372,7 +372,7 @@ def test_a_stop_lets_the_answer_under_way_finish(tmp_path: Path) -> None:
             refused = [http.post("/v2/models/add/infer", json=ADD), http.get("/nowhere")]
             healths = [http.get(f"/v2/health/{what}").status_code for what in ("live", "ready")]
         assert not answers
-        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+        served.loop.call_soon_threadsafe(served.node.slow_go.set)
         asking.join()
     assert answers[0].json()["outputs"][0]["data"] == [0.5]
     assert [(each.status_code, each.headers["retry-after"], each.headers["connection"]) for each in refused] == [
@@ -393,7 +393,7 @@ def test_a_stop_that_cannot_wait_says_so(tmp_path: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert served.door.slow_started.wait(20)
+        assert served.node.slow_started.wait(20)
         served.stop()
         asking.join()
     assert (answers[0].status_code, answers[0].headers["retry-after"]) == (503, "1")

@@ -18,7 +18,7 @@ from overwinter.core.errors import (
     TooLargeError,
 )
 from overwinter.store.blocks import address_of
-from tests.api.door import BLOCK_BYTES_MAX, Served, manifest_of, spec
+from tests.api.fake_node import BLOCK_BYTES_MAX, Served, manifest_of, spec
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def test_an_empty_tensor(client: Client) -> None:
 def test_version_and_deadline_reach_the_node(client: Client, served: Served) -> None:
     inputs = {"a": [[1, 2, 3]], "b": [[1, 2, 3]]}
     client.infer("add", inputs, version=1, timeout_s=1.5)
-    assert served.door.asked[-1] == ("add", 1, 1.5, 0)
+    assert served.node.calls[-1] == ("add", 1, 1.5, 0)
     client.infer("add", inputs, timeout_s=0.0)
-    assert served.door.asked[-1] == ("add", None, 1e-6, 0)
+    assert served.node.calls[-1] == ("add", None, 1e-6, 0)
 
 
 def test_state(client: Client) -> None:
@@ -93,7 +93,7 @@ def test_a_deploy(client: Client, served: Served) -> None:
     client.remove("new", 1)
     with pytest.raises(NotFoundError):
         client.remove("new")
-    assert served.door.repository.read(address) == program
+    assert served.node.repository.read(address) == program
 
 
 def test_errors_carry_the_nodes_words(client: Client) -> None:

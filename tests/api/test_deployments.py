@@ -13,7 +13,7 @@ from overwinter.core.tensor import TENSORS_MAX
 from overwinter.core.versions import Share
 from overwinter.store.blocks import address_of
 from overwinter.store.uploads import DiskBounds
-from tests.api.door import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
+from tests.api.fake_node import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
 
 BLOCKS = "/overwinter/v1/blocks"
 FUNCTIONS = "/overwinter/v1/functions"
@@ -31,7 +31,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def files_of(served: Served) -> set[Path]:
-    root = served.door.repository.root
+    root = served.node.repository.root
     return {path for path in root.rglob("*") if path.is_file() and "catalog" not in path.name}
 
 
@@ -44,14 +44,14 @@ def test_a_block_is_stored_once(http: httpx.Client, served: Served) -> None:
     again = http.put(f"{BLOCKS}/{address}", content=iter([block[:9], block[9:]]))
     assert (again.status_code, again.json()["new"]) == (200, False)
     assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).json() == {"missing": []}
-    assert served.door.repository.read(address) == block
+    assert served.node.repository.read(address) == block
 
 
 def test_free_disk_space_is_logged_and_not_shown_to_tenants(
     http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bounds = DiskBounds(free_min_bytes=1 << 60)
-    monkeypatch.setattr(served.door.repository, "_bounds", bounds)
+    monkeypatch.setattr(served.node.repository, "_bounds", bounds)
     with caplog.at_level(logging.WARNING, "overwinter.api"):
         for block in (b"no room", b"none either", b"no room"):
             answer = http.put(f"{BLOCKS}/{address_of(block)}", content=block)
@@ -131,7 +131,7 @@ def test_shares_of_the_traffic_reach_the_node(http: httpx.Client, served: Served
     answer = http.put(f"{FUNCTIONS}/add/traffic", json=result)
     assert (answer.status_code, answer.json()) == (200, result)
     assert http.put(f"{FUNCTIONS}/add/traffic", json={"shares": []}).status_code == 200
-    assert served.door.traffic_set == [("add", (Share(1, 90), Share(2, 10))), ("add", ())]
+    assert served.node.traffic_set == [("add", (Share(1, 90), Share(2, 10))), ("add", ())]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from overwinter.api.budget import Budget, Hold
 from overwinter.api.listing import STEP_BYTES, STEP_COUNT, listed
 from overwinter.api.steps import finish
-from tests.api.door import FUNCTIONS, LIMITS, serving
+from tests.api.fake_node import FUNCTIONS, LIMITS, serving
 
 COUNT = 3000
 
@@ -52,10 +52,10 @@ def test_a_listing_without_memory_is_refused(tmp_path: Path, method: str, path: 
     limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
     with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
         assert http.request(method, path).status_code == 200
-        known = served.door.views["slow", 1]
+        known = served.node.views["slow", 1]
         names = [f"{'long' * 10}-{number}" for number in range(COUNT)]
-        served.door.views |= {(name, 1): msgspec.structs.replace(known, name=name) for name in names}
+        served.node.views |= {(name, 1): msgspec.structs.replace(known, name=name) for name in names}
         assert http.request(method, path).status_code == 413
-        served.door.views = {key: view for key, view in served.door.views.items() if key[0] in FUNCTIONS}
+        served.node.views = {key: view for key, view in served.node.views.items() if key[0] in FUNCTIONS}
         assert http.request(method, path).status_code == 200
         assert served.budget.held == 0

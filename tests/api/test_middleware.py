@@ -15,12 +15,12 @@ from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.api.draining import Drain
 from overwinter.store.tokens import TokenFile
-from tests.api.door import LIMITS, Door
+from tests.api.fake_node import LIMITS, FakeNode
 
 REMOVE = "/overwinter/v1/functions/mine"
 
 
-class Failing(Door):
+class Failing(FakeNode):
     """A node whose operations fail or never end."""
 
     def __init__(self, root: Path) -> None:
@@ -40,22 +40,22 @@ class Failing(Door):
 
 async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
     """Send requests to a node with a token; those that wait are cancelled, as at the end of a drain."""
-    door = Failing(root)
-    app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
+    node = Failing(root)
+    app = create_app(Access(node, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:
         answers = [
-            await cancelled_late(door, http.request(method, path, headers=headers))
+            await cancelled_late(node, http.request(method, path, headers=headers))
             for method, path, headers in requests
         ]
-    door.repository.close()
+    node.repository.close()
     return answers
 
 
-async def cancelled_late(door: Failing, answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
-    asking, waits = asyncio.create_task(answer), asyncio.create_task(door.waits.wait())
+async def cancelled_late(node: Failing, answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    asking, waits = asyncio.create_task(answer), asyncio.create_task(node.waits.wait())
     await asyncio.wait([asking, waits], return_when=asyncio.FIRST_COMPLETED)
     asking.cancel()
-    door.waits.clear()
+    node.waits.clear()
     waits.cancel()
     return await asking
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.door import Served
+from tests.api.fake_node import Served
 
 METHODS = {"get", "put", "post", "delete"}
 

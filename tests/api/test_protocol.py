@@ -21,7 +21,7 @@ from overwinter.api.app import serve
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.draining import Drain
 from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
-from tests.api.door import LIMITS, Served, serving
+from tests.api.fake_node import LIMITS, Served, serving
 
 READ_BYTES = 256 << 10
 """The most bytes that are read from a connection at once."""
@@ -107,14 +107,14 @@ def test_a_trailer_is_no_header(served: Served) -> None:
 def test_requests_ahead_of_their_answers_are_bounded(served: Served) -> None:
     slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
-    served.door.slow_started.clear()
-    served.door.slow_cancelled.clear()
+    served.node.slow_started.clear()
+    served.node.slow_cancelled.clear()
     with connect(served) as eager:
         eager.sendall(slow % (len(body), body))
-        assert served.door.slow_started.wait(20)
+        assert served.node.slow_started.wait(20)
         eager.sendall((GET + b"\r\n") * (AHEAD_MAX + 1))
         assert eager.recv(65536).startswith(b"HTTP/1.1 429")
-    assert served.door.slow_cancelled.wait(20)
+    assert served.node.slow_cancelled.wait(20)
 
 
 def test_some_requests_ahead_are_answered_in_order(served: Served) -> None:
@@ -218,9 +218,9 @@ def slow_requests(served: Served, open_: ExitStack, count: int) -> list[socket.s
     clients = []
     for _ in range(count):
         clients.append(open_.enter_context(connect(served)))
-        served.door.slow_started.clear()
+        served.node.slow_started.clear()
         clients[-1].sendall(head + body)
-        assert served.door.slow_started.wait(20)
+        assert served.node.slow_started.wait(20)
     return clients
 
 
@@ -335,15 +335,15 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
     with serving(tmp_path, limits=limits) as served, ExitStack() as open_:
         for _ in range(4):
             busy = open_.enter_context(connect(served))
-            served.door.slow_started.clear()
+            served.node.slow_started.clear()
             busy.sendall(
                 b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
             )
-            assert served.door.slow_started.wait(20)
+            assert served.node.slow_started.wait(20)
         with connect(served) as newcomer:
             assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
             assert newcomer.recv(65536) == b""
-        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+        served.loop.call_soon_threadsafe(served.node.slow_go.set)
         assert busy.recv(65536).startswith(b"HTTP/1.1 200")
 
 
@@ -357,12 +357,12 @@ def test_a_connection_whose_second_request_is_under_way_makes_no_room(tmp_path: 
         for number, data in enumerate(sent):
             source = ("127.0.0.1", "127.0.0.2")[number % 2]
             busy = open_.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, (source, 0)))
-            served.door.slow_started.clear()
+            served.node.slow_started.clear()
             busy.sendall(data)
-            assert served.door.slow_started.wait(20)
+            assert served.node.slow_started.wait(20)
         with socket.create_connection(("127.0.0.1", served.port), 20, ("127.0.0.3", 0)) as newcomer:
             assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
-        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+        served.loop.call_soon_threadsafe(served.node.slow_go.set)
 
 
 def test_an_idle_connection_is_closed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from overwinter.core.errors import NotFoundError
-from tests.api.door import Served
+from tests.api.fake_node import Served
 
 
 class Telemetry:
@@ -33,7 +33,7 @@ class Telemetry:
 
 @pytest.fixture(autouse=True)
 def telemetry(served: Served) -> None:
-    served.door.telemetry = Telemetry()
+    served.node.telemetry = Telemetry()
 
 
 def test_metrics_come_as_text_that_prometheus_reads(http: httpx.Client) -> None:

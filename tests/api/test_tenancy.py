@@ -13,21 +13,21 @@ from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.ids import NAME_MAX
 from overwinter.store.blocks import address_of
 from overwinter.store.tokens import Quota
-from tests.api.door import Door, manifest_of, spec
+from tests.api.fake_node import FakeNode, manifest_of, spec
 
 PROGRAM = b"a program"
 TAKES = (spec("x", "FP32", "n"),)
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    door = Door(tmp_path)
-    yield door
-    door.repository.close()
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    node = FakeNode(tmp_path)
+    yield node
+    node.repository.close()
 
 
-def put(door: Door, tenant: str) -> None:
-    door.repository.put(tenant, address_of(PROGRAM), PROGRAM, 0.0)
+def put(node: FakeNode, tenant: str) -> None:
+    node.repository.put(tenant, address_of(PROGRAM), PROGRAM, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_text_without_names_is_not_searched_character_by_character(text: str) ->
     assert found == [b"acme.."]
 
 
-def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
+def test_a_name_that_somebody_else_took_inside_is_never_served(node: FakeNode) -> None:
     """This is possible where names with dots were deployed before there were tokens."""
-    put(door, "squatter")
+    put(node, "squatter")
     squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
-    asyncio.run(door.deploy(squatted))
-    acme = TenantFront(door, "acme", Quota())
+    asyncio.run(node.deploy(squatted))
+    acme = TenantFront(node, "acme", Quota())
     for refused in (lambda: acme.view("f", None), lambda: acme.view("f", 1), lambda: acme.owner("f")):
         with pytest.raises(NotFoundError) as result:
             refused()
@@ -85,12 +85,12 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> No
         asyncio.run(acme.infer(Call("f", None, [])))
     assert (list(acme.functions()), acme.versions("f")) == ([], ())
     assert list(acme.functions("squatter")) == []
-    assert [view.name for view in TenantFront(door, "squatter", Quota()).functions()] == ["acme..f"]
+    assert [view.name for view in TenantFront(node, "squatter", Quota()).functions()] == ["acme..f"]
 
 
-def test_a_name_is_as_long_as_the_node_can_keep(door: Door) -> None:
-    put(door, "acme")
-    acme = TenantFront(door, "acme", Quota())
+def test_a_name_is_as_long_as_the_node_can_keep(node: FakeNode) -> None:
+    put(node, "acme")
+    acme = TenantFront(node, "acme", Quota())
     most = NAME_MAX - len("acme..")
     asyncio.run(acme.deploy(manifest_of("f" * most, PROGRAM, TAKES, TAKES)))
     assert acme.view("f" * most, None).version == 1

@@ -7,7 +7,7 @@ import pytest
 from overwinter.api.client import Client
 from overwinter.core.errors import CallerError, ForbiddenError
 from overwinter.store.blocks import address_of
-from tests.api.door import Served, manifest_of, spec
+from tests.api.fake_node import Served, manifest_of, spec
 
 BLOCKS = "/overwinter/v1/blocks"
 FUNCTIONS = "/overwinter/v1/functions"

@@ -7,7 +7,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.api.door import Served
+from tests.api.fake_node import Served
 
 A = numpy.array([[1, 2, 3], [4, 5, 6]], dtype=numpy.int32)
 B = numpy.array([[10, 20, 30], [40, 50, 60]], dtype=numpy.int32)
@@ -129,7 +129,7 @@ def test_compression(client: triton.InferenceServerClient, algorithm: str) -> No
 
 def test_deadline_and_priority(client: triton.InferenceServerClient, served: Served) -> None:
     client.infer("add", add_inputs(True, True), timeout=2_000_000, priority=1)
-    assert served.door.asked[-1] == ("add", None, 2.0, 1)
+    assert served.node.calls[-1] == ("add", None, 2.0, 1)
 
 
 def test_several_at_once(client: triton.InferenceServerClient) -> None:

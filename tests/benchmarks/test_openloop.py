@@ -15,7 +15,7 @@ TENSORS = b"\x00\x01\x02\x03" * 1000
 RIGHT = hashlib.sha256(TENSORS).digest()
 
 
-class Door(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """A server that answers as a node would, each function in a different way."""
 
     protocol_version = "HTTP/1.1"
@@ -64,8 +64,8 @@ class Server(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def door():
-    server = Server(("127.0.0.1", 0), Door)
+def server():
+    server = Server(("127.0.0.1", 0), RequestHandler)
     server.payloads = []
     server.crossed = 1
     server.connections = 0
@@ -96,74 +96,74 @@ def target(path, payload=0, digest=RIGHT):
     return Target(f"POST {path} HTTP/1.1\r\nhost: node\r\ncontent-length: 5\r\n\r\n".encode(), payload, digest)
 
 
-def run(door, targets, arrivals, patience_s=30.0):
+def run(server, targets, arrivals, patience_s=30.0):
     plan = Plan(targets, [b"first", b"other"], arrivals, patience_s)
-    return sorted(Generator(door.server_port, plan).run(), key=lambda outcome: outcome.due_s)
+    return sorted(Generator(server.server_port, plan).run(), key=lambda outcome: outcome.due_s)
 
 
-def test_answers_come_with_their_start(door):
-    outcomes = run(door, [target("/a"), target("/b", payload=1)], [(0.0, 0), (0.01, 1), (0.02, 0)])
+def test_answers_come_with_their_start(server):
+    outcomes = run(server, [target("/a"), target("/b", payload=1)], [(0.0, 0), (0.01, 1), (0.02, 0)])
     assert [(each.target, each.status, each.start, each.right) for each in outcomes] == [
         (0, 200, "host", True),
         (1, 200, "host", True),
         (0, 200, "host", True),
     ]
-    assert sorted(door.payloads) == [("/a", b"first"), ("/a", b"first"), ("/b", b"other")]
+    assert sorted(server.payloads) == [("/a", b"first"), ("/a", b"first"), ("/b", b"other")]
     assert count_kinds(outcomes) == {"answered": 3, "refused": 0, "lost": 0}
 
 
-def test_a_wrong_answer_counts_as_lost(door):
-    assert count_kinds(run(door, [target("/a", digest=b"")], [(0.0, 0)]))["lost"] == 1
+def test_a_wrong_answer_counts_as_lost(server):
+    assert count_kinds(run(server, [target("/a", digest=b"")], [(0.0, 0)]))["lost"] == 1
 
 
-def test_a_refusal_must_say_why(door):
-    outcomes = run(door, [target("/busy"), target("/mute")], [(0.0, 0), (0.01, 1)])
+def test_a_refusal_must_say_why(server):
+    outcomes = run(server, [target("/busy"), target("/mute")], [(0.0, 0), (0.01, 1)])
     assert [(each.kind, each.status, each.start) for each in outcomes] == [
         ("refused", 503, "no room"),
         ("lost", 500, ""),
     ]
 
 
-def test_a_connection_that_ends_with_its_answer_is_not_used_again(door):
-    outcomes = run(door, [target("/last")], [(0.0, 0), (0.1, 0), (0.2, 0)])
+def test_a_connection_that_ends_with_its_answer_is_not_used_again(server):
+    outcomes = run(server, [target("/last")], [(0.0, 0), (0.1, 0), (0.2, 0)])
     assert [(each.kind, each.start) for each in outcomes] == [("refused", "no room")] * 3
-    assert len(door.payloads) == 3
+    assert len(server.payloads) == 3
 
 
-def test_a_closed_connection_loses_one_request_and_no_other(door):
-    outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0)])
+def test_a_closed_connection_loses_one_request_and_no_other(server):
+    outcomes = run(server, [target("/a"), target("/gone")], [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0)])
     assert [each.kind for each in outcomes] == ["lost", "answered", "lost", "answered"]
     assert outcomes[0].start
     # The request on the connection that was open before was sent once more.
-    assert [path for path, _ in door.payloads] == ["/gone", "/a", "/gone", "/gone", "/a"]
+    assert [path for path, _ in server.payloads] == ["/gone", "/a", "/gone", "/gone", "/a"]
 
 
-def test_a_request_that_crosses_the_end_of_its_connection_is_sent_once_more(door):
-    outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1), (0.2, 0)])
+def test_a_request_that_crosses_the_end_of_its_connection_is_sent_once_more(server):
+    outcomes = run(server, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1), (0.2, 0)])
     assert [each.kind for each in outcomes] == ["answered"] * 3
 
 
-def test_a_request_that_a_node_has_seen_is_not_sent_again(door, monkeypatch):
+def test_a_request_that_a_node_has_seen_is_not_sent_again(server, monkeypatch):
     monkeypatch.setattr(openloop, "CROSSED_MAX_S", 0.0)
-    outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1)])
+    outcomes = run(server, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1)])
     assert [each.kind for each in outcomes] == ["answered", "lost"]
 
 
-def test_who_is_late_hears_answers_between_its_requests(door):
+def test_who_is_late_hears_answers_between_its_requests(server):
     # All are due at once; further connections are needed only while an answer is on its way.
-    outcomes = run(door, [target("/a")], [(0.0, 0)] * 800)
+    outcomes = run(server, [target("/a")], [(0.0, 0)] * 800)
     assert count_kinds(outcomes)["answered"] == 800
-    assert door.connections < 800
+    assert server.connections < 800
 
 
-def test_patience_begins_when_the_last_request_is_sent(door):
+def test_patience_begins_when_the_last_request_is_sent(server):
     # It was due long ago, as when the generator was delayed.
-    outcomes = run(door, [target("/late")], [(-60.0, 0)])
+    outcomes = run(server, [target("/late")], [(-60.0, 0)])
     assert [each.kind for each in outcomes] == ["answered"]
 
 
-def test_a_server_that_never_answers_delays_no_other_request(door):
-    outcomes = run(door, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=2.0)
+def test_a_server_that_never_answers_delays_no_other_request(server):
+    outcomes = run(server, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=2.0)
     assert [each.kind for each in outcomes] == ["lost", "answered"]
 
 
@@ -174,8 +174,8 @@ def test_requests_to_a_closed_port_are_lost_and_the_generator_continues():
     assert [each.kind for each in outcomes] == ["lost", "lost"]
 
 
-def test_a_plan_that_is_ended_early_still_hears_its_answers(door):
-    generator = Generator(door.server_port, Plan([target("/a")], [b"first"], [(0.0, 0), (3600.0, 0)], 30.0))
+def test_a_plan_that_is_ended_early_still_hears_its_answers(server):
+    generator = Generator(server.server_port, Plan([target("/a")], [b"first"], [(0.0, 0), (3600.0, 0)], 30.0))
     ended = threading.Timer(0.05, generator.stop)
     # It wakes only for the next arrival or a signal; here an answer comes late.
     generator._poll = Impatient(generator._poll)

@@ -91,7 +91,7 @@ class Serving(msgspec.Struct):
 
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[Serving]:
-    """Run `overwinter serve` until the end of the block; it must then exit successfully and leave nothing in memory."""
+    """Run `overwinter serve` until the context ends; it must then exit successfully and leave nothing in memory."""
     memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
     where = ("--port", "0", "--data", str(root), "--host-store", str(memory))
     command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy", *where, *options]

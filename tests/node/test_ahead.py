@@ -140,7 +140,7 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
         assert worker in rig.processes.ahead.workers
         if beyond == "memory":
             # It may not have written yet to any memory that it shares with its zygote.
-            monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
+            monkeypatch.setattr(node_footprints, "AHEAD_BYTES_MAX", -1)
         else:
             monkeypatch.setattr(node_overuse, "AHEAD_S", 0.0)
         check()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.node import clock
-from overwinter.node.cgroups import LOWERED
+from overwinter.node.cgroups import LOWERED_DIVISOR
 from overwinter.node.shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
 from .rig import Function, Same, until
@@ -104,7 +104,7 @@ def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(ri
         return usual, found, weights(groups, "ada")
 
     usual, found, later = rig.run(scene())
-    assert found == [usual // LOWERED]
+    assert found == [usual // LOWERED_DIVISOR]
     assert later == [usual]
 
 
@@ -143,7 +143,7 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
 
     usual, found, back = rig.run(scene())
     assert usual[0] == usual[1]
-    assert found == [usual[0] // LOWERED, usual[1]]
+    assert found == [usual[0] // LOWERED_DIVISOR, usual[1]]
     assert back == usual
 
 

@@ -10,7 +10,7 @@ from overwinter.scheduler.scheduler import Scheduler
 
 
 def replayed(journal: Path) -> list[Entry]:
-    """Return the number of steps of a journal after a new scheduler has handled them all."""
+    """Return the steps of a journal after a new scheduler has returned the same actions for all of them."""
     with journal.open("rb") as file:
         config, entries = read_journal(file)
         scheduler, steps = Scheduler(config), list(entries)

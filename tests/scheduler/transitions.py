@@ -109,7 +109,7 @@ def diagram() -> str:
     ]
     lines: list[str] = []
     for title, rows in tables:
-        lines += [f"### Life of a {title}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {rows[0][0]}"]
+        lines += [f"### Lifecycle of a {title}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {rows[0][0]}"]
         lines += [f"    {before} --> {after}: {event}" for before, after, event in rows]
         lines += ["```", ""]
     return "\n".join(lines)

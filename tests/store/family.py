@@ -127,7 +127,7 @@ def below(directory: Path) -> Iterator[Path]:
 
 def blocks_and_drafts(repository: Repository) -> set[str]:
     """Return the names of the files of a repository that contain blocks, complete or not."""
-    return {path.name for room in ("blocks", "incoming") for path in below(repository.root / room)}
+    return {path.name for folder in ("blocks", "incoming") for path in below(repository.root / folder)}
 
 
 def fill_disk(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Behaviour on a full disk. test_full_disk.py runs this file where mounting a disk needs no rights."""
+"""Behaviour on a full disk. test_full_disk.py runs this file where mounting a disk needs no privileges."""
 
 import os
 import subprocess
@@ -88,10 +88,10 @@ def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_d
     repository.close()
 
 
-@pytest.mark.parametrize("room", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
-def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
+@pytest.mark.parametrize("free_bytes", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
+def test_a_repository_on_a_full_disk_is_refused(small_disk, free_bytes):
     filler = fill_disk(small_disk)
-    os.truncate(filler, filler.stat().st_size - room)
+    os.truncate(filler, filler.stat().st_size - free_bytes)
     with pytest.raises(NoSpaceError, match=str(small_disk)):
         Repository(small_disk / "repository")
 

@@ -186,7 +186,7 @@ def wait_until(holds: Callable[[], T], report: Callable[[], object] = lambda: "i
     while not (found := holds()):
         assert time.monotonic() < end, report()
         time.sleep(pause_s)
-        # Who asks all the time takes the processor from those it waits for.
+        # Without a pause, this would take the processor from the processes for which it waits.
         pause_s = min(2 * pause_s, 0.05)
     return found
 
@@ -226,7 +226,7 @@ def ask(node: NodeProcess, name: str, value: float = 1.0, **options) -> list[flo
 
 @contextmanager
 def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
-    """The first number of each answer of a client that sends one request after another until the end of the block."""
+    """The first number of each answer of a client that sends one request after another until the context ends."""
     stop, answers = threading.Event(), []
 
     def keep_asking() -> None:

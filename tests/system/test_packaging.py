@@ -70,8 +70,8 @@ def test_systemd_verifies_the_unit(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and util-linux")
 def test_the_units_permissions_suffice_to_sandbox_and_end_workers(unit, make_node, monkeypatch):
-    rights = [f"+{name.removeprefix('CAP_').lower()}" for name in unit["CapabilityBoundingSet"].split()]
-    limited = ["setpriv", f"--bounding-set={','.join(['-all', *rights])}", "--inh-caps=-all", "--no-new-privs"]
+    capabilities = [f"+{name.removeprefix('CAP_').lower()}" for name in unit["CapabilityBoundingSet"].split()]
+    limited = ["setpriv", f"--bounding-set={','.join(['-all', *capabilities])}", "--inh-caps=-all", "--no-new-privs"]
     run = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: run([*limited, *command], **options))
     node: NodeProcess = make_node()

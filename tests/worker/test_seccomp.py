@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from overwinter.worker import seccomp
-from overwinter.worker.calls import ALLOWED, FORKING
+from overwinter.worker.system_calls import ALLOWED, FORKING
 
 MACHINES = ("x86_64", "aarch64")
 CHECKED = {"mmap", "sendto", "prlimit64", "ioctl", "fcntl", "prctl", "clone", "kill", "tgkill", "madvise"}

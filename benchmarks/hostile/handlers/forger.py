@@ -93,10 +93,10 @@ def packed(rng):
 
 
 def send(content, fds=()):
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    descriptors = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     for end in ends():
         with contextlib.suppress(OSError):
-            end.sendmsg([content], rights, socket.MSG_DONTWAIT)
+            end.sendmsg([content], descriptors, socket.MSG_DONTWAIT)
             end.close()
 
 

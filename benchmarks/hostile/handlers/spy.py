@@ -230,10 +230,10 @@ def own_memory(asked):
     found = set()
     with open("/proc/self/maps") as lines:
         places = [line.split() for line in lines]
-    for bounds, rights, *rest in places:
+    for bounds, permissions, *rest in places:
         start, stop = (int(each, 16) for each in bounds.split("-"))
         if (
-            rights[0] == "r"
+            permissions[0] == "r"
             and not (rest[-1:] and rest[-1].startswith(("[v", "/usr", "/lib")))
             and stop - start < 1 << 28
         ):
@@ -277,10 +277,10 @@ def write_blocks(asked):
     with open("/proc/self/maps") as lines:
         places = [line for line in lines if asked["host"] in line]
     for line in places:
-        bounds, rights = line.split()[:2]
+        bounds, permissions = line.split()[:2]
         start, stop = (int(each, 16) for each in bounds.split("-"))
         place, size = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
-        if rights.endswith("s") and libc.mprotect(place, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
+        if permissions.endswith("s") and libc.mprotect(place, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
             ctypes.memset(place, 0, 64)
             done.append(line)
         if libc.madvise(place, ctypes.c_size_t(4096), 9) == 0:

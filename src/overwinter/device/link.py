@@ -41,7 +41,7 @@ class Switch:
 
 
 class Link(NamedTuple):
-    """From the host or from another device to a device. `switch`: None if the link has its bandwidth for itself."""
+    """A link from the host or another device to a device. `switch`: None if the link has its bandwidth for itself."""
 
     bytes_per_s: float
     clock: Callable[[], float]

@@ -1,8 +1,8 @@
 """The memory of a device out of which other processes copy blocks, without asking its owner.
 
-It is a file that both map. Behind the blocks lies a table of what is where. The owner clears a block's entry before it
-frees or moves the block, and never waits. A process that has copied a block looks at its entry again, and the copy is
-void if the entry has changed. So no process waits for another, and the end of one disturbs no other.
+It is a file that both map. A table behind the blocks says where each block is. The owner clears a block's entry before
+it frees or moves the block, and never waits. A process that has copied a block looks at its entry again, and the copy
+is void if the entry has changed. So no process waits for another, and the end of one disturbs no other.
 """
 
 import fcntl

@@ -70,8 +70,8 @@ class Sizes:
 
     def expression(self, number: torch.SymInt | torch.SymBool) -> sympy.Expr:
         """Express a symbolic number of the graph with the names of sizes."""
-        strange = number.node.expr.free_symbols - self.meanings.keys()
-        if strange:
+        unknown = number.node.expr.free_symbols - self.meanings.keys()
+        if unknown:
             raise ProgramError(
                 "a size depends on the values of a tensor, not on the inputs' sizes alone; keep the "
                 "full size, and a mask with torch.where"

@@ -34,7 +34,7 @@ SHARES, SHARES_LEAST = 1024, 2
 """The usual and the least CPU share of a group in control groups version 1."""
 WEIGHT, WEIGHT_LEAST = 100, 1
 """The usual and the least CPU weight of a group in control groups version 2."""
-LOWERED = 16
+LOWERED_DIVISOR = 16
 """The factor by which the weight of a tenant that used more than its share of the cores is lowered."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
 """How long killed processes may take to leave their groups when the node ends, and the time between two checks."""
@@ -158,7 +158,7 @@ class Groups:
         for tenant, place in self._tenants.items():
             if (tenant in tenants) != (tenant in self._lowered):
                 self._lowered ^= {tenant}
-                _set_weight(place, LOWERED if tenant in tenants else 1)
+                _set_weight(place, LOWERED_DIVISOR if tenant in tenants else 1)
 
     # Demoted processes
 

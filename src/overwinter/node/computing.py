@@ -176,7 +176,7 @@ class Computing:
                 await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
             answer = Computed(message.number, Outputs(metas), buffer.nbytes)
         except OverwinterError as error:
-            answer = Computed(message.number, None if _is_left(function, error) else _failure(run, error))
+            answer = Computed(message.number, None if _worker_runs_it(function, error) else _failure(run, error))
         except FAULTS as error:
             if not lacks_memory(error):
                 if not process.over:
@@ -230,7 +230,7 @@ class Computing:
 
 @contextmanager
 def _abandoned(waiting: Sequence[Payload]) -> Iterator[None]:
-    """Cancel what the block waits for when none of these requests waits any more; raises WorkerError then."""
+    """Cancel what is awaited in the context, and raise WorkerError, when none of these requests waits any more."""
     task, is_open, is_abandoned = asyncio.current_task(), True, False
     assert task is not None, "this runs in a task"
 
@@ -266,8 +266,8 @@ def _call(
     them may be answered.
     """
     slo_ms, ends_at = function.manifest.settings.slo_ms, max((payload.expires_at for payload in waiting), default=inf)
-    asked = [payload.call for payload in waiting if payload.call is not None]
-    dues = [call.due for call in asked if call.due is not None]
+    calls = [payload.call for payload in waiting if payload.call is not None]
+    dues = [call.due for call in calls if call.due is not None]
     if slo_ms is not None:
         dues += [Seconds(payload.arrived + slo_ms / 1000) for payload in waiting]
     return Call(
@@ -275,7 +275,7 @@ def _call(
         program.deployment.version,
         inputs,
         None if ends_at == inf else ends_at - clock.now(),
-        min((call.priority or ORDINARY for call in asked), default=0),
+        min((call.priority or ORDINARY for call in calls), default=0),
         min(dues, default=None),
         partial(_hold, waiting),
         run.caller,
@@ -296,7 +296,7 @@ def _nbytes(metas: Iterable[TensorMeta]) -> int:
     return sum(meta.nbytes for meta in metas)
 
 
-def _is_left(function: DeployedFunction, error: OverwinterError) -> bool:
+def _worker_runs_it(function: DeployedFunction, error: OverwinterError) -> bool:
     """Whether the worker runs the program, because the pool does not and somebody waits for the answer."""
     return function.pool_first and not (isinstance(error, DeadlineError) or str(error) == ABANDONED)
 

@@ -45,9 +45,9 @@ class ContainedProcess:
         self.forked_as = worker
         """The id under which its zygote knows it."""
         self.tenant = tenant
-        self.take: Callable[[FromWorker], None] = _unheard
+        self.take: Callable[[FromWorker], None] = _no_listener
         """Receives its messages; raises ValueError for an impossible one."""
-        self.gone: Callable[[str], None] = _unheard
+        self.gone: Callable[[str], None] = _no_listener
         """Receives how it ended, once."""
         self.is_ahead = False
         """Whether it was forked ahead and has no function yet."""
@@ -193,7 +193,7 @@ class ContainedProcess:
                 slot.outputs.close()
 
 
-def _unheard(_: object) -> None:
+def _no_listener(_: object) -> None:
     raise AssertionError("nobody listens to the process yet")
 
 

@@ -49,7 +49,7 @@ class Copies:
         if process.over:
             return
 
-        def tell(copied: asyncio.Future[T]) -> None:
+        def report(copied: asyncio.Future[T]) -> None:
             process.copy_ended()
             error = copied.exception()
             if isinstance(error, FAULTS):
@@ -59,4 +59,4 @@ class Copies:
                 done(copied.result())
 
         process.copy_begins()
-        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(tell)
+        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(report)

@@ -158,7 +158,7 @@ class Executors:
         try:
             process = ExecutorProcess(action, self._log)
             self._executors[action.executor] = process
-            self._processes.forks.listen(process, partial(self._take, process), partial(self._gone, process))
+            self._processes.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
             process.memory = self._sharing.memory(config)
             process.channel.send(*self._sharing.order(config, process.memory))
             self._processes.forks.request(process, order)
@@ -184,7 +184,7 @@ class Executors:
         functions = [self._registry.functions[id_] for id_ in dict.fromkeys(action.functions or (action.function,))]
         if action.peer is not None:
             self._bring_from(process, action.peer, action.function)
-        self._with(process, functions, partial(self._begin, process, functions, action))
+        self._once_handed_over(process, functions, partial(self._begin, process, functions, action))
 
     def _begin(self, process: ExecutorProcess, functions: Sequence[DeployedFunction], action: RunOnDevice) -> None:
         process.runs_next(functions)
@@ -197,7 +197,7 @@ class Executors:
         if process is not None:
             process.preparing = action
             begin = partial(self._warm_up, process, function)
-            self._with(process, (function,), begin, lambda: process.preparing is not action)
+            self._once_handed_over(process, (function,), begin, lambda: process.preparing is not action)
 
     def _warm_up(self, process: ExecutorProcess, function: DeployedFunction) -> None:
         process.warms_up = True
@@ -210,7 +210,7 @@ class Executors:
         process.preparing, process.warms_up = None, False
         self._post(PreparedOnDevice(process.worker, action.operation, interrupted))
 
-    def _with(
+    def _once_handed_over(
         self,
         process: ExecutorProcess,
         functions: Sequence[DeployedFunction],
@@ -225,7 +225,7 @@ class Executors:
             then()
             return
         host = self._hosts.store(function.store)
-        again = partial(self._with, process, functions, then, is_over)
+        again = partial(self._once_handed_over, process, functions, then, is_over)
         self._when_verified(function, host, partial(self._hand_over, process, function, host, again, is_over))
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
@@ -320,7 +320,7 @@ class Executors:
                 lost.append(f"the executor of {process.device}")
         return lost
 
-    def _take(self, process: ExecutorProcess, message: FromWorker) -> None:
+    def _handle(self, process: ExecutorProcess, message: FromWorker) -> None:
         """Handle a message; raise ValueError for an impossible one."""
         match message:
             case Answer():
@@ -341,7 +341,7 @@ class Executors:
             case _:
                 raise ValueError(f"an executor cannot send {type(message).__name__} now")
 
-    def _gone(self, process: ExecutorProcess, how: str) -> None:
+    def _ended(self, process: ExecutorProcess, how: str) -> None:
         del self._executors[process.worker]
         if process.memory is not None:
             process.memory.close()

@@ -41,7 +41,7 @@ REPORTED_CHANGE = 1 / 128
 NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
 
-AHEAD_MOST = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
+AHEAD_BYTES_MAX = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
 """The most memory of a process forked ahead: like a worker, it is stopped when it is far beyond its need."""
 
 
@@ -136,7 +136,7 @@ class Footprints:
         """Stop processes forked ahead that use far more than their claim."""
         for process in ahead:
             nbytes = self._seen[process.worker].nbytes
-            if nbytes > AHEAD_MOST:
+            if nbytes > AHEAD_BYTES_MAX:
                 self._processes.ahead.give_up(process, f"it took {nbytes >> 20} MiB")
 
     def _pause(self, total: int, now: Seconds) -> float:

@@ -127,12 +127,12 @@ class PipelineView:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs, in order; raises an error if they are unknown."""
-        return self._sound().inputs
+        return self._valid().inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in order; raises an error if they are unknown."""
-        return self._sound().outputs
+        return self._valid().outputs
 
     @property
     def state(self) -> Availability:
@@ -169,7 +169,7 @@ class PipelineView:
             created=self._kept.created,
         )
 
-    def _sound(self) -> Signature:
+    def _valid(self) -> Signature:
         if isinstance(self._found, CallerError):
             raise self._found
         return self._found
@@ -187,7 +187,7 @@ class Pipelines:
         self._kept = kept
         self._now = now
         self._known: dict[FunctionName, _Known] = {}
-        self._coming: list[tuple[Pipeline, TenantId]] = []
+        self._being_stored: list[tuple[Pipeline, TenantId]] = []
         """The pipelines that are being stored."""
         self.changing = asyncio.Lock()
         """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
@@ -218,11 +218,11 @@ class Pipelines:
         async with self.changing:
             self._check_sources(pipeline, tenant)
             signature(pipeline, find)
-            self._coming.append((pipeline, tenant))
+            self._being_stored.append((pipeline, tenant))
             try:
                 kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
             finally:
-                self._coming.remove((pipeline, tenant))
+                self._being_stored.remove((pipeline, tenant))
             self._known[pipeline.name] = _Known(kept, self._functions)
         return self.view(pipeline.name, None)
 
@@ -293,8 +293,8 @@ class Pipelines:
             return
         checks: list[tuple[Pipeline, Callable[[], Signature]]]
         checks = [(each.kept.pipeline, each.signature) for each in self._known.values()]
-        for coming, tenant in self._coming:
-            checks.append((coming, partial(signature, coming, partial(_found_own, self._functions, tenant))))
+        for stored, tenant in self._being_stored:
+            checks.append((stored, partial(signature, stored, partial(_found_own, self._functions, tenant))))
         for pipeline, current in checks:
             used = any(stage.function == name for stage in pipeline.stages.values())
             if not used or not _is_valid(current):

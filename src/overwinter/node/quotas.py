@@ -39,7 +39,7 @@ class Quotas:
     def deploying(
         self, tenant: TenantId, manifest_bytes: int, functions_max: int | None = None
     ) -> Iterator[Callable[[DeployedFunction], None]]:
-        """Count a deploy until the block ends. Raises OverloadedError or NoSpaceError when there are too many deploys,
+        """Count a deploy until the context ends. Raises OverloadedError or NoSpaceError if there are too many deploys,
         or too much is deployed. `functions_max` is the tenant's limit, if it is lower than that of the node.
 
         The deploy calls the yielded function with its function as soon as that is registered; until then its place is
@@ -52,8 +52,8 @@ class Quotas:
         shares = [*deployed, *self._reserved]
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]
-        any_max, every, bytes_max = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
-        own_max = any_max if functions_max is None else min(any_max, functions_max)
+        tenant_max, every, bytes_max = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
+        own_max = tenant_max if functions_max is None else min(tenant_max, functions_max)
         if every >= self._config.functions_max:
             totals = f"{every} versions of functions, and at most {self._config.functions_max}"
             raise NoSpaceError("this node has no room for more versions of functions: remove some", totals=totals)

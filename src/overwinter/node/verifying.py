@@ -1,13 +1,14 @@
 """Verifies that the blocks in memory have not changed.
 
 A flipped bit would give wrong answers as long as the block stays. So all blocks are hashed again, continuously one
-after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without a
-bound while cores are idle; a start that needs one of them earlier waits until it is hashed (worker_actions.py). A block
-whose hash does not match its address is dropped from memory together with every worker that has mapped it, and is
-loaded from the disk again.
+after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without
+pauses while cores are idle; a start that needs one of them earlier waits until it is hashed (worker_actions.py).
 
-The thread has a low priority, but not SCHED_IDLE: while it holds the GIL the loop may wait for it, so it
-must make progress when other processes use all cores.
+A block whose hash does not match its address is dropped from memory together with every worker that has mapped it, and
+is loaded from the disk again.
+
+The thread has a low priority, but not SCHED_IDLE: while it holds the GIL the loop may wait for it, so it must
+make progress when other processes use all cores.
 """
 
 import asyncio
@@ -55,10 +56,10 @@ class Verifier:
         self._is_calm = is_calm
         self._lost = lost
         self._log = log
-        self._thread = Threads(1, "verifier", _yield_to_all)
+        self._thread = Threads(1, "verifier", _lower_priority)
         self._closing = threading.Event()
         self._begun = Seconds(0.0)
-        self._owed_s = 0.0
+        self._due_pause_s = 0.0
 
     async def run(self, faults: Faults) -> None:
         """Verify blocks until cancelled; return at once if `verify_share` is 0."""
@@ -108,25 +109,25 @@ class Verifier:
 
     def _yield(self) -> None:
         """Pause only while others need the cores."""
-        self._owe()
-        while not (calm := self._is_calm()) and self._owed_s >= PAUSE_S and not self._closing.is_set():
-            part = min(self._owed_s, CALM_AGAIN_S)
+        self._add_due_pause()
+        while not (calm := self._is_calm()) and self._due_pause_s >= PAUSE_S and not self._closing.is_set():
+            part = min(self._due_pause_s, CALM_AGAIN_S)
             self._closing.wait(part)
-            self._owed_s -= part
+            self._due_pause_s -= part
         if calm:
-            self._owed_s = 0.0
+            self._due_pause_s = 0.0
         self._begun = clock.now()
 
     def _pause(self) -> None:
         """Sleep until the work since the last pause was `share` of the elapsed time."""
-        self._owe()
-        if self._owed_s >= PAUSE_S:
-            self._closing.wait(self._owed_s)
-            self._owed_s = 0.0
+        self._add_due_pause()
+        if self._due_pause_s >= PAUSE_S:
+            self._closing.wait(self._due_pause_s)
+            self._due_pause_s = 0.0
         self._begun = clock.now()
 
-    def _owe(self) -> None:
-        self._owed_s += (clock.now() - self._begun) * (1 / self._share - 1)
+    def _add_due_pause(self) -> None:
+        self._due_pause_s += (clock.now() - self._begun) * (1 / self._share - 1)
 
     def _report(self, name: StoreName, address: Address) -> None:
         workers = self._lost(name, address)
@@ -134,5 +135,5 @@ class Verifier:
         self._log(f"block {address} changed in memory and is read from disk again{replaced}")
 
 
-def _yield_to_all() -> None:
+def _lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -32,8 +32,8 @@ from overwinter.profiling.machine import core_count, fingerprint
 from overwinter.profiling.measuring import batch_limit
 from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
-from overwinter.profiling.rounds import TenantTurns
 from overwinter.profiling.survey import Survey
+from overwinter.profiling.tenant_turns import TenantTurns
 
 TURN_S = 600.0
 """The longest measurement of one function while others wait for their turn."""
@@ -51,7 +51,7 @@ class Profiler:
         self._tasks = tasks
         self._log = parts.log
         self._machine = fingerprint()
-        self._rounds = TenantTurns()
+        self._turns = TenantTurns()
         self._background: set[asyncio.Task[object]] = set()
         # One at a time: any number of measurements may wait, and whatever else needs a thread must not wait for them.
         self._reader = Threads(1, "profiles")
@@ -83,7 +83,7 @@ class Profiler:
         configurations = wanted_configurations(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         report(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
-        async with self._rounds.turn(function.manifest.tenant):
+        async with self._turns.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
             program = await loop.run_in_executor(self._reader, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, report)

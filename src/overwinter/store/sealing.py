@@ -53,7 +53,7 @@ def private_directory(path: Path) -> Path:
     with disk_errors("make a directory", path):
         if not path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may create it at the same moment. An existing directory keeps its access rights.
+            # Another process may create it at the same moment. An existing directory keeps its permissions.
             path.mkdir(mode=0o700, exist_ok=True)
     return path
 

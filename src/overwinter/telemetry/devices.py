@@ -1,4 +1,4 @@
-"""Describes the devices of the pool: their executors, what lies there, and what ran since the node started."""
+"""Describes the devices of the pool: their executors, the functions there, and what ran since the node started."""
 
 from collections.abc import Mapping, Sequence
 

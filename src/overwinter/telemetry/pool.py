@@ -1,7 +1,7 @@
-"""Tracks the devices from a scheduler's steps: their executors, what lies there, and what ran.
+"""Tracks the devices from a scheduler's steps: their executors, the functions there, and what ran.
 
-A run counts as a hit if all blocks of its function were on the device, and otherwise as a miss. A function pays for the
-time of its runs, and for the time that it lies in the host store without a run.
+A run counts as a hit if all blocks of its function were on the device, and otherwise as a miss. A function is charged
+for the time of its runs, and for the time that it is in the host store without a run.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class DeviceRun(msgspec.Struct, Generic[T], eq=False):
         return tuple(id_ for part in self.parts for id_ in part.requests)
 
     def shares_s(self, now: Seconds) -> Iterator[tuple[T, float]]:
-        """Yield the seconds up to now that each function pays for, by its requests."""
+        """Yield the seconds up to now for which each function is charged, by its requests."""
         seconds, count = now - self.begun, len(self.requests)
         for part in self.parts:
             yield part.tally, seconds * len(part.requests) / count

@@ -215,7 +215,7 @@ class Executor:
             case RunBatch():
                 self._channel.send(self._run(message))
             case HandOver():
-                self._take(message, fds)
+                self._add_function(message, fds)
             case WarmUp(function):
                 self._channel.send(WarmedUp(self._warm_up(function)))
             case Evict(functions):
@@ -274,7 +274,7 @@ class Executor:
                 sys.stderr.write(f"overwinter executor: {function} was not warmed up: {said}\n")
         return False
 
-    def _take(self, message: HandOver, fds: Sequence[int]) -> None:
+    def _add_function(self, message: HandOver, fds: Sequence[int]) -> None:
         """Map a function's blocks, and compile its program unless another function has it. Only a failure is reported,
         and fails the runs of the function that were sent meanwhile.
         """

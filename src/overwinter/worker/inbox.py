@@ -23,7 +23,7 @@ class Inbox(Generic[In]):
         self._is_busy = is_busy
         self._waiting = select.poll()
         self._waiting.register(channel.fileno(), select.POLLIN)
-        self._tidy = False
+        self._heap_released = False
 
     def has_message(self) -> bool:
         """Whether a message waits, or the other end is closed."""
@@ -31,11 +31,11 @@ class Inbox(Generic[In]):
 
     def receive(self) -> tuple[In, list[int]]:
         """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
-        while not self._tidy and not self._waiting.poll(IDLE_MS):
+        while not self._heap_released and not self._waiting.poll(IDLE_MS):
             if not self._is_busy():
                 gc.collect()
                 release_heap()
-                self._tidy = True
+                self._heap_released = True
         received = self._channel.receive()
-        self._tidy = False
+        self._heap_released = False
         return received

@@ -220,7 +220,7 @@ class Worker:
         try:
             family = made()
             warning = family.take(bind, bind_fds)()
-            self._grow(load.concurrency, load.threads)
+            self._start_threads(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program and handler
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
@@ -236,7 +236,7 @@ class Worker:
             return BindFailed(function, *_fault(function, error))
         return Bound(function)
 
-    def _grow(self, concurrency: int, threads: int) -> None:
+    def _start_threads(self, concurrency: int, threads: int) -> None:
         """Start a thread for each further concurrent run; raise WorkerError if the system refuses one."""
         if concurrency > 1:
             threading.stack_size(STACK_BYTES)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Literal
 
-from overwinter.worker.calls import ALLOWED, FORKING
+from overwinter.worker.system_calls import ALLOWED, FORKING
 
 Stage = Literal["zygote", "worker"]
 """A tenant's zygote may fork and contain its children; a worker may only create threads."""

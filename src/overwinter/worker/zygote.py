@@ -2,8 +2,8 @@
 
 There is one base zygote. It holds nothing of any tenant: it imports libraries (`libraries.py`), and forks workers and
 tenants' zygotes. A tenant's zygote has the sandbox of that tenant's workers; it prepares the tenant's programs
-(`programs.py`) and forks its workers. No zygote ever runs a function's own code. Only the base zygote has rights that a
-worker lacks, except that all zygotes may fork.
+(`programs.py`) and forks its workers. No zygote ever runs a function's own code. Only the base zygote has privileges
+that a worker lacks, except that all zygotes may fork.
 
 launch.py starts the base zygote.
 """

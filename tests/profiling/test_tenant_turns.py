@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.profiling.rounds import TenantTurns
+from overwinter.profiling.tenant_turns import TenantTurns
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
@@ -12,9 +12,9 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     had: list[str] = []
     inside = 0
 
-    async def one(rounds: TenantTurns, number: int, tenant: str) -> None:
+    async def one(turns: TenantTurns, number: int, tenant: str) -> None:
         nonlocal inside
-        async with rounds.turn(tenant):
+        async with turns.turn(tenant):
             inside += 1
             assert inside == 1
             had.append(f"{tenant}{number}")
@@ -24,13 +24,13 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
                 inside -= 1
 
     async def everybody() -> None:
-        rounds = TenantTurns()
-        tasks = [asyncio.ensure_future(one(rounds, number, tenant)) for number, tenant in enumerate(tenants)]
+        turns = TenantTurns()
+        tasks = [asyncio.ensure_future(one(turns, number, tenant)) for number, tenant in enumerate(tenants)]
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(5), rounds.turn("last"):
+        async with asyncio.timeout(5), turns.turn("last"):
             had.append("last")
 
     asyncio.run(everybody())

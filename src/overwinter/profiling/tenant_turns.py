@@ -21,7 +21,7 @@ class TenantTurns:
 
     @asynccontextmanager
     async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
-        """Wait for the turn, and hold it during the block."""
+        """Wait for the turn, and keep it until the context ends."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True

@@ -113,14 +113,14 @@ FUNCTIONS: dict[str, tuple[Callable[[dict[str, Tensor]], Outputs], tuple[TensorS
 }
 
 
-class Door:
+class FakeNode:
     """The node's interface over FUNCTIONS; deployed functions return their inputs."""
 
     def __init__(self, root: Path) -> None:
         self.repository = Repository(root)
         self.views: dict[tuple[str, int], View] = {}
         self.owners: dict[str, str] = {}
-        self.asked: list[tuple[str, int | None, float | None, int]] = []
+        self.calls: list[tuple[str, int | None, float | None, int]] = []
         self.traffic_set: list[tuple[str, Shares]] = []
         self.slow_started = threading.Event()
         self.slow_cancelled = threading.Event()
@@ -160,7 +160,7 @@ class Door:
 
     async def infer(self, call: Call) -> Result:
         name, version = call.name, call.version
-        self.asked.append((name, version, call.timeout_s, call.priority))
+        self.calls.append((name, version, call.timeout_s, call.priority))
         if name == "slow":
             self.slow_started.set()
             try:
@@ -225,7 +225,7 @@ class Door:
 class Served(msgspec.Struct):
     """A node that listens on a socket."""
 
-    door: Door
+    node: FakeNode
     budget: Budget
     port: int
     loop: asyncio.AbstractEventLoop
@@ -248,18 +248,18 @@ def serving(
     ended: list[BaseException] = []
 
     async def run() -> None:
-        door = Door(root)
+        node = FakeNode(root)
         budget = budget_of(limits, None)
-        access = Access(door, tokens, Audit(root, print))
+        access = Access(node, tokens, Audit(root, print))
         drain = Drain(drain_s)
         app = create_app(access, limits, budget, drain)
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(serve(app, listener, limits, drain))
             port = listener.getsockname()[1]
-            found.append(Served(door, budget, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
+            found.append(Served(node, budget, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
             started.set()
-        door.repository.close()
+        node.repository.close()
 
     def main() -> None:
         try:
