@@ -28,7 +28,7 @@ class Shop:
     def finish(self) -> list[tuple[str, float]]:
         while self.timeline.next_at() < float("inf"):
             self.timeline.step()
-        assert self.cores.asked == 0
+        assert self.cores.demand == 0
         return self.done
 
 
@@ -79,8 +79,8 @@ def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
     now, expected = 0.0, {}
     while left:
         here = {name for name in left if jobs[int(name)][0] <= now}
-        asked = sum(min(jobs[int(name)][1], count) for name in here)
-        pace = min(1.0, count / asked) if asked else 1.0
+        demand = sum(min(jobs[int(name)][1], count) for name in here)
+        pace = min(1.0, count / demand) if demand else 1.0
         later = [at for at, _, _ in jobs if at > now]
         step = min([left[name] / pace for name in here] + [at - now for at in later])
         now += step
@@ -119,10 +119,10 @@ def test_blocks_are_there_when_they_have_come_and_count_once():
     assert host.ready_at(theirs, 4.9) == 5.0
     assert host.holds(mine, 5.0)
     assert host.missing(theirs) == {"c": 50}
-    assert not host.has_room(host.missing(theirs))
+    assert not host.fits(host.missing(theirs))
     host.drop(["b", "nowhere"], mine.store)
     assert host.nbytes == 60
-    assert host.has_room({"c": 40})
+    assert host.fits({"c": 40})
     assert not host.holds(mine, 9.0)
 
 

@@ -94,7 +94,7 @@ def check(cycle: Cycle) -> None:
     cycle.ahead_due = False
     _end_unneeded(cycle)
     tenant = _next_tenant(cycle)
-    if tenant is not None and _has_room(cycle, tenant) and _may_fork(cycle):
+    if tenant is not None and _fits_now(cycle, tenant) and _may_fork(cycle):
         _fork(cycle, tenant)
     for each in cycle.state.ahead.values():
         if each.start is None and not each.stopping:
@@ -157,7 +157,7 @@ def _count(cycle: Cycle, tenant: TenantId) -> int:
     return sum(each.tenant == tenant for each in cycle.state.ahead.values())
 
 
-def _has_room(cycle: Cycle, tenant: Tenant) -> bool:
+def _fits_now(cycle: Cycle, tenant: Tenant) -> bool:
     fits = all(resource.fits(amount) for resource, amount in claim(cycle).items())
     fits = fits and cycle.resources.workers.of(tenant.id) < workers_max(cycle)
     if not fits:

@@ -41,7 +41,7 @@ SMOOTHING = 0.2
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
     """Return the worker in which the function can be bound: of the `free` workers, the one with the most free slots."""
-    may = [each for each in free if _has_room(cycle, function, each) or _least_used(each) is not None]
+    may = [each for each in free if _has_memory_for(cycle, function, each) or _least_used(each) is not None]
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
 
@@ -79,7 +79,7 @@ def _growth(function: Function, worker: Worker) -> int:
     return max(0, worker.expected + int(function.family.bind_bytes) - worker.nbytes)
 
 
-def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
+def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
     """Whether the memory of a bind is free, and not reserved for the first in the queue for a place."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if not growth or memory.capacity is None:
@@ -115,7 +115,7 @@ def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> No
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Bind a function in a worker of its family; without free memory it replaces an idle function."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
-    replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
+    replaced = None if _has_memory_for(cycle, function, worker) else _least_used(worker)
     # A replaced function's memory counts for the new one until the worker is measured.
     added = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))
@@ -135,8 +135,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     function.workers[worker.id] = worker
     keep_cores(cycle, function, bind_owner(operation), bind, 1)
     cycle.timers.arm(worker.id, hangs_at)
-    if function.slice_from is None:
-        function.slice_from = now
+    if function.blocks_usable_from is None:
+        function.blocks_usable_from = now
     # Its blocks are in use again: its time slice may have ended while it had no worker.
     cycle.bytes_changed = True
     for request in function.queue:

@@ -33,7 +33,7 @@ def hold(cycle: Cycle, function: Function) -> None:
 def end_load(function: Function, now: Seconds) -> None:
     """Record that all blocks of the function are loaded."""
     function.loaded, function.loading, function.load_again = True, None, False
-    function.slice_from = now if function.workers else None
+    function.blocks_usable_from = now if function.workers else None
 
 
 def release(cycle: Cycle, function: Function) -> None:

@@ -1,8 +1,9 @@
 """Assigns devices to the functions that wait for one.
 
 The queueing policy orders the functions, the binding policy chooses among the free devices whose executor may run them,
-and the eviction policy makes room. A function without such a device gets an executor: on a device without one, or on
-one that serves others. Starting an executor takes long and empties the device, so an executor is replaced only if
+and the eviction policy chooses what is evicted there. A function without such a device gets an executor: on a device
+without one, or on one that serves others. Starting an executor takes long and empties the device, so an executor is
+replaced only if
 
 * a function waits and no device serves its owner: the device of an owner without waiting functions, or one that has
   served its owner for a time slice;
@@ -209,12 +210,12 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
 
 def _replace_for_unserved(cycle: Cycle) -> None:
     """Stop an executor for each owner that has waiting functions and no device for them."""
-    room: dict[Owner | None, int] = {}
+    largest_bytes: dict[Owner | None, int] = {}
     for each in cycle.state.pool.devices.values():
-        room[each.owner] = max(each.config.memory_bytes, room.get(each.owner, 0))
+        largest_bytes[each.owner] = max(each.config.memory_bytes, largest_bytes.get(each.owner, 0))
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), facts(function)
-        if pooled.nbytes <= room.get(owner, 0) and pooled.home is None and not pooled.unplaced:
+        if pooled.nbytes <= largest_bytes.get(owner, 0) and pooled.home is None and not pooled.unplaced:
             continue
         devices = list(swaps.fitting(cycle, function))
         if any(each.owner == owner for each in devices):

@@ -83,7 +83,7 @@ def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Func
     return [(cycle.state.functions[id_], first) for *_, id_, first in found]
 
 
-def judge(cycle: Cycle, function: Function, in_time: bool) -> None:
+def count_answer(cycle: Cycle, function: Function, in_time: bool) -> None:
     """Count an answer to a request of a function."""
     pool, id_ = cycle.state.pool, function.spec.id
     if cycle.policy.device_order != "rrc" or function.removed:

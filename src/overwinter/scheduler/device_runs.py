@@ -14,7 +14,7 @@ from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
 from overwinter.scheduler import counterpart, device_sharing, residency, shared_runs, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.device_order import judge
+from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
 from overwinter.scheduler.policies import queueing
@@ -35,7 +35,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     if not parts:
         return
     function = parts[0].function
-    evicted = _make_room(cycle, function, device)
+    evicted = _evict_for_run(cycle, function, device)
     sizes = {address: nbytes for part in parts for address, nbytes in facts(part.function).sizes.items()}
     missing = device.blocks.missing(sizes)
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
@@ -68,7 +68,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     executor, now, name = device.executor, cycle.now, device.config.name
     assert executor is not None
     assert executor.is_idle
-    evicted = _make_room(cycle, function, device, iter(others))
+    evicted = _evict_for_run(cycle, function, device, iter(others))
     sizes, pooled = facts(function).sizes, facts(function)
     missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.given.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
@@ -94,8 +94,8 @@ def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBind
     pooled.running += 1
     pooled.last = last
     use(cycle, function)
-    if function.slice_from is None:
-        function.slice_from = cycle.now
+    if function.blocks_usable_from is None:
+        function.blocks_usable_from = cycle.now
 
 
 def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> tuple[Part, ...]:
@@ -117,7 +117,7 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     ids, expired = queueing.take(function.queue, count, cycle.state.requests, cycle.now)
     for id_ in expired:
         expire(cycle, id_)
-        judge(cycle, function, in_time=False)
+        count_answer(cycle, function, in_time=False)
     return (Part(function, ids),) if ids else ()
 
 
@@ -132,10 +132,10 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
         slo_ms = function.spec.settings.slo_ms
         message = f"function {function.spec.id} can no longer answer this request within its SLO of {slo_ms} ms"
         refuse(cycle, id_, "OverloadedError", message, config.retry_after_min_s)
-        judge(cycle, function, in_time=False)
+        count_answer(cycle, function, in_time=False)
 
 
-def _make_room(
+def _evict_for_run(
     cycle: Cycle, function: Function, device: Device, victims: Iterator[Function] | None = None
 ) -> tuple[FunctionId, ...]:
     """Evict functions from the device until the function fits, by default any others."""
@@ -231,7 +231,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
         else:
             close_request(cycle, id_)
             cycle.actions.append(Reply(id_, request.function, request.coldest))
-        judge(cycle, function, in_time=failure is None and cycle.now <= request.due)
+        count_answer(cycle, function, in_time=failure is None and cycle.now <= request.due)
 
 
 def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure: RunFailure) -> bool:

@@ -75,7 +75,7 @@ def _function(cycle: Cycle, function: Function) -> None:
             function.queue.remove(request.id)
         expire(cycle, request.id)
         if function.pool is not None:
-            device_order.judge(cycle, function, in_time=False)
+            device_order.count_answer(cycle, function, in_time=False)
     if function.pool is not None:
         homes.check(cycle, function)
     family = function.family

@@ -14,7 +14,7 @@ from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.backoff import backoff_s, may_retry
 from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.device_order import judge
+from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
@@ -146,7 +146,7 @@ def _hung(cycle: Cycle, device: Device) -> None:
     for request in operation.requests:
         if request in cycle.state.requests:
             refuse(cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name} and was stopped")
-            judge(cycle, function, in_time=False)
+            count_answer(cycle, function, in_time=False)
     if not function.removed:
         functions.fail(cycle, function, "WorkerError", f"a run of {id_} hung and was stopped")
 
@@ -199,6 +199,6 @@ def _try_again(cycle: Cycle, part: Part, error: str, reason: str) -> None:
         request.failures += 1
         if not may_retry(request, cycle.config):
             refuse(cycle, request.id, error, f"function {function.spec.id} failed twice: {reason}")
-            judge(cycle, function, in_time=False)
+            count_answer(cycle, function, in_time=False)
     put_back(cycle, part)
     cycle.mark(function)

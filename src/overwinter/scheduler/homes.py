@@ -25,19 +25,19 @@ def are_used(cycle: Cycle) -> bool:
 
 def find(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
-    pooled, left = facts(function), cycle.state.pool.left
-    if pooled.home is None and pooled.crowded != left:
+    pooled, departures = facts(function), cycle.state.pool.departures
+    if pooled.home is None and pooled.fitted_nowhere_at != departures:
         pooled.home = home(dict(_bytes_left(cycle, function)))
-        pooled.crowded = left if pooled.home is None else None
+        pooled.fitted_nowhere_at = departures if pooled.home is None else None
     return pooled.home
 
 
-def has_room(cycle: Cycle, function: Function) -> bool:
+def can_be_bound(cycle: Cycle, function: Function) -> bool:
     """Whether a function is bound to a device, or could be, if that is necessary."""
-    pooled, left = facts(function), cycle.state.pool.left
+    pooled, departures = facts(function), cycle.state.pool.departures
     if not are_used(cycle) or pooled.home is not None:
         return True
-    return pooled.crowded != left and home(dict(_bytes_left(cycle, function))) is not None
+    return pooled.fitted_nowhere_at != departures and home(dict(_bytes_left(cycle, function))) is not None
 
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
@@ -87,4 +87,4 @@ def leave(cycle: Cycle, function: Function) -> None:
     pooled = facts(function)
     if cycle.policy.device_binding == "infless" and pooled.home is not None:
         pooled.home, cycle.devices_changed = None, True
-        cycle.state.pool.left += 1
+        cycle.state.pool.departures += 1

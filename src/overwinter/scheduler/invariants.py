@@ -318,7 +318,7 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
         waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
         assert function.loading is not None or waits, f"{id_} wants a device but waits for no event"
         return
-    free = [worker.id for worker in function.slots()]
+    free = [worker.id for worker in function.workers_with_slot()]
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing

@@ -53,8 +53,8 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     state.workers[id_] = function.workers[id_] = function.family.workers[id_] = worker
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
     keep_cores(cycle, function, start_owner(id_), operation, 1)
-    if function.slice_from is None:
-        function.slice_from = now
+    if function.blocks_usable_from is None:
+        function.blocks_usable_from = now
     # Its blocks are in use again: its time slice may have ended while it had no worker.
     cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)

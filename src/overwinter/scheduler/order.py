@@ -103,7 +103,7 @@ def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
 
 def needs(function: Function) -> int:
     """The cores of the function's next operation."""
-    ready = next(iter(function.slots()), None)
+    ready = next(iter(function.workers_with_slot()), None)
     return 1 if ready is None else ready.point.run_cores
 
 

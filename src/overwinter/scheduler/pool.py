@@ -31,8 +31,8 @@ START_S = 1.0
 """The assumed time of the start of an executor before one was measured."""
 SMOOTHING = 0.2
 UNPLACED_SWAPS = 64
-"""The runs that bring blocks after which a device is tried again with as many bytes as once found no places: by then
-other blocks lie there.
+"""After this many runs that brought blocks, a device is tried again with as many bytes as found no places before: by
+then other blocks are there.
 """
 WAITED = 1.1
 """A run that took less than this many times the time of its transfer waited for it."""
@@ -100,7 +100,7 @@ class Unplaced(msgspec.Struct):
 
 
 class Device(msgspec.Struct, eq=False):
-    """One device, and what lies there."""
+    """One device with its executor and its blocks."""
 
     config: DeviceConfig
     executor: Executor | None = None
@@ -148,7 +148,7 @@ class Device(msgspec.Struct, eq=False):
         return None if self.executor is None else self.executor.operation
 
     def missing_bytes(self, function: "PoolFunction") -> int:
-        """The bytes of a function that are not there."""
+        """The bytes of a function that are not on the device."""
         found = self.missing.get(function)
         if found is None:
             found = self.missing[function] = self.blocks.missing(function.sizes)
@@ -263,8 +263,8 @@ class PoolFunction(msgspec.Struct, eq=False):
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first request."""
-    crowded: int | None = None
-    """`left` of the pool when it fitted on no device beside the functions that are bound there."""
+    fitted_nowhere_at: int | None = None
+    """The `departures` of the pool when it last fitted on no device beside the functions that are bound there."""
     loaded_ahead: float = -inf
     """When a load of its blocks last began before a request reached it."""
     preparation_failed: bool = False
@@ -296,14 +296,14 @@ class Pool(msgspec.Struct):
     """The functions with answers within the window."""
     growing: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions whose expected rate has changed since it was compared with what their devices can do."""
-    left: int = 0
+    departures: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
     """The required requests of the judged functions that need some."""
     alpha: float = 1.0
     """The part of the required requests of functions with high priority (policies/device_queueing.py)."""
     ratio: float | None = None
-    """The ratio of the judged functions that complied with their SLO at the end of the last period."""
+    """The share of the judged functions that complied with their SLO at the end of the last period."""
     boundary: Boundary = EVERYONE
     """The last function with high priority."""
     is_stale: bool = False

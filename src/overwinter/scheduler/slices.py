@@ -2,8 +2,8 @@
 
 A request needs the slices of its program one after the other. So while it is in one, the blocks of the later ones are
 loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
-waits for a device; for a slice without such a device, an executor is started on an empty one. Then a program that
-sleeps comes over the links of several devices at once.
+waits for a device; for a slice without such a device, an executor is started on an empty one. Then the slices of a
+program that no device holds come over the links of several devices at once.
 
 A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
 Otherwise requests that arrive one soon after the other would bring slices that are there, in the place of others.
@@ -42,8 +42,8 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
         return serving
     if is_later and _waits(cycle, function, serving):
         return []
-    room = [each for each in serving if is_later and _has_room(function, each)]
-    found = room or _least_needed(cycle, function, serving)
+    without_eviction = [each for each in serving if is_later and _fits_without_eviction(function, each)]
+    found = without_eviction or _least_needed(cycle, function, serving)
     return [] if _is_free_sooner(cycle, function, found) else found
 
 
@@ -64,7 +64,7 @@ def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
     """Whether a later slice waits for its own transfer, or for an executor on a device where nothing is evicted."""
     if is_brought(cycle, function):
         return True
-    if any(_has_room(function, each) for each in serving):
+    if any(_fits_without_eviction(function, each) for each in serving):
         return False
     owner = owner_of(cycle, function)
     for each in swaps.fitting(cycle, function):
@@ -74,7 +74,7 @@ def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
     return False
 
 
-def _has_room(function: Function, device: Device) -> bool:
+def _fits_without_eviction(function: Function, device: Device) -> bool:
     return device.blocks.nbytes + device.missing_bytes(facts(function)) <= device.config.memory_bytes
 
 

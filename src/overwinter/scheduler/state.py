@@ -211,7 +211,7 @@ class Function(msgspec.Struct, eq=False):
     """The configuration that it would start, if it waits for a place for a worker."""
     lacks_memory: bool = False
     """Whether it waits in that queue for private memory to be bound, and not for a worker."""
-    slice_from: Seconds | None = None
+    blocks_usable_from: Seconds | None = None
     """When a worker could first use its blocks in the host store; None: none could yet."""
     forecast: float | None = None
     """The forecast rate in requests per second."""
@@ -276,7 +276,7 @@ class Function(msgspec.Struct, eq=False):
         id_ = self.spec.id
         return any(worker.has_slot and worker.serves(id_) for worker in self.workers.values())
 
-    def slots(self) -> list[Worker]:
+    def workers_with_slot(self) -> list[Worker]:
         """The workers that have bound it and can get a run."""
         id_ = self.spec.id
         return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(id_)]

@@ -292,15 +292,15 @@ def _may_drain(function: Function) -> bool:
 
 
 def _drains_at(function: Function) -> float:
-    if function.slice_from is None:
+    if function.blocks_usable_from is None:
         return inf
     wake_s = function.latency.wake_s
     slice_s, least_s = BYTES_SLICE_WAKES * wake_s, SLICE_WAKES * wake_s
-    ends = function.slice_from + slice_s
+    ends = function.blocks_usable_from + slice_s
     if not _has_nothing_to_do(function):
         return ends
     often = OFTEN * function.every_s
-    return min(ends, max(function.slice_from + least_s, function.used + (often if often < slice_s else 0.0)))
+    return min(ends, max(function.blocks_usable_from + least_s, function.used + (often if often < slice_s else 0.0)))
 
 
 def _has_nothing_to_do(function: Function) -> bool:

@@ -67,7 +67,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
 def _in_workers(cycle: Cycle, function: Function) -> Want | None:
     if function.queue:
-        slots = function.slots()
+        slots = function.workers_with_slot()
         if slots:
             return call_policy(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
     if not _may_wake(cycle, function):

@@ -31,8 +31,9 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> tuple[Simulated, ...]:
-    """Return all functions that the scheduler has of every copy of every function: those that run in workers after the
-    programs that run on devices for them, and the later slices of a program before the earlier ones.
+    """Return the functions for the scheduler: each copy of each function, with its slices and programs. The ones that
+    run in workers come after the programs that run on devices for them, and later slices of a program before earlier
+    ones.
     """
     found = [_copy(model, name, index) for model in models for index, name in enumerate(model.names())]
     programs = [_program(each) for each in found if _has_program(each, devices)]

@@ -36,15 +36,15 @@ class Durations:
             seconds = joint_s(seconds, sum(self._one_s(worker, count) for count in counts.values()), own)
         return seconds * self.variation(worker.function)
 
-    def on_device_s(self, whose: Sequence[FunctionId]) -> float:
-        """Return the seconds of a run on a device on which nothing is missing, of requests of these functions."""
-        counts = Counter(whose)
-        functions = [self._functions[id_] for id_ in counts]
-        seconds = self._alone_on_device_s(functions[0], len(whose))
-        if len(functions) > 1:
-            apart = sum(map(self._alone_on_device_s, functions, counts.values()))
-            seconds = joint_s(seconds, apart, self._own_part(functions))
-        return seconds * self.variation(functions[0])
+    def on_device_s(self, functions: Sequence[FunctionId]) -> float:
+        """Return the seconds of a run on a device that has all blocks. `functions`: the function of each request."""
+        counts = Counter(functions)
+        different = [self._functions[id_] for id_ in counts]
+        seconds = self._alone_on_device_s(different[0], len(functions))
+        if len(different) > 1:
+            apart = sum(map(self._alone_on_device_s, different, counts.values()))
+            seconds = joint_s(seconds, apart, self._own_part(different))
+        return seconds * self.variation(different[0])
 
     def _own_part(self, functions: Sequence[Simulated]) -> float:
         family = functions[0].spec.family

@@ -37,7 +37,7 @@ class Cores:
 
     def __init__(self, count: int, timeline: Timeline) -> None:
         self.count = count
-        self.asked = 0
+        self.demand = 0
         self._timeline = timeline
         self._work = self._settled_at = 0.0
         self._pace = 1.0
@@ -53,7 +53,7 @@ class Cores:
         self._sequence += 1
         heappush(self._jobs, (job.ends, self._sequence, job))
         shared = self._pace < 1.0
-        self._ask(job.cores)
+        self._change_demand(job.cores)
         if not shared and self._pace == 1.0:
             self._timeline.after(job.seconds, partial(self._end_if_done, job))
 
@@ -62,7 +62,7 @@ class Cores:
         if not job.gone:
             self._settle()
             job.gone = True
-            self._ask(-job.cores)
+            self._change_demand(-job.cores)
 
     def _settle(self) -> None:
         """Account for the work done up to now."""
@@ -70,12 +70,12 @@ class Cores:
         self._work += (now - self._settled_at) * self._pace
         self._settled_at = now
 
-    def _ask(self, cores: int) -> None:
+    def _change_demand(self, cores: int) -> None:
         """Add this many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
-        self.asked += cores
+        self.demand += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
-        before, self._pace = self._pace, self.count / self.asked if self.asked > self.count else 1.0
+        before, self._pace = self._pace, self.count / self.demand if self.demand > self.count else 1.0
         if self._pace < 1.0:
             next_ends, _, job = self._jobs[0]
             self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._end_if_done, job))
@@ -91,7 +91,7 @@ class Cores:
         self._settle()
         if job.ends <= self._work + SAME_S:
             job.gone = True
-            self._ask(-job.cores)
+            self._change_demand(-job.cores)
             del job.among[job]
             job.then()
 
@@ -145,7 +145,7 @@ class HostBlocks:
         sizes = self._sizes.setdefault(spec.store, {})
         return {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in sizes}
 
-    def has_room(self, blocks: dict[Address, int]) -> bool:
+    def fits(self, blocks: dict[Address, int]) -> bool:
         """Whether these blocks fit in addition to the current ones."""
         return self._budget is None or self.nbytes + sum(blocks.values()) <= self._budget
 

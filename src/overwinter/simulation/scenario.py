@@ -155,9 +155,11 @@ class Scenario(Part, frozen=True, kw_only=True):
         newer = {f"{stage.function}@{stage.version}" for stage in stages if stage.version not in (None, 1)}
         if newer:
             raise ValueError(f"a stage calls {', '.join(sorted(newer))}: there is only version 1")
-        silent = {n for each in self.functions if each.workload is None for n in each.names()} - called
-        if silent:
-            raise ValueError(f"nothing calls {', '.join(sorted(silent))}: add a workload, or a stage of an application")
+        uncalled = {n for each in self.functions if each.workload is None for n in each.names()} - called
+        if uncalled:
+            raise ValueError(
+                f"nothing calls {', '.join(sorted(uncalled))}: add a workload, or a stage of an application"
+            )
 
     def bounded_scheduler(self) -> SchedulerConfig:
         """The scheduler's configuration with the machine's resources."""
@@ -170,8 +172,8 @@ class Scenario(Part, frozen=True, kw_only=True):
         )
 
     def times(self, copies: int) -> "Scenario":
-        """Return the scenario with this many times the copies. Raises CallerError for applications, which name their
-        functions.
+        """Return the scenario with this many times as many variants of each function. Raises CallerError if there are
+        applications, because they name their functions.
         """
         if self.applications:
             raise CallerError("the capacity is defined for functions, and this scenario has applications")
@@ -179,7 +181,7 @@ class Scenario(Part, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, functions=more)
 
     def simulated(self) -> tuple[Simulated, ...]:
-        """Return all functions that the scheduler has of every copy of every function."""
+        """Return the functions for the scheduler: each copy of each function, with its slices and programs."""
         return copies(self.functions, self.devices)
 
 

@@ -25,7 +25,7 @@ from overwinter.simulation.scenario import Machine
 from overwinter.simulation.timeline import Callback, Timeline
 
 
-class Site(NamedTuple):
+class SharedParts(NamedTuple):
     """What the processes of a simulated node share. `handle` gets their events."""
 
     machine: Machine
@@ -43,13 +43,13 @@ class Workers:
         self,
         functions: Mapping[FunctionId, Simulated],
         durations: Durations,
-        site: Site,
+        shared_parts: SharedParts,
         shares: bool,
         ids: Iterator[int],
     ) -> None:
         self._by_id = functions
         self._durations = durations
-        self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle = site
+        self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle = shared_parts
         self._shares = shares
         self._cores = Cores(self._machine.cores, self._timeline)
         self._prepared: set[tuple[TenantId, Address]] = set()

@@ -62,7 +62,7 @@ from overwinter.simulation.models import MIB
 from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.streams import Arrival, by_time
 from overwinter.simulation.timeline import Timeline
-from overwinter.simulation.workers import Site, Workers
+from overwinter.simulation.workers import SharedParts, Workers
 from overwinter.simulation.workloads import Workload, arrivals
 from overwinter.telemetry.report import Report, StepReader
 
@@ -103,8 +103,8 @@ class World:
         settle_s = 0.0 if scenario.applications else scenario.settle_s
         self.reader = StepReader(scenario.duration_s, self._policy.shares, settle_s)
         self._ids = count(1)
-        site = Site(self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle)
-        self._workers = Workers(self._by_id, self._durations, site, self._policy.shares, self._ids)
+        shared_parts = SharedParts(self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle)
+        self._workers = Workers(self._by_id, self._durations, shared_parts, self._policy.shares, self._ids)
         self._has_handlers = any(each.model.handler is not None for each in self._functions)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
@@ -260,7 +260,7 @@ class World:
         now, spec, missing = self._timeline.now, function.spec, self._host.missing(function.spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
-        if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):
+        if missing and (self._chance.store_full(now) or not self._host.fits(missing)):
             message = f"the host store has no space for {added} bytes of function {spec.id}"
             self._post(0.0, LoadFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
             return

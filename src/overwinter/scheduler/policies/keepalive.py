@@ -15,8 +15,8 @@ GAPS_LEAST = 8
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
     """Return when an idle worker is stopped, by the history of its function.
 
-    The time begins with the last use of the function, so that all its idle workers are stopped together. It is at least
-    one period, because superfluous workers are stopped at the end of a period.
+    The keep-alive begins with the last use of the function, so that all its idle workers are stopped together. It is at
+    least one period, because superfluous workers are stopped at the end of a period.
     """
     most_s = at_most_s(function, policy)
     return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
