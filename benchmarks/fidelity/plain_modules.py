@@ -115,7 +115,7 @@ class Coupling(nn.Module):
 
 
 class MaskedEncoder(nn.Module):
-    """PyTorch's transformer over padded series, all positions."""
+    """PyTorch's transformer encoder over padded series; outputs all positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         return self.attention(x, x, x)
 
 
-class Sequence(nn.Module):
+class RecurrentNetwork(nn.Module):
     """A bidirectional recurrent network, and its last states."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
@@ -243,7 +243,7 @@ class LazyPositions(nn.Module):
 
 
 class FunctionModule(nn.Module):
-    """A function of one or two inputs as a module."""
+    """A function of one tensor as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -20,13 +20,13 @@ def limited(x: Tensor) -> Tensor:
     return x if x.shape[0] < 8 else -x
 
 
-def free(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+def with_automatic_sizes(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     """Export with sizes that PyTorch may restrict by guards."""
     dynamic = {"x": {0: Dim.AUTO}}
     return torch.export.export(module, (inputs["x"],), dynamic_shapes=dynamic, strict=False)
 
 
-def asserted(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+def with_assertions(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     """Export with conditions as assertions in the graph rather than as guards."""
     return torch.export.export(
         module,
@@ -37,13 +37,13 @@ def asserted(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     )
 
 
-def twofold(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+def with_even_size(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     """Export with a size that is twice another."""
     pairs = Dim("pairs", min=1, max=32)
     return torch.export.export(module, (inputs["x"],), dynamic_shapes={"x": {0: 2 * pairs}}, strict=False)
 
 
-def halves(x: Tensor) -> Tensor:
+def pair_sums(x: Tensor) -> Tensor:
     """Adds pairs of rows."""
     return x.unflatten(0, (-1, 2)).sum(1)
 
@@ -51,10 +51,15 @@ def halves(x: Tensor) -> Tensor:
 ROWS = {"x": floats("batch", 12)}
 
 MODELS: list[Architecture] = [
-    Architecture("pt2-gated", "PyTorch .pt2", Gated, ROWS, saved=free),
-    Architecture("pt2-guarded", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=free),
-    Architecture("pt2-asserted", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=asserted),
+    Architecture("pt2-gated", "PyTorch .pt2", Gated, ROWS, saved=with_automatic_sizes),
+    Architecture("pt2-guarded", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=with_automatic_sizes),
+    Architecture("pt2-asserted", "PyTorch .pt2", lambda: FunctionModule(parity), ROWS, saved=with_assertions),
     Architecture(
-        "pt2-twofold", "PyTorch .pt2", lambda: FunctionModule(halves), ROWS, example={"batch": 4}, saved=twofold
+        "pt2-twofold",
+        "PyTorch .pt2",
+        lambda: FunctionModule(pair_sums),
+        ROWS,
+        example={"batch": 4},
+        saved=with_even_size,
     ),
 ]

@@ -63,7 +63,7 @@ class Calls:
         for step in range(STEPS):
             if case != "calm" and step % 4 == 2:
                 self._kill_or_stop(case, rng)
-            self._see_starts()
+            self._note_restarts()
             tenant = f"t{rng.randrange(TENANTS)}"
             name = f"{tenant}-{rng.randrange(NAMES)}"
             action = rng.choice(("deploy", "infer", "infer", "infer", "infer", "remove", "load", "unload", "profile"))
@@ -75,8 +75,8 @@ class Calls:
                 self._attacked.examine()
         self._continue_stopped()
 
-    def _see_starts(self) -> None:
-        """After a restart, a node has loaded everything."""
+    def _note_restarts(self) -> None:
+        """Note restarts of the node: it loads all functions, unloaded ones too."""
         if self._starts != len(self._attacked.restarts):
             self._starts = len(self._attacked.restarts)
             self._unloaded.clear()
@@ -164,7 +164,7 @@ class Calls:
         )
         if reply is not None and reply.status == 200:
             self._unloaded.discard(name)
-        self._expected(name, reply)
+        self._check_found(name, reply)
         if reply is None or reply.status in REFUSED:
             # It may be callable although its worker died before it was ready.
             self._uncertain.add(name)
@@ -175,14 +175,16 @@ class Calls:
         )
         if reply is not None and reply.status == 200:
             self._unloaded.add(name)
-        self._expected(name, reply)
+        self._check_found(name, reply)
 
     def _profile(self, tenant: str, name: str, rng: Random) -> None:
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
         path = f"/overwinter/v1/functions/{name}/profile"
-        self._expected(name, judged(self._attacked, ask(self._attacked.port, "POST", path, body, PATIENCE_S, tenant)))
+        self._check_found(
+            name, judged(self._attacked, ask(self._attacked.port, "POST", path, body, PATIENCE_S, tenant))
+        )
 
-    def _expected(self, name: str, reply: Reply | None) -> None:
+    def _check_found(self, name: str, reply: Reply | None) -> None:
         """Count a reply that contradicts the model: a deployed function is found, and any other is not."""
         there = bool(self._versions.get(name))
         if reply is None or name in self._uncertain:

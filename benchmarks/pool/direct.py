@@ -50,8 +50,8 @@ class _Contents:
         return fd
 
 
-class Direct:
-    """A zygote, and what is started from it."""
+class DirectProcesses:
+    """Starts executors and workers and orders their runs, as a node would by its scheduler's actions."""
 
     def __init__(self, device: DeviceConfig, packages: Sequence[Package], root: Path) -> None:
         self._device = device
@@ -81,13 +81,13 @@ class Direct:
             case WorkerReady(worker) | WorkerExited(worker) | PreparedOnDevice(worker) if worker in self._changes:
                 self._changes.pop(worker).set_result(event)
 
-    async def executor(self) -> WorkerId:
+    async def start_executor(self) -> WorkerId:
         """Start the device's executor."""
         number = WorkerId(next(self._numbers))
         await self._started(number, StartExecutor(number, self._device.name))
         return number
 
-    async def worker(self, function: FunctionId) -> WorkerId:
+    async def start_worker(self, function: FunctionId) -> WorkerId:
         """Start a worker of a function."""
         number = WorkerId(next(self._numbers))
         await self._started(number, StartWorker(number, function))
@@ -151,10 +151,10 @@ class Direct:
 
 
 @asynccontextmanager
-async def direct(device: DeviceConfig, *packages: Package) -> AsyncIterator[Direct]:
-    """A zygote that starts, with these functions in the host store."""
+async def direct_processes(device: DeviceConfig, *packages: Package) -> AsyncIterator[DirectProcesses]:
+    """Start a zygote, with these functions in the host store, and end its processes at the end."""
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-", dir="/dev/shm") as root:
-        made = Direct(device, packages, Path(root))
+        made = DirectProcesses(device, packages, Path(root))
         try:
             yield made
         finally:

@@ -14,7 +14,7 @@ import torch
 import uvloop
 
 from benchmarks.measure import quantile
-from benchmarks.pool.direct import Answered, direct
+from benchmarks.pool.direct import Answered, direct_processes
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import Settings
@@ -79,9 +79,9 @@ async def dispatch(rounds: int, turn: int) -> dict[str, list[float]]:
             took = time.perf_counter() - began
         return Answered(took, (answer.numpy().tobytes(),))
 
-    async with direct(DEVICE, packaged) as bench:
+    async with direct_processes(DEVICE, packaged) as bench:
         [function] = bench.functions
-        worker, executor = await bench.worker(function), await bench.executor()
+        worker, executor = await bench.start_worker(function), await bench.start_executor()
         targets = {
             IN_PROCESS: here,
             "through a worker": partial(bench.in_worker, worker),

@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from benchmarks.families import Family
-from benchmarks.pool.direct import Direct, direct
+from benchmarks.pool.direct import DirectProcesses, direct_processes
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import DeviceId, FunctionId
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -64,25 +64,25 @@ async def rounds_of(
     families = [Family(name, tokens=16, small=small) for name in models]
     packages = [each.packaged(each.name, device="pool") for each in families]
     found: dict[str, list[list[float]]] = {name: [] for name in models}
-    async with direct(device, *packages) as bench:
+    async with direct_processes(device, *packages) as bench:
         # The first executor waits for the zygote.
-        await bench.stop(await bench.executor())
+        await bench.stop(await bench.start_executor())
         for _ in range(rounds):
             for family, function in zip(families, bench.functions, strict=True):
                 found[family.name].append(await _steps(bench, family, function))
     return found
 
 
-async def _steps(bench: Direct, family: Family, function: FunctionId) -> list[float]:
+async def _steps(bench: DirectProcesses, family: Family, function: FunctionId) -> list[float]:
     inputs = family.one()
     began = time.perf_counter()
-    executor = await bench.executor()
+    executor = await bench.start_executor()
     started = time.perf_counter() - began
     first = await bench.on_device(executor, function, inputs)
     again = await bench.on_device(executor, function, inputs, evict=(function,))
     resident = await bench.on_device(executor, function, inputs)
     await bench.stop(executor)
-    executor = await bench.executor()
+    executor = await bench.start_executor()
     began = time.perf_counter()
     await bench.prepare(executor, function)
     preparing = time.perf_counter() - began

@@ -46,15 +46,15 @@ class _Node(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sources, known, now = self._sources, self._known, self._now
-        seen = [sources.statistics.unknown, *list(sources.statistics.tallies.values())]
+        tallies = [sources.statistics.unknown, *list(sources.statistics.tallies.values())]
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
-        yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
+        yield from _requests(tallies, sources.statistics.versions.copy(), known.functions)
         yield from _pipelines(self._pipelines)
-        yield from _runs(sources.statistics, seen)
-        yield from _workers(sources.statistics, known, seen)
-        yield from _decisions(sources.statistics, seen)
+        yield from _runs(sources.statistics, tallies)
+        yield from _workers(sources.statistics, known, tallies)
+        yield from _decisions(sources.statistics, tallies)
         yield from _functions(known)
-        yield from _profiles(seen, now)
+        yield from _profiles(tallies, now)
         yield from _bytes(sources, known)
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
@@ -66,7 +66,7 @@ class _Node(Collector):
 
 
 def _requests(
-    seen: Sequence[FunctionStatistics],
+    tallies: Sequence[FunctionStatistics],
     versions: Mapping[FunctionId, VersionStatistics],
     functions: Sequence[FunctionSnapshot],
 ) -> Iterator[Metric]:
@@ -74,19 +74,19 @@ def _requests(
         "requests",
         "Completed requests; refused ones by the error's name.",
         ["function", "outcome", "error"],
-        (sample for each in seen for sample in _outcomes(each)),
+        (sample for each in tallies for sample in _outcomes(each)),
     )
     yield histogram(
         "request_duration_seconds",
         "Time from a request's arrival to its answer, by the kind of start.",
         ["function", "start"],
-        (((each.name, start), times) for each in seen for start, times in list(each.durations.items())),
+        (((each.name, start), times) for each in tallies for start, times in list(each.durations.items())),
     )
     queued: Counter[str] = Counter()
     for function in functions:
         queued[function.spec.name] += function.queued
     yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued))
-    with_slo = [each for each in seen if each.slo_s is not None]
+    with_slo = [each for each in tallies if each.slo_s is not None]
     yield gauge(
         "slo_seconds", "Latency objective.", ["function"], (((each.name,), each.slo_s or 0) for each in with_slo)
     )
@@ -107,7 +107,7 @@ def _requests(
         "retries",
         "Requests that were run again after a worker or an executor died.",
         ["function"],
-        _named(seen, "retries"),
+        _named(tallies, "retries"),
     )
 
 
@@ -157,29 +157,31 @@ def _pipelines(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
     yield counter("pipeline_slo_met", "Requests answered within the SLO.", label, met)
 
 
-def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     help_text = "Time from a request's arrival until it was sent to a worker or a device."
     yield histogram("queue_wait_seconds", help_text, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     yield gauge("requests_running", "Requests in workers and on devices.", ["function"], _by_name(statistics.running()))
-    yield counter("runs", "Completed runs.", ["function"], _named(seen, "runs"))
-    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(seen, "batched"))
+    yield counter("runs", "Completed runs.", ["function"], _named(tallies, "runs"))
+    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "batched"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
-    yield counter("shared_runs", help_text, ["function"], _named(seen, "shared_runs"))
+    yield counter("shared_runs", help_text, ["function"], _named(tallies, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
-    yield counter("shared_run_requests", help_text, ["function"], _named(seen, "shared_batched"))
-    yield counter("run_seconds", "Time of completed runs.", ["function"], _named(seen, "run_s"))
-    yield counter("run_core_seconds", "Time of completed runs times their cores.", ["function"], _named(seen, "core_s"))
+    yield counter("shared_run_requests", help_text, ["function"], _named(tallies, "shared_batched"))
+    yield counter("run_seconds", "Time of completed runs.", ["function"], _named(tallies, "run_s"))
+    yield counter(
+        "run_core_seconds", "Time of completed runs times their cores.", ["function"], _named(tallies, "core_s")
+    )
     help_text = "Time from arrivals until the requests were sent to a worker or a device."
-    yield counter("wait_seconds", help_text, ["function"], _named(seen, "wait_s"))
+    yield counter("wait_seconds", help_text, ["function"], _named(tallies, "wait_s"))
 
 
-def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+def _workers(statistics: Statistics, known: Snapshot, tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     states = Counter(worker.state for worker in known.workers)
     counts = [((name,), states[name]) for name in get_args(WorkerState)]
     yield gauge("workers", "Worker processes, by state.", ["state"], counts)
-    alive = (((each.name,), float(each.workers)) for each in seen if each.workers)
+    alive = (((each.name,), float(each.workers)) for each in tallies if each.workers)
     yield gauge(
         "function_workers",
         "Existing worker processes, by the function for which they were forked.",
@@ -190,19 +192,19 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
     bound = Counter[str](name for process in live for name in {tally.name for tally in list(process.bound.values())})
     yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
     help_text = "Binds of a function in a worker of its family, including failed ones."
-    yield counter("binds", help_text, ["function"], _named(seen, "binds"))
-    yield counter("bind_seconds", "Time of binds.", ["function"], _named(seen, "bind_s"))
+    yield counter("binds", help_text, ["function"], _named(tallies, "binds"))
+    yield counter("bind_seconds", "Time of binds.", ["function"], _named(tallies, "bind_s"))
     yield counter(
         "wakes",
         "Started workers, by where the weights were.",
         ["function", "start"],
-        (((each.name, start), count) for each in seen for start, count in list(each.wakes.items())),
+        (((each.name, start), count) for each in tallies for start, count in list(each.wakes.items())),
     )
     yield counter(
         "wake_seconds",
         "Time of wakes, from their start until the worker was ready.",
         ["function", "start"],
-        (((each.name, start), each.wake_s[start]) for each in seen for start in list(each.woken)),
+        (((each.name, start), each.wake_s[start]) for each in tallies for start in list(each.woken)),
     )
     yield histogram(
         "wake_duration_seconds",
@@ -210,14 +212,16 @@ def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionSta
         ["start"],
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
-    yield counter("worker_crashes", "Workers that died without being stopped.", ["function"], _named(seen, "crashes"))
+    yield counter(
+        "worker_crashes", "Workers that died without being stopped.", ["function"], _named(tallies, "crashes")
+    )
     yield counter("zygote_losses", "Zygotes that died or were stopped.", [], [((), statistics.zygotes_lost)])
 
 
-def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+def _decisions(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     counts = (((what,), statistics.decision_counts[what]) for what in get_args(Decision))
     yield counter("decisions", "Decisions of the scheduler that `explain` shows.", ["decision"], counts)
-    yield counter("evictions", "Evictions of a function's blocks.", ["function"], _named(seen, "evictions"))
+    yield counter("evictions", "Evictions of a function's blocks.", ["function"], _named(tallies, "evictions"))
     yield counter(
         "memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressure_events)]
     )
@@ -236,8 +240,8 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     )
 
 
-def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
-    ages = (((each.name,), now - each.profiled) for each in seen if each.profiled is not None)
+def _profiles(tallies: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
+    ages = (((each.name,), now - each.profiled) for each in tallies if each.profiled is not None)
     yield gauge(
         "profile_age_seconds", "Time since a function was measured, or its profile was read.", ["function"], ages
     )
@@ -268,8 +272,8 @@ def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
     yield gauge("host_store_bytes", "Bytes in a host store, including those being loaded.", ["store"], resident)
     released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
     yield counter("host_store_released_bytes", "Bytes that were removed from a host store.", ["store"], released)
-    seen = [tally for tally in list(statistics.tallies.values()) if tally.loaded_bytes]
-    yield counter("loaded_bytes", "Bytes that were loaded from disk.", ["function"], _named(seen, "loaded_bytes"))
+    tallies = [tally for tally in list(statistics.tallies.values()) if tally.loaded_bytes]
+    yield counter("loaded_bytes", "Bytes that were loaded from disk.", ["function"], _named(tallies, "loaded_bytes"))
 
 
 def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
@@ -312,9 +316,9 @@ def _health(health: Health) -> Iterator[Metric]:
     yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), health.verified_bytes)])
 
 
-def _named(seen: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:
+def _named(tallies: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:
     """Yield a count for each function that had a request or a worker."""
-    return (((each.name,), getattr(each, field)) for each in seen if each.requests or each.wakes)
+    return (((each.name,), getattr(each, field)) for each in tallies if each.requests or each.wakes)
 
 
 def _by_name(counts: Counter[str]) -> Iterator[Sample]:
