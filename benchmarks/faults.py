@@ -96,7 +96,9 @@ class Subject:
         self.flips: list[tuple[Path, int, float]] = []
         """The blocks that were changed in memory: path, inode, time."""
         self.doubtful: list[Span] = []
+        """The periods in which its answers may be wrong, because a bit was changed in memory."""
         self.replaced: list[Span] = []
+        """The periods in which requests may be refused, because another version replaced it."""
         self.damaged = False
 
     def client(self, url: str) -> Client:
@@ -128,6 +130,7 @@ class FaultRun:
         self.faults: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.found_s = [0.0]
+        """The seconds until each changed block was dropped."""
         self.over = threading.Event()
 
     def ask(self, subject: Subject) -> str:
@@ -154,7 +157,7 @@ class FaultRun:
             sentence = str(json.loads(answer.body)["error"])
         except (ValueError, KeyError, TypeError):
             sentence = ""
-        self.refusals[f"{status} {_shape(sentence)}"] += 1
+        self.refusals[f"{status} {_without_names(sentence)}"] += 1
         if status == 500 and DAMAGED.search(sentence):
             subject.damaged = True
         # A program whose bits were changed may be invalid, which the node reports as its author's error.
@@ -199,7 +202,7 @@ class FaultRun:
                 client.unload(subject.name)
                 client.load(subject.name)
         except OverwinterError as error:
-            self.refusals[f"load: {_shape(str(error))}"] += 1
+            self.refusals[f"load: {_without_names(str(error))}"] += 1
         return Fault("unload")
 
     def flipped(self, block: Path) -> None:
@@ -235,22 +238,22 @@ class FaultRun:
         try:
             subject.deploy(self.supervised.node.url)
         except OverwinterError as error:
-            self.refusals[f"deploy: {_shape(str(error))}"] += 1
+            self.refusals[f"deploy: {_without_names(str(error))}"] += 1
 
     def recover(self) -> int:
         """Return the number of functions that still do not answer correctly after the end of all faults."""
         until = time.monotonic() + RECOVERY_S
-        silent = list(self.subjects)
-        while silent and time.monotonic() < until:
-            for subject in silent:
+        failing = list(self.subjects)
+        while failing and time.monotonic() < until:
+            for subject in failing:
                 if subject.damaged or subject.flips:
                     self._check_flips(subject)
                     self.deploy_again(subject)
-            silent = [subject for subject in silent if self.ask(subject) != "right"]
+            failing = [subject for subject in failing if self.ask(subject) != "right"]
             time.sleep(PAUSE_S)
-        for subject in silent:
+        for subject in failing:
             print(f"  {subject.name} does not answer again: {self.ask(subject)}", file=sys.stderr)
-        return len(silent)
+        return len(failing)
 
     def run(self, seconds: float) -> None:
         """Run everything for this long."""
@@ -271,7 +274,7 @@ def _is_there(block: Path, inode: int) -> bool:
         return False
 
 
-def _shape(sentence: str) -> str:
+def _without_names(sentence: str) -> str:
     """Return a sentence without its names and numbers."""
     return re.sub(r"\b[\w-]+-(north|south|east)(@\d+)?\b|[0-9a-f]{64}|/\S+|\d[\d.]*", "_", sentence)[:110]
 

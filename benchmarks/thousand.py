@@ -266,11 +266,11 @@ def main() -> None:
             node.stop()
             node.start()
             slo_s = [slo_ms(bases[place].name) / 1e3 for place in owners(bases)]
-            passes = []
+            by_load = []
             for load in options.load or LOADS:
-                passes.append(LoadResult(load, *send(node, traffic.plan(bases, load))))
-                report(bases, passes[-1], slo_s)
-        results[isolation] = figures(bases, passes, slo_s)
+                by_load.append(LoadResult(load, *send(node, traffic.plan(bases, load))))
+                report(bases, by_load[-1], slo_s)
+        results[isolation] = figures(bases, by_load, slo_s)
     first, *others = results
     print_result(results[first] | {f"isolation_{each}": results[each] for each in others})
 

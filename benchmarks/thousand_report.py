@@ -133,9 +133,9 @@ def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
     )
 
 
-def figures(bases: Sequence[Base], passes: Sequence[LoadResult], slo_s: Sequence[float]) -> dict[str, Any]:
+def figures(bases: Sequence[Base], by_load: Sequence[LoadResult], slo_s: Sequence[float]) -> dict[str, Any]:
     """Return the figures for programs: of the first load, and of the others under names that end in their share."""
-    first, *others = passes
+    first, *others = by_load
     loaded, weights = loaded_models(bases)
     found = {
         "requests": len(first.outcomes),
@@ -144,7 +144,7 @@ def figures(bases: Sequence[Base], passes: Sequence[LoadResult], slo_s: Sequence
         "wakes": first.wakes,
         "binds": first.binds,
         "wake_share": first.wake_share,
-        "peak_mib": max(each.peak.total for each in passes) / MIB,
+        "peak_mib": max(each.peak.total for each in by_load) / MIB,
         "loaded_mib": loaded / MIB,
         "weights_mib": weights / MIB,
     }

@@ -1,4 +1,4 @@
-"""The demo's pool: the variants of MiniLM again, as programs on virtual devices of which they own none."""
+"""The demo's pool: the variants of MiniLM again, as programs that share virtual devices."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,18 +22,18 @@ MEMORY_BYTES = 128 << 20
 OPTIONS = ("--devices", str(DEVICES), "--device-memory", str(MEMORY_BYTES))
 """The options of `overwinter serve`."""
 OTHER = "crepe-full"
-NEXT = 3
+LATER_REQUESTS = 3
 """The requests after the first one, while the function is resident."""
 CLIENTS = 4
 ROUNDS = 3
-"""How often each function is asked while several clients ask."""
+"""How often each function is called while several clients call functions."""
 
 Arrays = Mapping[str, Array]
 Infer = Callable[[str, Arrays], Arrays]
 
 
-class Pooled(NamedTuple):
-    """A function of the pool that was asked alone."""
+class CalledAlone(NamedTuple):
+    """A function of the pool that was called while no other was."""
 
     model: Model
     nbytes: int
@@ -47,8 +47,8 @@ class Pooled(NamedTuple):
     """Whether all answers are plain PyTorch's, bit for bit."""
 
 
-class Together(NamedTuple):
-    """All functions of the pool, asked by several clients at once."""
+class CalledTogether(NamedTuple):
+    """All functions of the pool, called by several clients at once."""
 
     requests: int
     devices: int
@@ -60,8 +60,8 @@ class Together(NamedTuple):
 class PoolResult(NamedTuple):
     """The answers of the pool."""
 
-    functions: Sequence[Pooled]
-    together: Together
+    functions: Sequence[CalledAlone]
+    together: CalledTogether
 
     @property
     def agrees(self) -> bool:
@@ -76,13 +76,13 @@ def pooled(models: Iterable[Model]) -> list[Model]:
     models = list(models)
     family = [model for model in models if isinstance(model.module, Classifier)]
     texts = [task.held_out.text for task in variants.tasks().values()]
-    asked = [model._replace(inputs=variants.tokens([text])) for model, text in zip(family, texts, strict=False)]
-    asked += [model for model in models if model.name == OTHER]
-    return [model._replace(name=f"pool-{model.name}", handler=None, assets={}, samples=()) for model in asked]
+    chosen = [model._replace(inputs=variants.tokens([text])) for model, text in zip(family, texts, strict=False)]
+    chosen += [model for model in models if model.name == OTHER]
+    return [model._replace(name=f"pool-{model.name}", handler=None, assets={}, samples=()) for model in chosen]
 
 
 def try_pool(steps: Steps, client: Client, models: Sequence[Model], siblings: Siblings) -> PoolResult:
-    """Deploy models for the pool, ask each alone, then all at once, and compare with plain PyTorch."""
+    """Deploy models for the pool, call each alone, then all at once, and compare with plain PyTorch."""
     names = [model.name for model in models]
     uploads = [
         siblings.deploy(each, client, device="pool") for each in steps.counting("deploying for the pool", models, names)
@@ -90,11 +90,11 @@ def try_pool(steps: Steps, client: Client, models: Sequence[Model], siblings: Si
     expected = {model.name: plain(model) for model in models}
     functions = []
     for model, upload in steps.counting("calling the pool", zip(models, uploads, strict=True), names):
-        took, agrees = ask(model, client.infer, expected[model.name])
+        took, agrees = call_alone(model, client.infer, expected[model.name])
         moved = client.explain(model.name)["pool"]["moved_bytes"]
-        functions.append(Pooled(model, upload.nbytes, moved, took[0], median(took[1:]), agrees))
+        functions.append(CalledAlone(model, upload.nbytes, moved, took[0], median(took[1:]), agrees))
     with steps.working("calling all functions of the pool at once"):
-        together = ask_together(client, models, expected)
+        together = call_together(client, models, expected)
     return PoolResult(functions, together)
 
 
@@ -104,10 +104,10 @@ def plain(model: Model) -> Arrays:
         return {name: value.numpy() for name, value in model.module(**model.inputs).items()}
 
 
-def ask(model: Model, infer: Infer, expected: Arrays) -> tuple[list[float], bool]:
-    """Ask a function several times; return the latencies, and whether all answers are as expected."""
+def call_alone(model: Model, infer: Infer, expected: Arrays) -> tuple[list[float], bool]:
+    """Call a function several times; return the latencies, and whether all answers are as expected."""
     took, agrees = [], True
-    for _ in range(1 + NEXT):
+    for _ in range(1 + LATER_REQUESTS):
         began = time.perf_counter()
         answer = infer(model.name, arrays(model))
         took.append(time.perf_counter() - began)
@@ -115,19 +115,19 @@ def ask(model: Model, infer: Infer, expected: Arrays) -> tuple[list[float], bool
     return took, agrees
 
 
-def ask_together(client: Client, models: Sequence[Model], expected: Mapping[str, Arrays]) -> Together:
-    """Ask all functions several times, from several threads."""
+def call_together(client: Client, models: Sequence[Model], expected: Mapping[str, Arrays]) -> CalledTogether:
+    """Call all functions several times, from several threads."""
 
-    def asked(model: Model) -> bool:
+    def agrees(model: Model) -> bool:
         return equal(client.infer(model.name, arrays(model)), expected[model.name])
 
     before = histories(client)
     with ThreadPoolExecutor(CLIENTS) as threads:
-        agree = list(threads.map(asked, ROUNDS * list(models)))
+        agree = list(threads.map(agrees, ROUNDS * list(models)))
     after = histories(client)
     ran = [name for name, (runs, _) in after.items() if runs > before[name][0]]
     moved = sum(moved - before[name][1] for name, (_, moved) in after.items())
-    return Together(len(agree), len(ran), moved, all(agree))
+    return CalledTogether(len(agree), len(ran), moved, all(agree))
 
 
 def histories(client: Client) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.demo_comparison import Verdict
-from examples.demo_pool import DEVICES, MEMORY_BYTES, NEXT, OTHER, Pooled, PoolResult
+from examples.demo_pool import DEVICES, LATER_REQUESTS, MEMORY_BYTES, OTHER, CalledAlone, PoolResult
 from examples.plain_process import PlainProcess
 from examples.variants import Classifier
 from overwinter.api.deployer import Uploaded
@@ -113,11 +113,11 @@ def show_pool(result: PoolResult) -> None:
         f"The pool: MiniLM's variants and {OTHER} once more, without handlers, on virtual devices (on the CPU) of "
         f"{decimal(MEMORY_BYTES)} each.\nThis memory comes on top of the above; the node reserves it when a device is "
         "first used. Medians of the functions. moved: bytes that a function\nbrought to its device, of those that it "
-        f"needs. first answer: with this swap; next answer: the median of {NEXT}, while it is resident.\n"
+        f"needs. first answer: with this swap; next answer: the median of {LATER_REQUESTS}, while it is resident.\n"
     )
 
 
-def _pooled(group: Sequence[Pooled]) -> tuple[str, ...]:
+def _pooled(group: Sequence[CalledAlone]) -> tuple[str, ...]:
     return (
         _equality(all(each.agrees for each in group)),
         decimal(int(median(each.nbytes for each in group))),

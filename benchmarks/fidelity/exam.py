@@ -65,15 +65,19 @@ def examine(architecture: Architecture, url: str, seed: int) -> Row:
     findings: list[Finding] = []
     shared = Finding("shared", "equal")
     with overwinter.Client(url) as client:
-        for asked in [architecture, *architecture.with_fixed_sizes()]:
-            joining = _deploy(asked, module, url, seed, MAX_BATCH)
-            refusal = joining if joining is None else _deploy(asked, module, url, seed, 1)
+        for deployed_as in [architecture, *architecture.with_fixed_sizes()]:
+            refused_sharing = _deploy(deployed_as, module, url, seed, MAX_BATCH)
+            refusal = refused_sharing if refused_sharing is None else _deploy(deployed_as, module, url, seed, 1)
             if refusal is not None:
                 findings.append(refusal)
                 continue
-            findings += [_asked(client, asked, reference, sizes, seed) for sizes in asked.cases()]
-            shared = _shared(client, asked, reference, seed) if joining is None else joining
-            client.remove(asked.name)
+            findings += [_compare_answer(client, deployed_as, reference, sizes, seed) for sizes in deployed_as.cases()]
+            shared = (
+                _compare_shared_runs(client, deployed_as, reference, seed)
+                if refused_sharing is None
+                else refused_sharing
+            )
+            client.remove(deployed_as.name)
             break
     findings += _untouched(architecture, reference, module, seed)
     return Row(architecture.name, architecture.source, parameters, tuple(findings), shared)
@@ -104,7 +108,7 @@ def _deploy_saved(name: str, program: torch.export.ExportedProgram, url: str, se
         deploy_exported(export_saved(path), url, name=name, settings=Settings(**settings))
 
 
-def _asked(
+def _compare_answer(
     client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], sizes: Sizes, seed: int
 ) -> Finding:
     """Compare the node's answer with eager mode at these sizes."""
@@ -152,7 +156,9 @@ def _untouched(
     return [] if found.verdict == "equal" else [found._replace(verdict="wrong", text="changed by the deploy")]
 
 
-def _shared(client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int) -> Finding:
+def _compare_shared_runs(
+    client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int
+) -> Finding:
     """Compare each of many concurrent answers with the eager answer to that client alone."""
     if "batch" not in architecture.names:
         return Finding("shared", "equal", text="no batch")

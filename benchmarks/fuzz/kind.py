@@ -23,12 +23,12 @@ class Kind(Protocol):
         ...
 
     def run(self, case: str, rng: Random) -> None:
-        """Run one try. HungError, OSError and OverwinterError are not harms by themselves, but are investigated."""
+        """Run one try. HungError, OSError and OverwinterError are no findings by themselves, but are investigated."""
         ...
 
 
-class Mark(NamedTuple):
-    """The start and end of a try, on the system's monotonic clock."""
+class Try(NamedTuple):
+    """A try that has ended: its start and end on the system's monotonic clock, and what it was."""
 
     began: float
     ended: float
@@ -43,7 +43,7 @@ class Attacker:
     def __init__(self, attacked: AttackedNode, seed: int) -> None:
         self.attacked = attacked
         self.seed = seed
-        self.marks: list[Mark] = []
+        self.past_tries: list[Try] = []
 
     def run_tries(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
         """Run tries for this long, or this many; each case comes once before one is repeated."""
@@ -75,7 +75,7 @@ class Attacker:
         except OSError as error:
             tally.note(type(error).__name__)
         finally:
-            self.marks.append(Mark(began, time.monotonic(), kind.name, case, number))
+            self.past_tries.append(Try(began, time.monotonic(), kind.name, case, number))
         self.attacked.examine()
         self.attacked.expects_death = False
 

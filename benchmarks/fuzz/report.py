@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.fuzz.kind import Attacker, Mark
+from benchmarks.fuzz.kind import Attacker, Try
 from benchmarks.hostile.neighbour import Record
 from benchmarks.hostile.verdicts import HARMS, is_unexpected
 from benchmarks.measure import print_result
@@ -15,16 +15,16 @@ NOTES_SHOWN = 40
 SLOWEST_SHOWN = 8
 
 
-def longest(records: Sequence[Record], marks: Sequence[Mark], what: str) -> dict[str, tuple[float, str]]:
+def longest(records: Sequence[Record], past_tries: Sequence[Try], what: str) -> dict[str, tuple[float, str]]:
     """Return the longest time by kind, and the case in progress; starts of the node are excluded."""
     worst: dict[str, tuple[float, str]] = {}
     for each in records:
         if each.what != what or each.outcome == "asked":
             continue
         # The answer to a late request of one try may come during the next.
-        mark = next((mark for mark in marks if mark.began <= each.at <= mark.ended), None)
-        if mark is not None and each.took > worst.get(mark.kind, (0.0, ""))[0]:
-            worst[mark.kind] = (each.took, f"{mark.case} ({mark.number})")
+        attempt = next((attempt for attempt in past_tries if attempt.began <= each.at <= attempt.ended), None)
+        if attempt is not None and each.took > worst.get(attempt.kind, (0.0, ""))[0]:
+            worst[attempt.kind] = (each.took, f"{attempt.case} ({attempt.number})")
     return worst
 
 
@@ -33,11 +33,11 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
     tally = attacker.attacked.tally
     downs = attacker.attacked.restarts
     for each in records:
-        mark = next((mark for mark in attacker.marks if mark.began <= each.at <= mark.ended), None)
+        attempt = next((attempt for attempt in attacker.past_tries if attempt.began <= each.at <= attempt.ended), None)
         down = any(began - 2.0 <= each.at <= ended + 2.0 for began, ended in downs)
-        if mark is None or down or each.what == "control":
+        if attempt is None or down or each.what == "control":
             continue
-        tally.here = (mark.kind, mark.case, mark.number)
+        tally.here = (attempt.kind, attempt.case, attempt.number)
         if each.outcome == "wrong":
             tally.add("wrong", f"the neighbour's answer: {each.said}")
         elif each.outcome == "silent":
@@ -45,7 +45,7 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
         elif each.outcome not in ("right", "asked", "down", "unanswered"):
             tally.note(f"the neighbour got {each.outcome}: {each.said[:80]}")
             # A request is tried twice; if every worker is killed, its failure is expected.
-            killed = mark.kind == KILLS and SIGKILL in each.said
+            killed = attempt.kind == KILLS and SIGKILL in each.said
             if is_unexpected(each.outcome, each.said) and not killed:
                 tally.add("unexpected_5xx", f"the neighbour got {each.outcome}: {each.said}")
 
@@ -53,7 +53,7 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     """Print the table by kind, the first examples of each harm, and the line for programs."""
     tally = attacker.attacked.tally
-    stalls = {what: longest(records, attacker.marks, what) for what in ("live", "infer", "control")}
+    stalls = {what: longest(records, attacker.past_tries, what) for what in ("live", "infer", "control")}
     heads = "".join(f"{harm.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
     titles = f"{'stall ms':>10}{'infer ms':>10}{'control':>9}  cases of the longest stall and infer"
     print(f"\n{'kind':12}{'tries':>7}{heads}{titles}")
@@ -65,8 +65,8 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     for example in sorted(tally.examples, key=lambda each: (each.harm, each.kind, each.case)):
         print(f"{example.harm}: {example.case}: {example.text}")
         print(f"    to repeat it: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
-    for mark in sorted(attacker.marks, key=lambda mark: mark.began - mark.ended)[:SLOWEST_SHOWN]:
-        print(f"{mark.ended - mark.began:.1f} s for {mark.kind}: {mark.case} ({mark.number})")
+    for attempt in sorted(attacker.past_tries, key=lambda attempt: attempt.began - attempt.ended)[:SLOWEST_SHOWN]:
+        print(f"{attempt.ended - attempt.began:.1f} s for {attempt.kind}: {attempt.case} ({attempt.number})")
     for note, times_ in tally.notes.most_common(NOTES_SHOWN):
         print(f"noted {times_} times: {note}")
     asked = Counter({each.what: int(each.said) for each in records if each.outcome == "asked"})

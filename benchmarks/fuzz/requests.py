@@ -18,8 +18,8 @@ HEAVY_PATIENCE_S = 60.0
 SENDING_S = 10.0
 LIGHT_TRIES = 20
 """The small requests of one try."""
-HALF_OPEN = 2000
-STALLED = 8
+HALF_OPEN_CONNECTIONS = 2000
+STALLED_BODIES = 8
 STALLED_BYTES = 32 << 20
 
 
@@ -48,7 +48,7 @@ class Requests:
         elif case in connections.SENT:
             self._send(connections.SENT[case](rng))
         elif case == "half open":
-            with connections.half_open(self._attacked.port, HALF_OPEN) as count:
+            with connections.half_open(self._attacked.port, HALF_OPEN_CONNECTIONS) as count:
                 self._attacked.tally.note(f"{count} connections taken")
                 self._send_and_check(LIGHT["json"](rng))
         elif case == "stalled bodies":
@@ -90,7 +90,7 @@ class Requests:
 
     def _stall(self, rng: Random) -> None:
         """Send half of several bodies, and pause."""
-        held = [connect(self._attacked.port) for _ in range(STALLED)]
+        held = [connect(self._attacked.port) for _ in range(STALLED_BODIES)]
         try:
             for end in held:
                 end.settimeout(SENDING_S)

@@ -15,7 +15,7 @@ from benchmarks.pool.serving import devices, pool_node, scheduling
 MODEL = "bert-base"
 EVERY_S = 0.5
 OFTEN_FACTOR = 8
-"""How many times as often requests come that do not wait for earlier ones."""
+"""Requests that do not wait for earlier ones come this many times as often."""
 SLICES = 3
 STEP_BYTES = 4 << 20
 """Devices have a multiple of it, because a part of a partition is of no use."""

@@ -37,7 +37,7 @@ class Readings(msgspec.Struct):
     """The executors that ended."""
 
     def within(self, span: Span) -> "Readings":
-        """Return the same of a period: its runs, and the counts of the whole journal."""
+        """Return the runs of a period, with the counts of the whole journal."""
         runs = [run for run in self.runs if span.begin <= run.began <= span.until]
         return Readings(runs, self.executors, self.exits)
 

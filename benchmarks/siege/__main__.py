@@ -32,9 +32,9 @@ from benchmarks.hostile.verdicts import HARMS, Tally
 from benchmarks.measure import MIB, print_result, quantile
 from benchmarks.openloop import Outcome, Plan, Sender, attainment, count_kinds
 from benchmarks.siege.attacks import ATTACKS
-from benchmarks.siege.defended import Defended, phase_of
+from benchmarks.siege.peak_memory import PeakMemory, process_bytes
 from benchmarks.siege.recovery import Recovery
-from benchmarks.siege.watch import Watch, process_bytes
+from benchmarks.siege.well_behaved import WellBehavedTenant, phase_of
 
 RATE = 50.0
 CALM = "calm"
@@ -68,7 +68,7 @@ class AttackerProcess:
     """The process of the attackers. It is replaced if it does not end an attack in time."""
 
     def __init__(self, found: AttackedNode, seed: int, keep: Sequence[str]) -> None:
-        """Start the process. `keep` are the functions of the defended tenant."""
+        """Start the process. `keep` are the functions of the well-behaved tenant."""
         self._found = found
         self._keep = set(keep)
         self._command = [sys.executable, "-m", "benchmarks.siege.attacker", str(found.port), str(seed)]
@@ -126,7 +126,7 @@ def run_phases(
     found: AttackedNode,
     names: Sequence[str],
     seconds: float,
-    watch: Watch,
+    peak_memory: PeakMemory,
     attackers: AttackerProcess,
     keep: Sequence[str],
 ) -> list[Phase]:
@@ -139,13 +139,13 @@ def run_phases(
     began = time.monotonic()
     recovery.learn(lambda: wait(found, calm_s))
     ended = time.monotonic()
-    phases = [Phase(CALM, began, ended, watch.phase(), ended, ended)]
+    phases = [Phase(CALM, began, ended, peak_memory.take(), ended, ended)]
     for number, name in enumerate(names):
         found.tally.begin(name, name, number)
         began = time.monotonic()
         attackers.begin(name)
         wait(found, each_s)
-        ended, peak = time.monotonic(), watch.phase()
+        ended, peak = time.monotonic(), peak_memory.take()
         attackers.end()
         over = time.monotonic()
         recovery.wait(lambda seconds: wait(found, seconds))
@@ -246,33 +246,38 @@ def main() -> None:
     torch.set_num_threads(1)
     names = options.only or list(ATTACKS)
     seconds = 60 * options.minutes
-    defended = Defended()
+    well_behaved = WellBehavedTenant()
     with attacked_node(Tally(), *(part for flag, nbytes in BOUNDS.items() for part in (flag, str(nbytes)))) as found:
         found.keep_port()
-        found.on_empty.append(lambda: defended.deploy(found.node.client))
+        found.on_empty.append(lambda: well_behaved.deploy(found.node.client))
         found.start()
         found.node.wait_quiet()
         base = process_bytes(found.node.own_pids())
-        watch = Watch(found.node)
-        attackers = AttackerProcess(found, options.seed, defended.names)
+        peak_memory = PeakMemory(found.node)
+        attackers = AttackerProcess(found, options.seed, well_behaved.names)
         # Restarts of the node take part of the time, and count for the tenant.
         planned_s = WARM_S + SLACK * seconds
-        plan = Plan(defended.targets, defended.payloads, defended.arrivals(planned_s, RATE, options.seed), PATIENCE_S)
+        plan = Plan(
+            well_behaved.targets,
+            well_behaved.payloads,
+            well_behaved.arrivals(planned_s, RATE, options.seed),
+            PATIENCE_S,
+        )
         try:
             with Sender(found.port, plan, found.root) as sender:
                 began = sender.began()
-                phases = run_phases(found, names, seconds, watch, attackers, defended.names)
+                phases = run_phases(found, names, seconds, peak_memory, attackers, well_behaved.names)
                 sender.stop()
                 outcomes = sender.outcomes()
         finally:
             attackers.stop()
-            watch.stop()
+            peak_memory.stop()
         report(
             found,
             began,
             phases,
             outcomes,
-            {"slo_s": defended.slo_s, "bound": sum(BOUNDS.values()) + base, "base": base},
+            {"slo_s": well_behaved.slo_s, "bound": sum(BOUNDS.values()) + base, "base": base},
         )
 
 

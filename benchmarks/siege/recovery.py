@@ -9,7 +9,7 @@ from time import monotonic
 
 from benchmarks.measure import cpu_seconds
 from benchmarks.nodes import Node
-from benchmarks.siege.watch import estimated_bytes
+from benchmarks.siege.peak_memory import estimated_bytes
 from overwinter.core.errors import OverwinterError
 
 CHECK_INTERVAL_S = 1.0

@@ -50,7 +50,7 @@ class JournalSteps:
                 self.counts["runs"] += 1
                 if functions:
                     self.counts["runs that several functions shared"] += 1
-                    self.counts["requests in those"] += len(functions)
+                    self.counts["requests in shared runs"] += len(functions)
             case Bind():
                 self.counts["binds"] += 1
             case StartWorker():

@@ -17,7 +17,9 @@ from overwinter.telemetry.report import Report
 WORKER_MIB = 8.0
 """Measured by benchmarks.density: each further idle worker takes 7.9 MiB for BERT, 6.1 for VGG19."""
 NODE_MIB = 184.0
-"""Measured by it: a node with its first worker, mostly its zygote. It is counted in full for each application."""
+"""Measured by benchmarks.density: a node with its first worker, mostly its zygote. It is counted in full for each
+application.
+"""
 
 
 class Contender(NamedTuple):
@@ -72,7 +74,7 @@ def outcome(report: Report, scenario: Scenario, node_mib: float) -> Outcome:
     samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
     memory = [node_mib + (each.blocks_bytes + each.workers_bytes) / MIB for each in samples]
     figures = list(report.applications.values())
-    asked = sum(each.requests for each in figures)
+    requests = sum(each.requests for each in figures)
     within = sum((each.attainment or 0.0) * each.requests for each in figures)
     return Outcome(
         statistics.fmean(memory),
@@ -80,6 +82,6 @@ def outcome(report: Report, scenario: Scenario, node_mib: float) -> Outcome:
         max(memory),
         statistics.fmean(each.worker_cores for each in samples),
         statistics.fmean(each.workers for each in samples),
-        1 - within / asked,
+        1 - within / requests,
         sum(each.lost for each in figures),
     )

@@ -44,7 +44,7 @@ Cells = Mapping[str, Mapping[Contender, Cell]]
 
 
 def with_each_condition(baseline: str) -> list[tuple[str, Contender]]:
-    """Return a baseline after each further condition, by the title of that."""
+    """Return a baseline after each further condition, with the title of the condition."""
     return [
         (step.title, Contender(step.policy, step.own_workers))
         for step in with_conditions(POLICIES[baseline], CONDITIONS)

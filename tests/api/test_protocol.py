@@ -20,7 +20,7 @@ from overwinter.api import app
 from overwinter.api.app import serve
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.draining import Drain
-from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
+from overwinter.api.protocol import PIPELINED_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
 from tests.api.fake_node import LIMITS, Served, serving
 
 READ_BYTES = 256 << 10
@@ -112,7 +112,7 @@ def test_requests_ahead_of_their_answers_are_bounded(served: Served) -> None:
     with connect(served) as eager:
         eager.sendall(slow % (len(body), body))
         assert served.node.slow_started.wait(20)
-        eager.sendall((GET + b"\r\n") * (AHEAD_MAX + 1))
+        eager.sendall((GET + b"\r\n") * (PIPELINED_MAX + 1))
         assert eager.recv(65536).startswith(b"HTTP/1.1 429")
     assert served.node.slow_cancelled.wait(20)
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.fuzz.kind import Attacker, Mark, case_of
+from benchmarks.fuzz.kind import Attacker, Try, case_of
 from benchmarks.fuzz.report import longest
 from benchmarks.hostile import connections, mutation
 from benchmarks.hostile.attacked_node import Journal, Tail, tracebacks
@@ -199,7 +199,7 @@ def test_a_canary_is_found_with_its_place():
 
 
 def test_the_longest_stall_is_charged_to_the_try_in_which_it_was_asked():
-    marks = [Mark(0.0, 1.0, "requests", "json", 0), Mark(1.0, 2.0, "uploads", "dripping", 5)]
+    past_tries = [Try(0.0, 1.0, "requests", "json", 0), Try(1.0, 2.0, "uploads", "dripping", 5)]
     result = [
         Record("live", 0.5, 0.2, "right"),
         Record("live", 1.5, 0.9, "right"),
@@ -207,7 +207,7 @@ def test_the_longest_stall_is_charged_to_the_try_in_which_it_was_asked():
         Record("infer", 1.6, 5.0, "right"),
         Record("live", 9.0, 9.0, "right"),
     ]
-    assert longest(result, marks, "live") == {"requests": (0.2, "json (0)"), "uploads": (0.9, "dripping (5)")}
+    assert longest(result, past_tries, "live") == {"requests": (0.2, "json (0)"), "uploads": (0.9, "dripping (5)")}
 
 
 @pytest.fixture

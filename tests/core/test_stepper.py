@@ -10,7 +10,6 @@ from overwinter.core.ids import Seconds
 from overwinter.core.pipeline import Pipeline, Stage, needs
 from overwinter.core.stepper import (
     Answered,
-    Ask,
     Cancel,
     Dropped,
     Event,
@@ -18,6 +17,7 @@ from overwinter.core.stepper import (
     Failed,
     Order,
     PipelineRequest,
+    RunStage,
     Started,
     Succeed,
     step,
@@ -34,7 +34,7 @@ FORK = {
 
 
 def asks(*names: str) -> list[Order]:
-    return [Ask(name, FORK[name], DEADLINE) for name in names]
+    return [RunStage(name, FORK[name], DEADLINE) for name in names]
 
 
 class Watched:
@@ -65,13 +65,13 @@ class Watched:
         for order in orders:
             self._hold(order, event, now)
         assert self.request.over == bool(self.ends)
-        assert list(self.request.asked) == self.running
+        assert list(self.request.running) == self.running
         if self.ends:
             assert self.running == []
 
     def _hold(self, order: Order, event: Event, now: float) -> None:
         match order:
-            case Ask(name, stage, deadline):
+            case RunStage(name, stage, deadline):
                 assert not self.ends
                 assert name not in self.asked
                 assert needs(self.stages[name]) <= self.answered
@@ -162,7 +162,7 @@ def test_a_disconnect_of_the_caller_cancels_all_stages() -> None:
     assert step(request, Answered("left"), Seconds(1.0)) == []
 
 
-def test_nothing_is_asked_when_the_time_is_up() -> None:
+def test_no_stage_is_started_when_the_time_is_up() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     step(request, Started(), Seconds(0.0))
     [fail] = step(request, Answered("first"), DEADLINE)
@@ -172,5 +172,10 @@ def test_nothing_is_asked_when_the_time_is_up() -> None:
 
 
 def test_orders_and_events_are_data() -> None:
-    result = [Ask("left", FORK["left"], DEADLINE), Cancel("left"), Succeed(), Fail("left", "WorkerError", "gone", 1.0)]
+    result = [
+        RunStage("left", FORK["left"], DEADLINE),
+        Cancel("left"),
+        Succeed(),
+        Fail("left", "WorkerError", "gone", 1.0),
+    ]
     assert msgspec.json.decode(msgspec.json.encode(result), type=list[Order]) == result

@@ -10,7 +10,7 @@ import torch  # noqa: E402
 from examples import crepe, crepe_handler, demo_pool, minilm, variants, variants_handler  # noqa: E402
 from examples.demo_models import Model, Siblings  # noqa: E402
 from examples.demo_node import running_node  # noqa: E402
-from examples.demo_pool import Pooled, PoolResult, Together  # noqa: E402
+from examples.demo_pool import CalledAlone, CalledTogether, PoolResult  # noqa: E402
 from examples.demo_progress import Steps  # noqa: E402
 from examples.demo_report import show_pool  # noqa: E402
 from examples.weights import INSTALL, weights_missing  # noqa: E402
@@ -45,7 +45,7 @@ def test_the_variants_and_another_model_run_on_the_pool_without_handlers(models)
         assert torch.equal(model.inputs["input_ids"], variants.tokens([text])["input_ids"])
 
 
-@pytest.mark.parametrize("wrong_at", [None, 0, demo_pool.NEXT])
+@pytest.mark.parametrize("wrong_at", [None, 0, demo_pool.LATER_REQUESTS])
 def test_each_answer_is_compared_with_plain_pytorch(models, wrong_at):
     model = demo_pool.pooled(models)[0]
     expected = demo_pool.plain(model)
@@ -55,21 +55,21 @@ def test_each_answer_is_compared_with_plain_pytorch(models, wrong_at):
         asked.append(name)
         return {key: value + 1e-6 * (len(asked) - 1 == wrong_at) for key, value in expected.items()}
 
-    took, agrees = demo_pool.ask(model, infer, expected)
-    assert len(took) == len(asked) == 1 + demo_pool.NEXT
+    took, agrees = demo_pool.call_alone(model, infer, expected)
+    assert len(took) == len(asked) == 1 + demo_pool.LATER_REQUESTS
     assert agrees == (wrong_at is None)
 
 
 def test_a_wrong_answer_is_shown_and_fails_the_demo(models, capsys):
     first, second, other = demo_pool.pooled(models)
-    functions = [Pooled(each, 90_000_000, 1_000, 0.2, 0.1, each is not second) for each in (first, second, other)]
-    trial = PoolResult(functions, Together(9, 2, 5_000, agrees=True))
+    functions = [CalledAlone(each, 90_000_000, 1_000, 0.2, 0.1, each is not second) for each in (first, second, other)]
+    trial = PoolResult(functions, CalledTogether(9, 2, 5_000, agrees=True))
     show_pool(trial)
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "DIFFERS" in line]
     assert "1 more" in line
     assert not trial.agrees
-    assert not PoolResult([], Together(9, 2, 5_000, agrees=False)).agrees
+    assert not PoolResult([], CalledTogether(9, 2, 5_000, agrees=False)).agrees
 
 
 def test_a_variant_beside_its_sibling_brings_only_its_head(models, tmp_path):

@@ -16,7 +16,18 @@ from overwinter.core.events import Arrived
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.pipeline import Pipeline, Stage
-from overwinter.core.stepper import Answered, Ask, Cancel, Dropped, Event, Fail, Failed, PipelineRequest, Started, step
+from overwinter.core.stepper import (
+    Answered,
+    Cancel,
+    Dropped,
+    Event,
+    Fail,
+    Failed,
+    PipelineRequest,
+    RunStage,
+    Started,
+    step,
+)
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.stages import PipelineRun
 from overwinter.simulation.applications import Applications
@@ -174,7 +185,7 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
     def send(event: Event, now: float) -> None:
         for order in step(request, event, Seconds(now)):
             match order:
-                case Ask(_, stage, deadline, at):
+                case RunStage(_, stage, deadline, at):
                     log.append(("ask", stage.function, stage.version, deadline, at))
                 case Cancel(name):
                     log.append(("cancel", functions[name]))
@@ -187,7 +198,7 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
         if request.over:
             break
         now += after_s
-        stage = stages[sorted(map(functions.__getitem__, request.asked))[which % len(request.asked)]]
+        stage = stages[sorted(map(functions.__getitem__, request.running))[which % len(request.running)]]
         send(Failed(stage, error) if error else Answered(stage), now)
     if drops:
         send(Dropped(), now)

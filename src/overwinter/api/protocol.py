@@ -23,7 +23,7 @@ from overwinter.api.steps import Steps
 STEP_BYTES = 16 << 10
 """The bytes of a head or of chunks that are parsed in one step."""
 URL_MAX = 8 << 10
-AHEAD_MAX = 64
+PIPELINED_MAX = 64
 """The most requests that a connection may send before the first is answered."""
 BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -236,8 +236,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is complete: a request begins."""
         if self._in_copy:
             return
-        if len(self.pipeline) >= AHEAD_MAX:
-            self._stop(429, f"more than {AHEAD_MAX} requests were sent ahead of the answer to the first")
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self._stop(429, f"more than {PIPELINED_MAX} requests were sent ahead of the answer to the first")
         self._number += 1
         self._in_head = False
         self._in_body = True

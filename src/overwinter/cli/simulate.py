@@ -94,10 +94,10 @@ def _run_once(scenario: "Scenario", base: Path, journal: Path | None) -> "Report
 def _find_capacity(scenario: "Scenario", base: Path, target: float) -> "Capacity":
     from overwinter.simulation.capacity import capacity
 
-    def print_attempt(attempts: "Attempt") -> None:
-        fits = "fits" if attempts.fits else "does not fit"
+    def print_attempt(attempt: "Attempt") -> None:
+        fits = "fits" if attempt.fits else "does not fit"
         click.echo(
-            f"{attempts.copies} copies, {attempts.functions} functions: {attempts.attainment:.4f}, {fits}", err=True
+            f"{attempt.copies} copies, {attempt.functions} functions: {attempt.attainment:.4f}, {fits}", err=True
         )
 
     with _missing_trace_as_error():

@@ -57,7 +57,7 @@ Event = Started | Answered | Failed | Dropped
 # Orders
 
 
-class Ask(_Data, frozen=True):
+class RunStage(_Data, frozen=True):
     """Run a stage's function on the tensors that its sources name; report Answered or Failed."""
 
     name: str
@@ -86,13 +86,13 @@ class Fail(_Data, frozen=True):
     retry_after_s: float | None = None
 
 
-Order = Ask | Cancel | Succeed | Fail
+Order = RunStage | Cancel | Succeed | Fail
 
 
 class PipelineRequest:
     """One request to a pipeline. Only `step` changes it."""
 
-    __slots__ = ("answered", "asked", "deadline", "dues", "stages", "waiting")
+    __slots__ = ("answered", "deadline", "dues", "running", "stages", "waiting")
 
     def __init__(
         self,
@@ -106,27 +106,27 @@ class PipelineRequest:
         self.dues = dues
         self.waiting = {name: needs(stage) for name, stage in stages.items()}
         """The stages that were not started, each with the stages that it still waits for."""
-        self.asked: dict[str, None] = {}
+        self.running: dict[str, None] = {}
         """The stages in progress, in the order in which they were started."""
         self.answered: set[str] = set()
 
     @property
     def over(self) -> bool:
         """Whether it has ended: answered, failed or dropped."""
-        return not self.waiting and not self.asked
+        return not self.waiting and not self.running
 
 
 def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
     """Return the orders for an event. Events of a stage that does not run have no effect."""
     match event:
         case Started():
-            return _ask(request, now)
+            return _run_ready(request, now)
         case Answered(stage):
-            return _answered(request, stage, now) if stage in request.asked else []
+            return _answered(request, stage, now) if stage in request.running else []
         case Failed(stage, error, message, retry_after_s):
-            if stage not in request.asked:
+            if stage not in request.running:
                 return []
-            del request.asked[stage]
+            del request.running[stage]
             return [*_give_up(request), Fail(stage, error, message, retry_after_s)]
         case Dropped():
             return _give_up(request)
@@ -135,14 +135,14 @@ def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
 
 
 def _answered(request: PipelineRequest, stage: str, now: Seconds) -> list[Order]:
-    del request.asked[stage]
+    del request.running[stage]
     request.answered.add(stage)
     for waits_for in request.waiting.values():
         waits_for.discard(stage)
-    return [Succeed()] if request.over else _ask(request, now)
+    return [Succeed()] if request.over else _run_ready(request, now)
 
 
-def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
+def _run_ready(request: PipelineRequest, now: Seconds) -> list[Order]:
     """Start all stages whose inputs are complete; past the deadline the first of them fails instead."""
     ready = [name for name, waits_for in request.waiting.items() if not waits_for]
     if ready and now >= request.deadline:
@@ -151,13 +151,13 @@ def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
         return [*_give_up(request), Fail(ready[0], DeadlineError.__name__, message)]
     for name in ready:
         del request.waiting[name]
-        request.asked[name] = None
-    return [Ask(name, request.stages[name], request.deadline, request.dues.get(name)) for name in ready]
+        request.running[name] = None
+    return [RunStage(name, request.stages[name], request.deadline, request.dues.get(name)) for name in ready]
 
 
 def _give_up(request: PipelineRequest) -> list[Order]:
     """Start no more stages, and cancel the running ones."""
-    orders: list[Order] = [Cancel(name) for name in request.asked]
+    orders: list[Order] = [Cancel(name) for name in request.running]
     request.waiting.clear()
-    request.asked.clear()
+    request.running.clear()
     return orders

@@ -30,7 +30,7 @@ class CachedAllocator(Allocator):
         return self.nbytes - sum(self._blocks.values())
 
     def place(self, sizes: Sequence[int]) -> list[int] | None:
-        """Return the offsets of new blocks, or None, and nothing is placed, if they do not all fit."""
+        """Return the offsets of new blocks. If they do not all fit, return None and place none."""
         placed: list[int] = []
         for size in map(rounded, sizes):
             offset = self._place_block(size)

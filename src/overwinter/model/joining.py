@@ -52,7 +52,7 @@ def batching(
     tried = {(low, low), (low, low + 1, low + 2), most}
     shared = sorted((rows for rows in tried if len(rows) > 1 and sum(rows) <= high), key=sum)
     requests = [request(rows, seed) for seed, rows in enumerate(shared[0])]
-    different = _unlike(requests[1], request)
+    different = _different_request(requests[1], request)
     if not different:
         return Batching("no two different requests could be drawn from the example inputs")
     meter = ClosenessMeter(program, bound)
@@ -105,7 +105,7 @@ def _extremes(other: Tensors) -> Iterator[Tensors]:
         ]
 
 
-def _unlike(other: Tensors, request: Callable[[int, int], Tensors]) -> Tensors:
+def _different_request(other: Tensors, request: Callable[[int, int], Tensors]) -> Tensors:
     """Return a different request with as many rows; empty if none is found."""
     for seed in range(100, 100 + _ATTEMPTS):
         drawn = request(other[0].shape[0], seed)

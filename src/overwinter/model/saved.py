@@ -57,14 +57,14 @@ TEXT_MOST = 10_000
 
 def check_saved(path: Path) -> None:
     """Raise ProgramError with the finding, unless opening the file executes nothing from the file."""
-    for place, what in _code(path):
+    for place, what in _findings(path):
         raise ProgramError(
             f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Save it again "
             "without code, by torch.export.save of plain tensors; or, if you trust its author, deploy it with --trust"
         )
 
 
-def _code(path: Path) -> Iterator[tuple[str, str]]:
+def _findings(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the position and the kind of anything in the file that is not data."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as older:

@@ -1,7 +1,7 @@
 """Carries out the actions on executors: forks them, hands functions over to them, and sends them runs.
 
-A function is handed over before its first run in an executor, and stays until it is unbound. What lies on the device is
-the scheduler's decision; the executor's mappings of the host store are not its concern.
+A function is handed over before its first run in an executor, and stays until it is unbound. The scheduler
+decides what is on the device, but not which blocks of the host store an executor has mapped.
 """
 
 from collections.abc import Callable, Sequence
@@ -312,13 +312,13 @@ class Executors:
 
     def kill_users(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
-        lost = []
+        killed = []
         for process in list(self._executors.values()):
             if any(each.store == store and address in each.files() for each in process.bindings.functions()):
                 process.lost_blocks = True
                 self._processes.forks.give_up(process, "a block of it had changed in memory")
-                lost.append(f"the executor of {process.device}")
-        return lost
+                killed.append(f"the executor of {process.device}")
+        return killed
 
     def _handle(self, process: ExecutorProcess, message: FromWorker) -> None:
         """Handle a message; raise ValueError for an impossible one."""

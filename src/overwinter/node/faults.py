@@ -30,7 +30,7 @@ class Faults:
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
-        """Catch failures of the machine in this block, and no other exceptions."""
+        """Catch failures of the machine in the context, and no other exceptions."""
         try:
             yield
         except MACHINE as error:

@@ -117,7 +117,7 @@ class OveruseCheck:
             if seen.over_s > self._bound_s:
                 self._stop(process, live, seen, now)
             elif worker in self._demoted:
-                self._tell(process)
+                self._report_demotion(process)
             elif max(seen.over_s, seen.late_s) > DEMOTE_AFTER_S:
                 self._record_demotion(process, live, seen, now)
                 found.append(process)
@@ -153,7 +153,7 @@ class OveruseCheck:
         live.tally.decisions.append(DecisionRecord(now, "demote", reason))
         self._demoted[process.worker] = False
 
-    def _tell(self, process: WorkerProcess) -> None:
+    def _report_demotion(self, process: WorkerProcess) -> None:
         """Inform the scheduler at the next check: a worker that was slow to load may have begun to run by then."""
         if process.ready and not self._demoted[process.worker]:
             self._demoted[process.worker] = True

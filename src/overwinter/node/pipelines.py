@@ -69,7 +69,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The time of the deploy, in seconds since 1970."""
 
 
-class _Known:
+class _Deployed:
     """A deployed pipeline."""
 
     def __init__(self, kept: StoredPipeline, functions: Registry) -> None:
@@ -102,7 +102,7 @@ class PipelineView:
 
     platform = "overwinter_pipeline"
 
-    def __init__(self, known: _Known, functions: Registry) -> None:
+    def __init__(self, known: _Deployed, functions: Registry) -> None:
         self._known = known
         self._kept = kept = known.kept
         self._requests = known.statistics.requests
@@ -186,7 +186,7 @@ class Pipelines:
         self._infer = infer
         self._kept = kept
         self._now = now
-        self._known: dict[FunctionName, _Known] = {}
+        self._known: dict[FunctionName, _Deployed] = {}
         self._being_stored: list[tuple[Pipeline, TenantId]] = []
         """The pipelines that are being stored."""
         self.changing = asyncio.Lock()
@@ -200,7 +200,7 @@ class Pipelines:
         """Load the stored pipelines at the start; returns a note for each setting that exceeded the current bounds and
         was limited to them, by pipeline.
         """
-        self._known = {kept.pipeline.name: _Known(kept, self._functions) for kept in self._kept.pipelines()}
+        self._known = {kept.pipeline.name: _Deployed(kept, self._functions) for kept in self._kept.pipelines()}
         return {name: known.kept.limited for name, known in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
@@ -223,7 +223,7 @@ class Pipelines:
                 kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
             finally:
                 self._being_stored.remove((pipeline, tenant))
-            self._known[pipeline.name] = _Known(kept, self._functions)
+            self._known[pipeline.name] = _Deployed(kept, self._functions)
         return self.view(pipeline.name, None)
 
     def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
@@ -282,9 +282,9 @@ class Pipelines:
         After the change the default version is `default` (None: there is none), and the versions `gone` are removed.
         """
 
-        def find(asked: FunctionName, version: int | None) -> Typed:
-            if asked != name or (version is not None and version not in gone):
-                return self._functions.function(asked, version)
+        def find(called: FunctionName, version: int | None) -> Typed:
+            if called != name or (version is not None and version not in gone):
+                return self._functions.function(called, version)
             if version is not None or default is None:
                 raise NotFoundError(f"its function {name!r} would be missing")
             return default
@@ -337,7 +337,7 @@ class Pipelines:
         statistics.durations.add(seconds)
         return Result(call.name, kept.version, outputs, run.start)
 
-    def _found(self, name: FunctionName, version: int | None) -> _Known:
+    def _found(self, name: FunctionName, version: int | None) -> _Deployed:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")

@@ -16,13 +16,13 @@ from overwinter.core.ids import Seconds
 from overwinter.core.pipeline import INPUT, Pipeline, Stage
 from overwinter.core.stepper import (
     Answered,
-    Ask,
     Cancel,
     Dropped,
     Event,
     Fail,
     Failed,
     PipelineRequest,
+    RunStage,
     Started,
     Succeed,
     step,
@@ -79,7 +79,7 @@ class PipelineRun:
     def _step(self, event: Event, group: asyncio.TaskGroup) -> None:
         for order in step(self._request, event, self._now()):
             match order:
-                case Ask(name):
+                case RunStage(name):
                     self._tasks[name] = group.create_task(self._run_stage(order, group))
                 case Cancel(name):
                     self._tasks[name].cancel()
@@ -91,27 +91,27 @@ class PipelineRun:
                 case _:
                     assert_never(order)
 
-    async def _run_stage(self, ask: Ask, group: asyncio.TaskGroup) -> None:
+    async def _run_stage(self, order: RunStage, group: asyncio.TaskGroup) -> None:
         """Run one stage and report its result."""
         event: Event
         try:
-            reply = await self._answer(ask)
-            self._keep(ask.name, reply.outputs)
+            reply = await self._answer(order)
+            self._keep(order.name, reply.outputs)
         except OverwinterError as error:
-            event = Failed(ask.name, type(error).__name__, str(error), error.retry_after_s)
+            event = Failed(order.name, type(error).__name__, str(error), error.retry_after_s)
         else:
             self.start = max(self.start, reply.start, key=WARMEST_FIRST.index)
-            event = Answered(ask.name)
+            event = Answered(order.name)
         self._step(event, group)
 
-    async def _answer(self, ask: Ask) -> Result:
-        stage = ask.stage
+    async def _answer(self, order: RunStage) -> Result:
+        stage = order.stage
         inputs = [self._tensor(name, source) for name, source in stage.inputs.items()]
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
-        left_s = ask.deadline - self._now()
+        left_s = order.deadline - self._now()
         return await self._infer(
-            Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due, self._hold)
+            Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._hold)
         )
 
     def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:

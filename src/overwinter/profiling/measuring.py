@@ -167,11 +167,11 @@ class MeasuredWorker:
             process, RunBatch(run, (self._function.id,) * batch, slot, (self._metas,) * batch, buffer.nbytes)
         )
 
-    async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
+    async def _measured(self, request: Measure, disturbed: Callable[[], bool]) -> Measured:
         process = self._worker()
         self._expect()
-        self._request = asked
-        self._processes.forks.send(process, asked)
+        self._request = request
+        self._processes.forks.send(process, request)
         measured: Measured = await self._receive(disturbed)
         return measured
 

@@ -64,16 +64,16 @@ class Survey:
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
         self._say("begins")
-        stuck: dict[tuple[int, int], str] = {}
+        left_out: dict[tuple[int, int], str] = {}
         for configuration in missing:
             row = (configuration.cores, configuration.concurrency)
-            if row not in stuck:
-                stuck.update(await self._measure(configuration))
+            if row not in left_out:
+                left_out.update(await self._measure(configuration))
             else:
                 self._done += 1
-                self._say(f"{_text(configuration)} is left out: {stuck[row]}")
+                self._say(f"{_text(configuration)} is left out: {left_out[row]}")
         if missing and not self._points:
-            raise WorkerError(next(iter(stuck.values())))
+            raise WorkerError(next(iter(left_out.values())))
         for batch in timed:
             await self._measure_layers(batch)
 

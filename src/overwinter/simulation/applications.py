@@ -10,7 +10,18 @@ from typing import assert_never
 from overwinter.core.dues import dues
 from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.ids import FunctionName, RequestId, Seconds
-from overwinter.core.stepper import Answered, Ask, Cancel, Event, Fail, Failed, PipelineRequest, Started, Succeed, step
+from overwinter.core.stepper import (
+    Answered,
+    Cancel,
+    Event,
+    Fail,
+    Failed,
+    PipelineRequest,
+    RunStage,
+    Started,
+    Succeed,
+    step,
+)
 from overwinter.simulation.scenario import Application
 from overwinter.telemetry.report import Outcomes, RequestFigures
 
@@ -109,7 +120,7 @@ class Applications:
         events: list[Arrived | Cancelled] = []
         for order in step(open_request.request, event, now):
             match order:
-                case Ask(name, stage, deadline, due):
+                case RunStage(name, stage, deadline, due):
                     id_ = open_request.ids[name] = RequestId(next(self._ids))
                     self._open[id_] = (open_request, name)
                     events.append(Arrived(id_, stage.function, stage.version, deadline, due=due))

@@ -84,7 +84,7 @@ class ModelledDevice:
 
 
 def modelled(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, ModelledDevice]:
-    """Return the devices by name. A switch has the least bandwidth that a device behind it says."""
+    """Return the devices by name. A switch has the least bandwidth that is configured for a device behind it."""
     switches: dict[str, float] = {}
     for each in configs:
         own = each.switch_bytes_per_s or each.bytes_per_s

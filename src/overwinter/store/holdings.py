@@ -47,16 +47,16 @@ class Holdings:
             new = db.execute(query, (tenant, address)).fetchone() is None
             db.execute("INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)", (tenant, address, nbytes, now))
             if new and most is not None:
-                (held,) = db.execute(f"SELECT {_TAKEN} FROM holdings WHERE tenant = ?", (tenant,)).fetchone()
+                (held,) = db.execute(f"SELECT {_SUM_OF_BYTES} FROM holdings WHERE tenant = ?", (tenant,)).fetchone()
                 if held > most:
-                    raise beyond(tenant, most)
+                    raise limit_error(tenant, most)
         return new
 
-    def taken(self, tenant: TenantId, besides: Address) -> int:
+    def held_bytes(self, tenant: TenantId, without: Address) -> int:
         """The disk space of everything that the tenant holds, except one blob."""
-        query = f"SELECT {_TAKEN} FROM holdings WHERE tenant = ? AND address != ?"
+        query = f"SELECT {_SUM_OF_BYTES} FROM holdings WHERE tenant = ? AND address != ?"
         with self._file.reading() as db:
-            (held,) = db.execute(query, (tenant, besides)).fetchone()
+            (held,) = db.execute(query, (tenant, without)).fetchone()
         return int(held)
 
     def since(self, time: float) -> set[Address]:
@@ -75,10 +75,10 @@ class Holdings:
             db.executemany("DELETE FROM holdings WHERE tenant = ? AND address = ?", old)
 
 
-_TAKEN = f"coalesce(sum(max(1, (nbytes + {FILE_BYTES - 1}) / {FILE_BYTES}) * {FILE_BYTES}), 0)"
+_SUM_OF_BYTES = f"coalesce(sum(max(1, (nbytes + {FILE_BYTES - 1}) / {FILE_BYTES}) * {FILE_BYTES}), 0)"
 
 
-def beyond(tenant: TenantId, most: int) -> NoSpaceError:
+def limit_error(tenant: TenantId, most: int) -> NoSpaceError:
     """Return the error for a tenant that would hold too much."""
     return NoSpaceError(
         f"tenant {tenant!r} would hold more than {most} bytes, the limit of a tenant on this node's disk: remove "

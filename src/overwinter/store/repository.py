@@ -127,7 +127,7 @@ class Repository:
         the tenant's limit, if lower than the general one.
         """
         checked, bounds = check_address(address), self._bounds.within(most_bytes)
-        taken = 0 if bounds.tenant_bytes is None else self._holdings.taken(tenant, checked)
+        taken = 0 if bounds.tenant_bytes is None else self._holdings.held_bytes(tenant, checked)
         check = checked_growth(bounds, self._incoming, tenant, taken)
         check(0)
         return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant, bounds))

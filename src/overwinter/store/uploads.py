@@ -11,7 +11,7 @@ import msgspec
 from overwinter.core.errors import CallerError, NoSpaceError
 from overwinter.core.ids import Address, TenantId
 from overwinter.core.tensor import Buffer
-from overwinter.store.holdings import beyond, disk_bytes
+from overwinter.store.holdings import disk_bytes, limit_error
 from overwinter.store.sealing import Draft
 
 INODES_FREE_MIN = 1024
@@ -94,6 +94,6 @@ def checked_growth(bounds: DiskBounds, directory: Path, tenant: TenantId, taken:
         bounds.check_free(directory, nbytes - written)
         written = nbytes
         if bounds.tenant_bytes is not None and taken + disk_bytes(nbytes) > bounds.tenant_bytes:
-            raise beyond(tenant, bounds.tenant_bytes)
+            raise limit_error(tenant, bounds.tenant_bytes)
 
     return check

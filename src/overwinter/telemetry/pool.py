@@ -35,7 +35,7 @@ class DeviceRun(msgspec.Struct, Generic[T], eq=False):
     id: RunId
     begun: Seconds
     parts: tuple[DevicePart[T], ...]
-    """Of each function; the first leads."""
+    """One for each function; the first leads."""
     missing_bytes: int
 
     @property
@@ -88,7 +88,7 @@ class TrackedDevice(Generic[T]):
             self.blocks.hold(function, sizes, now)
 
     def forget(self, function: FunctionId, now: Seconds) -> None:
-        """The function's blocks are no longer there for it."""
+        """The function is no longer on the device."""
         tally = self.residents.pop(function, None)
         if tally is not None:
             tally.device_byte_s += self.blocks.release(function, now)
@@ -222,7 +222,7 @@ class TrackedPool(Generic[T]):
         self._begin_idle(function, now)
 
     def released(self, function: FunctionId, now: Seconds) -> None:
-        """The host store no longer has them for it."""
+        """The function's blocks have left the host store."""
         self._end_idle(function, now)
         self._in_host.pop(function, None)
 

@@ -1,6 +1,6 @@
 """The programs that a tenant's zygote has compiled and warmed up by one run on zeros.
 
-It never holds a handler: its author's code runs in workers only.
+The zygote never holds a handler: code of authors runs in workers only.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
 """Writes a transcript: the likeliest token of each frame, with repeats merged and blanks left out. task.json: tokens,
-blank.
+blank, delimiter, lower.
 """
 
 from itertools import groupby

@@ -17,21 +17,21 @@ EVERY_S = 1.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watch:
-    """Samples a node's memory in a thread until it is stopped."""
+class PeakMemory:
+    """The peak of a node's memory, sampled in a thread until it is stopped."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._over = threading.Event()
         self._peak = 0
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(EVERY_S):
             self._peak = max(self._peak, estimated_bytes(self._node))
 
-    def phase(self) -> int:
+    def take(self) -> int:
         """Return the peak since the last call in bytes, including a full count now."""
         peak, self._peak = max(self._peak, measured_bytes(self._node)), 0
         return peak
@@ -44,7 +44,7 @@ class Watch:
 
 def estimated_bytes(node: Node) -> int:
     """Return the private memory of all processes, the host store, and the memory files of tensors."""
-    return pages(node.pids()) + shared_bytes(node)
+    return private_bytes(node.pids()) + shared_bytes(node)
 
 
 def measured_bytes(node: Node) -> int:
@@ -62,18 +62,18 @@ def process_bytes(pids: Sequence[int]) -> int:
     try:
         return memory(pids).total
     except PermissionError:
-        return pages(pids)
+        return private_bytes(pids)
 
 
-def pages(pids: Sequence[int]) -> int:
+def private_bytes(pids: Sequence[int]) -> int:
     """Return the private bytes of these processes: what a fork shares with its parent counts once."""
-    private = {pid: _private(pid) for pid in pids}
+    private = {pid: _resident_private_bytes(pid) for pid in pids}
     parents = parents_of_all()
     # A fork may have written to inherited pages; then this is too low, never too high.
     return sum(max(0, nbytes - private.get(parents.get(pid, 0), 0)) for pid, nbytes in private.items())
 
 
-def _private(pid: int) -> int:
+def _resident_private_bytes(pid: int) -> int:
     with suppress(OSError):
         _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         return (resident - shared) * PAGE

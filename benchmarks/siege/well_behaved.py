@@ -21,7 +21,7 @@ TIMEOUT_S = 20.0
 """The timeout of every function: a request is refused after it."""
 
 
-class Defended:
+class WellBehavedTenant:
     """The functions, made once and deployed whenever the node is new."""
 
     def __init__(self) -> None:
