@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     seconds: float
 
 
-class RecordedCall:
+class RecordingCall:
     """A Call that records every answer."""
 
     def __init__(self, call: Call, start: Callable[[], str]) -> None:
@@ -70,10 +70,10 @@ def ask(question: Question, client: Client, plain: Call) -> list[Verdict]:
     def infer(name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return client.infer(name, arrays)
 
-    rounds = [RecordedCall(infer, lambda: client.answered.start) for _ in range(1 + WARM_ROUNDS)]
+    rounds = [RecordingCall(infer, lambda: client.answered.start) for _ in range(1 + WARM_ROUNDS)]
     words, *_ = [question.ask(call) for call in rounds]
     woken, *warm = rounds
-    expected = RecordedCall(plain, lambda: "plain")
+    expected = RecordingCall(plain, lambda: "plain")
     question.ask(expected)
     return [
         Verdict(
@@ -110,7 +110,7 @@ def _difference(given: Array, expected: Array) -> float | None:
     return float("inf") if np.isnan(apart) else float(apart)
 
 
-def _outputs(rounds: Iterable[RecordedCall], function: str) -> list[Array]:
+def _outputs(rounds: Iterable[RecordingCall], function: str) -> list[Array]:
     """Return all answers of a function, in order."""
     answers = [answer for recorded in rounds for answer in recorded.answers if answer.function == function]
     return [array for answer in answers for _, array in sorted(answer.outputs.items())]

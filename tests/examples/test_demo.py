@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from examples import crepe, crepe_handler, demo_models, minilm, mtcnn, variants, variants_handler  # noqa: E402
-from examples.demo_comparison import RecordedCall, Verdict, ask, difference  # noqa: E402
+from examples.demo_comparison import RecordingCall, Verdict, ask, difference  # noqa: E402
 from examples.demo_models import Model, Siblings  # noqa: E402
 from examples.demo_node import NodeError, own_bytes, running_node  # noqa: E402
 from examples.demo_report import show_functions  # noqa: E402
@@ -116,7 +116,7 @@ def test_every_function_is_asked_and_plain_pytorch_answers_right():
     assert list(models) == names
     questions = demo_models.questions()
     assert sorted(name for question in questions for name in question.functions) == sorted(names)
-    plain = RecordedCall(demo_models.plain(models), lambda: "plain")
+    plain = RecordingCall(demo_models.plain(models), lambda: "plain")
     words = {
         name: word for question in questions for name, word in zip(question.functions, question.ask(plain), strict=True)
     }

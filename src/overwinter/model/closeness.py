@@ -45,12 +45,12 @@ class ClosenessMeter:
         if len(wanted) != len(given):
             return f"{len(given)} outputs instead of {len(wanted)}"
         seen: list[Closeness] = []
-        for at, (name, right, left) in enumerate(zip(self._names, wanted, given, strict=True)):
-            if (right.dtype, right.shape) != (left.dtype, left.shape):
-                return f"output {name!r} is {_described(left)} instead of {_described(right)}"
-            self._magnitudes[at] = max(self._magnitudes[at], _magnitude(right))
-            exact = equal_bits(right, left)
-            difference = 0.0 if exact else _difference(right, left, self._magnitudes[at])
+        for at, (name, expected, actual) in enumerate(zip(self._names, wanted, given, strict=True)):
+            if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+                return f"output {name!r} is {_described(actual)} instead of {_described(expected)}"
+            self._magnitudes[at] = max(self._magnitudes[at], _magnitude(expected))
+            exact = equal_bits(expected, actual)
+            difference = 0.0 if exact else _difference(expected, actual, self._magnitudes[at])
             if difference > self._bound:
                 return f"output {name!r} differs by {difference:.2g} of its magnitude; the bound is {self._bound:.2g}"
             seen.append(Closeness(exact, difference))
@@ -61,19 +61,19 @@ class ClosenessMeter:
         return ""
 
 
-def is_near(right: torch.Tensor, left: torch.Tensor, bound: float) -> bool:
+def is_near(expected: torch.Tensor, actual: torch.Tensor, bound: float) -> bool:
     """Whether two values of one type differ by at most this, relative to their magnitude."""
-    if (right.dtype, right.shape) != (left.dtype, left.shape):
+    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
         return False
-    if right.is_complex():
-        right, left = (torch.view_as_real(each.resolve_conj()) for each in (right, left))
-    return _difference(right, left, _magnitude(right)) <= bound
+    if expected.is_complex():
+        expected, actual = (torch.view_as_real(each.resolve_conj()) for each in (expected, actual))
+    return _difference(expected, actual, _magnitude(expected)) <= bound
 
 
-def equal_bits(right: torch.Tensor, left: torch.Tensor) -> bool:
+def equal_bits(expected: torch.Tensor, actual: torch.Tensor) -> bool:
     """Whether two tensors of a type and shape hold the same bits."""
-    bits = _BITS[right.element_size()]
-    return torch.equal(right.view(bits), left.view(bits))
+    bits = _BITS[expected.element_size()]
+    return torch.equal(expected.view(bits), actual.view(bits))
 
 
 def _magnitude(tensor: torch.Tensor) -> float:
@@ -83,15 +83,15 @@ def _magnitude(tensor: torch.Tensor) -> float:
     return numbers.max().item() if numbers.numel() else 0.0
 
 
-def _difference(right: torch.Tensor, left: torch.Tensor, magnitude: float) -> float:
+def _difference(expected: torch.Tensor, actual: torch.Tensor, magnitude: float) -> float:
     """Return the largest difference relative to the magnitude, or to the number itself if that is larger.
 
     NaN equals NaN; integers and booleans must be equal.
     """
-    if not right.is_floating_point():
-        return 0.0 if torch.equal(right, left) else float("inf")
-    unlike = ~((right == left) | (right.isnan() & left.isnan()))
-    wanted, given = right[unlike].double(), left[unlike].double()
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(expected, actual) else float("inf")
+    unlike = ~((expected == actual) | (expected.isnan() & actual.isnan()))
+    wanted, given = expected[unlike].double(), actual[unlike].double()
     if not wanted.numel():
         return 0.0
     relative = (wanted - given).abs() / wanted.abs().clamp_min(magnitude)

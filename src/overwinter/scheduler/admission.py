@@ -26,7 +26,7 @@ from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
-from overwinter.scheduler.counterpart import leave_calls, rescue
+from overwinter.scheduler.counterpart import leave_calls, move_if_unusable
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
@@ -101,7 +101,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
     cycle.current, function.batch_at = function.spec.id, None
     either = function.spec.settings.device == "any"
     if either:
-        rescue(cycle, function)
+        move_if_unusable(cycle, function)
     while function.queue or function.wants_wake or (either and move_to_worker(cycle, function)):
         if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))

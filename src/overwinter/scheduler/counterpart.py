@@ -73,7 +73,7 @@ def usable(cycle: Cycle, function: Function) -> Function | None:
     return other if other is not None and is_usable(cycle, other) else None
 
 
-def rescue(cycle: Cycle, function: Function) -> None:
+def move_if_unusable(cycle: Cycle, function: Function) -> None:
     """Move the waiting requests of a function that cannot serve them."""
     if function.queue and function.spec.settings.device == "any" and not is_usable(cycle, function):
         hand_over(cycle, function)

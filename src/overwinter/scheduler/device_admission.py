@@ -43,7 +43,7 @@ def give(cycle: Cycle) -> None:
     cycle.devices_changed = False
     devices, now = cycle.state.pool.devices.values(), cycle.now
     for function in _waiting(cycle):
-        counterpart.rescue(cycle, function)
+        counterpart.move_if_unusable(cycle, function)
     if any(each.is_free(now) or each.is_out(now) for each in devices):
         _refuse_unservable(cycle)
     if any(each.is_free(now) for each in devices):
@@ -80,7 +80,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
                 refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
             else:
-                counterpart.rescue(cycle, function)
+                counterpart.move_if_unusable(cycle, function)
             continue
         if not (any_out or pooled.unplaced):
             continue

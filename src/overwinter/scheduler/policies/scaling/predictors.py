@@ -1,4 +1,5 @@
-"""Predictors of the rate of the next period, from the rates of past periods, the newest last; 0 without any.
+"""Predictors of the rate of the next period, from the rates of past periods, the newest last. Without past rates they
+expect 0.
 
 AsyFunc 2.1 names three: on demand, last value, k times the last value. The oracle knows the future, so its rates come
 from the workload.
