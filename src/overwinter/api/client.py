@@ -158,7 +158,7 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/activity"), dict[str, Any])
 
     def devices(self) -> list[dict[str, Any]]:
-        """The devices of the pool, and what lies there."""
+        """The devices of the pool, with the functions whose blocks are on them."""
         return _json(self._send("GET", "/overwinter/v1/devices"), list[dict[str, Any]])
 
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:

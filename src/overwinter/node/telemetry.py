@@ -115,7 +115,7 @@ class Telemetry:
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
     async def devices(self) -> list[DeviceActivity]:
-        """Return the devices of the pool, and what lies there."""
+        """Return the devices of the pool, with the functions whose blocks are on them."""
         now = clock.now()
         return devices_activity(self._sources, self._parts.published.devices(now), now)
 

@@ -1,7 +1,7 @@
 """Carries out the actions for the devices of a simulated pool: executors start, run, swap and end.
 
 A run takes the longer of its execution and its transfer, and the time of the first group, before which it cannot begin.
-The pool knows by itself what lies on each device, and raises RuntimeError where the scheduler believes otherwise.
+The pool has its own tables of the blocks on each device, and raises RuntimeError if the scheduler's tables differ.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

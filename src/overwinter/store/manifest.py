@@ -37,7 +37,7 @@ SAMPLES_MAX = 8
 SAMPLE_BYTES_MAX = 1 << 20
 """The most bytes of all samples of a function: manifests are kept in memory."""
 
-Digest = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
+BlobAddress = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """A count or a size in bytes, exact in any JSON reader."""
 
@@ -45,7 +45,7 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 class Blob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Immutable bytes in the repository."""
 
-    address: Digest
+    address: BlobAddress
     nbytes: Count
 
 
@@ -60,7 +60,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A block file and the program's weights in it; two blocks of equal content have one address."""
 
-    address: Digest
+    address: BlobAddress
     nbytes: Count
     pieces: tuple[Piece, ...]
 
