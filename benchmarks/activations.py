@@ -73,8 +73,8 @@ def measure(name: str, small: bool = False) -> dict[int, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(zoo.NAMES))
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("models", nargs="*", default=list(zoo.NAMES), metavar="model", help="models of the zoo")
+    parser.add_argument("--small", action="store_true", help="small models")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: measure(name, options.small) for name in options.models}

@@ -17,7 +17,7 @@ from benchmarks.fuzz.programs import zeros_request
 from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import ask, exchange
 from benchmarks.hostile.functions import DEPLOY_S, register, upload_blobs
-from benchmarks.hostile.verdicts import Harm
+from benchmarks.hostile.verdicts import FailureKind
 from overwinter.api.deployer import package, settings_of
 from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.tensor import TensorSpec
@@ -28,14 +28,14 @@ try:
 except ImportError:
     operator_fuzz = None  # type: ignore[assignment]
 
-HARM_OF: dict[str, Harm] = {
+FAILURE_OF: dict[str, FailureKind] = {
     "outside": "outside_reads",
     "unwritten": "outside_reads",
     "strange": "wrong",
     "crash": "crashes",
     "hung": "hung",
 }
-"""The harm of each finding between guard pages."""
+"""The failure of each finding between guard pages."""
 NAME = "crafted"
 SETTINGS = {"memory_mib": 512, "timeout_s": 10.0}
 NICE = "nice"
@@ -79,7 +79,7 @@ class Crafted:
             return
         for operator, seed, at, kind, call in json.loads(done.stdout.splitlines()[-1]):
             message = f"{kind}: {call} (operator_fuzz, seed {seed}, {operator} at {at})"
-            self._attacked.tally.add(HARM_OF.get(kind, "wrong"), message)
+            self._attacked.tally.add(FAILURE_OF.get(kind, "wrong"), message)
 
     def _deploy_call(self, rng: Random) -> None:
         name, seed, at = rng.choice(sorted(self._calls)), rng.randrange(1 << 30), rng.randrange(1000)

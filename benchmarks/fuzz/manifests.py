@@ -126,9 +126,9 @@ class Manifests:
         if reply is None or reply.status != 200:
             self._attacked.tally.add("wrong", f"{name} was deployed and cannot be removed: {_reply_text(reply)}")
             return
-        left = judged(self._attacked, exchange(port, infer_request(name), ASK_S))
-        if left is None or left.status != 404:
-            self._attacked.tally.add("wrong", f"{name} was removed and answers {_reply_text(left)}")
+        answer = judged(self._attacked, exchange(port, infer_request(name), ASK_S))
+        if answer is None or answer.status != 404:
+            self._attacked.tally.add("wrong", f"{name} was removed and answers {_reply_text(answer)}")
 
     def _pipeline(self, case: str, rng: Random) -> None:
         pipeline: dict[str, Any] = {
@@ -142,8 +142,8 @@ class Manifests:
             "timeout_s": 5.0,
         }
         if case == "cycle":
-            upload_blobs = rng.choice(("a", "b"))
-            pipeline["stages"][upload_blobs] = {
+            stage = rng.choice(("a", "b"))
+            pipeline["stages"][stage] = {
                 "function": rng.choice(("pipe", "first")),
                 "inputs": {"x": rng.choice(("a:y", "b:y"))},
             }

@@ -1,8 +1,8 @@
 """Kind 8: handlers that try every known way out of their sandbox, and tenants that try to access others' data.
 
-Reads are detected by canaries, writes by checking their target. A successful access that affected no canary is a harm
-if its target is not the worker's own (`READS`, `WRITES`); otherwise it is only noted, as a part of the kernel that a
-worker can reach.
+Reads are detected by canaries, writes by checking their target. A successful access that affected no canary is a
+failure if its target is not the worker's own (`READS`, `WRITES`); otherwise it is only noted, as a part of the kernel
+that a worker can reach.
 """
 
 import json
@@ -35,12 +35,12 @@ READS = (
 )
 """Attempts to read; a success reads something outside."""
 WRITES = (*("kill", "prlimit", "priority", "affinity", "node", "write_blocks", "become_root"),)
-"""Attempts to change something outside, where success is harm enough."""
+"""Attempts to change something outside, where success alone is a failure."""
 EFFECTS = (
     *("write", "make", "link", "pipe", "tcp", "udp", "unix_path", "unix_abstract", "sysv_make", "sysv_queue"),
     "log_pipe",
 )
-"""Attempts whose harm shows outside; within the sandbox's own namespaces they are harmless."""
+"""Attempts whose effect shows outside; within the sandbox's own namespaces they are harmless."""
 SURFACE = (
     *("io_uring", "userfaultfd", "perf_event_open", "bpf", "add_key", "keyctl", "kexec_load", "init_module", "mount"),
     *("pivot_root", "setns", "name_to_handle_at", "open_by_handle_at", "process_madvise", "pidfd_open", "swapon"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks.fuzz.kind import Attacker, Try
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import HARMS, is_unexpected
+from benchmarks.hostile.verdicts import FAILURE_KINDS, is_unexpected
 from benchmarks.measure import print_result
 
 KILLS = "calls"
@@ -51,19 +51,21 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
 
 
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
-    """Print the table by kind, the first examples of each harm, and the line for programs."""
+    """Print the table by kind, the first examples of each failure, and the line for programs."""
     tally = attacker.attacked.tally
     stalls = {what: longest(records, attacker.past_tries, what) for what in ("live", "infer", "control")}
-    heads = "".join(f"{harm.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
+    heads = "".join(
+        f"{failure.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for failure in FAILURE_KINDS
+    )
     titles = f"{'stall ms':>10}{'infer ms':>10}{'control':>9}  cases of the longest stall and infer"
     print(f"\n{'kind':12}{'tries':>7}{heads}{titles}")
     for kind in tally.tries:
-        counts = "".join(f"{tally.counts[kind][harm]:11}" for harm in HARMS)
+        counts = "".join(f"{tally.counts[kind][failure]:11}" for failure in FAILURE_KINDS)
         times = [1e3 * stalls[what].get(kind, (0.0, ""))[0] for what in stalls]
         print(f"{kind:12}{tally.tries[kind]:7}{counts}{times[0]:10.0f}{times[1]:10.0f}{times[2]:9.0f}", end="")
         print("  " + ", ".join(stalls[what].get(kind, (0.0, "-"))[1] for what in ("live", "infer")))
-    for example in sorted(tally.examples, key=lambda each: (each.harm, each.kind, each.case)):
-        print(f"{example.harm}: {example.case}: {example.text}")
+    for example in sorted(tally.examples, key=lambda each: (each.failure, each.kind, each.case)):
+        print(f"{example.failure}: {example.case}: {example.text}")
         print(f"    to repeat it: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
     for attempt in sorted(attacker.past_tries, key=lambda attempt: attempt.began - attempt.ended)[:SLOWEST_SHOWN]:
         print(f"{attempt.ended - attempt.began:.1f} s for {attempt.kind}: {attempt.case} ({attempt.number})")
@@ -75,7 +77,7 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     print_result(
         {
             "tries": sum(tally.tries.values()),
-            **{harm: tally.total(harm) for harm in HARMS},
+            **{failure: tally.total(failure) for failure in FAILURE_KINDS},
             "stall_max_ms": 1e3 * worst["live"],
             "infer_max_ms": 1e3 * worst["infer"],
             "control_max_ms": 1e3 * worst["control"],

@@ -126,7 +126,7 @@ class Neighbour:
 
 
 class AttackedNode:
-    """A node, the functions to deploy on it, and the tally of harms."""
+    """A node, the functions to deploy on it, and the tally of failures."""
 
     def __init__(self, root: Path, host_store: Path, tally: Tally, options: tuple[str, ...] = ()) -> None:
         self.root = root
@@ -165,7 +165,7 @@ class AttackedNode:
             step()
 
     def examine(self) -> None:
-        """Count the harms of the current try; restart the node if it has ended."""
+        """Count the failures of the current try; restart the node if it has ended."""
         self._await_end()
         process = self.node.process
         if process is None or process.poll() is not None:

@@ -1,15 +1,15 @@
-"""The kinds of harm, how they are recognised, and a count of them with examples."""
+"""The kinds of failures of an attacked node, how they are recognised, and a count of them with examples."""
 
 from collections import Counter, defaultdict
 from typing import Literal, NamedTuple, get_args
 
 from benchmarks.hostile.exchange import Reply
 
-Harm = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
-HARMS: tuple[Harm, ...] = get_args(Harm)
+FailureKind = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
+FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
 EXAMPLES_MAX = 3
-"""The most examples of each harm by each case."""
+"""The most examples of each failure by each case."""
 UNEXPECTED = "internal error ("
 """The beginning of the node's answer to an unexpected error."""
 FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
@@ -17,52 +17,52 @@ FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 
 
 class Example(NamedTuple):
-    """One harm, and how to repeat it."""
+    """One failure, and how to repeat it."""
 
     kind: str
     case: str
     number: int
-    harm: Harm
+    failure: FailureKind
     text: str
 
 
 class Tally:
-    """The tries and harms by kind of attack and case."""
+    """The tries and failures by kind of attack and case."""
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.examples: list[Example] = []
         self.notes: Counter[str] = Counter()
-        """The events that are no harm but worth knowing, with their number."""
+        """The events that are no failures but worth knowing, with their number."""
         self.here = ("", "", 0)
-        self._kept: Counter[tuple[str, str, Harm]] = Counter()
+        self._kept: Counter[tuple[str, str, FailureKind]] = Counter()
 
     def begin(self, kind: str, case: str, number: int) -> None:
-        """Begin the next try; harms count for it from now on."""
+        """Begin the next try; failures count for it from now on."""
         self.here = (kind, case, number)
         self.tries[kind] += 1
 
-    def add(self, harm: Harm, message: str) -> None:
-        """Count a harm of the current try."""
+    def add(self, failure: FailureKind, message: str) -> None:
+        """Count a failure of the current try."""
         kind, case, number = self.here
-        self.counts[kind][harm] += 1
-        key = (kind, case, harm)
+        self.counts[kind][failure] += 1
+        key = (kind, case, failure)
         self._kept[key] += 1
         if self._kept[key] <= EXAMPLES_MAX:
-            self.examples.append(Example(kind, case, number, harm, " ".join(message.split())[:300]))
+            self.examples.append(Example(kind, case, number, failure, " ".join(message.split())[:300]))
 
     def note(self, message: str) -> None:
         """Count a harmless event of the current try."""
         kind, case, _ = self.here
         self.notes[f"{kind}/{case}: {message}"] += 1
 
-    def total(self, harm: Harm) -> int:
+    def total(self, failure: FailureKind) -> int:
         """Return the sum over all kinds."""
-        return sum(counts[harm] for counts in self.counts.values())
+        return sum(counts[failure] for counts in self.counts.values())
 
     def judge(self, reply: Reply | None) -> None:
-        """Count an unexpected answer; a missing answer is no harm by itself."""
+        """Count an unexpected answer; a missing answer is no failure by itself."""
         fault = unexpected(reply)
         if fault:
             self.add("unexpected_5xx", fault)

@@ -101,7 +101,7 @@ def measure(rounds: int = ROUNDS, models: Sequence[str] = MODELS, small: bool = 
     print(f"an executor of {DEVICE.memory_bytes >> 20} MiB is ready after {1e3 * starts:.1f} ms, and")
     print(f"a new process after {1e3 * fresh:.1f} ms, so a fork saves {1e3 * (fresh - starts):.1f} ms")
     header = f"{'ms':16} {'first answer':>13} {'first run':>10} {'after eviction':>15} {'resident':>9}"
-    print(f"{header} {'preparation':>12} {'first then':>11}")
+    print(f"{header} {'preparation':>12} {'then first':>11}")
     for name, rows in found.items():
         started, first, again, resident, preparing, prepared = (1e3 * median(step) for step in zip(*rows, strict=True))
         print(f"{name:16} {started + first:13.1f} {first:10.1f} {again:15.1f} {resident:9.1f}", end="")

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.hostile.attacked_node import AttackedNode, attacked_node
 from benchmarks.hostile.exchange import HungError, ask
-from benchmarks.hostile.verdicts import HARMS, Tally
+from benchmarks.hostile.verdicts import FAILURE_KINDS, Tally
 from benchmarks.measure import MIB, print_result, quantile
 from benchmarks.openloop import Outcome, Plan, Sender, attainment, count_kinds
 from benchmarks.siege.attacks import ATTACKS
@@ -178,7 +178,7 @@ def wrong(outcomes: Sequence[Outcome]) -> int:
 
 
 def row(
-    phase: Phase, part: Sequence[Outcome], after: Sequence[Outcome], slo_s: Sequence[float], harms: str = ""
+    phase: Phase, part: Sequence[Outcome], after: Sequence[Outcome], slo_s: Sequence[float], failures: str = ""
 ) -> str:
     """Format a line of the table."""
     counts, times = count_kinds(part), slowness(part)
@@ -186,9 +186,8 @@ def row(
     p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
     message = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
     left = f"{phase.quiet - phase.over:9.0f}{1e3 * quantile(slowness(after), 0.99):14.1f}"
-    return (
-        f"{phase.name:18}{message}{counts['refused']:9}{lost:6}{wrong(part):7}{phase.peak / MIB:10.0f}{left}  {harms}"
-    )
+    counted = f"{counts['refused']:9}{lost:6}{wrong(part):7}{phase.peak / MIB:10.0f}"
+    return f"{phase.name:18}{message}{counted}{left}  {failures}"
 
 
 def report(
@@ -205,12 +204,14 @@ def report(
         f"\n{'phase':18}{'requests':>9}{'in SLO':>9}{'p50 ms':>9}{'p99 ms':>10}{'refused':>9}{'lost':>6}{'wrong':>7}",
         end="",
     )
-    print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  harm to the node")
+    print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  failures of the node")
     for phase in phases:
-        harms = ", ".join(f"{harm} {count}" for harm in HARMS if (count := found.tally.counts[phase.name][harm]))
-        print(row(phase, by_phase[phase.name], afters[phase.name], measured["slo_s"], harms))
+        failures = ", ".join(
+            f"{failure} {count}" for failure in FAILURE_KINDS if (count := found.tally.counts[phase.name][failure])
+        )
+        print(row(phase, by_phase[phase.name], afters[phase.name], measured["slo_s"], failures))
     for example in found.tally.examples:
-        print(f"{example.harm}: {example.case}: {example.text}")
+        print(f"{example.failure}: {example.case}: {example.text}")
     under = [each for phase in phases if phase.name != CALM for each in by_phase[phase.name]]
     counts = count_kinds(under)
     calm_s, under_s = (quantile(slowness(part), 0.99) for part in (by_phase[CALM], under))

@@ -102,7 +102,7 @@ def reply(status, body, kind="application/json"):
 
 
 @pytest.mark.parametrize(
-    ("answer", "harm"),
+    ("answer", "failure"),
     [
         (None, False),
         (reply(200, {}), False),
@@ -115,8 +115,8 @@ def reply(status, body, kind="application/json"):
         (reply(502, {"error": "?"}), True),
     ],
 )
-def test_a_500_is_unexpected_unless_it_is_a_functions_own(answer, harm):
-    assert bool(unexpected(answer)) == harm
+def test_a_500_is_unexpected_unless_it_is_a_functions_own(answer, failure):
+    assert bool(unexpected(answer)) == failure
 
 
 def test_only_signals_that_a_process_brings_upon_itself_are_fatal():

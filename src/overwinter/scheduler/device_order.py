@@ -96,7 +96,7 @@ def count_answer(cycle: Cycle, function: Function, in_time: bool) -> None:
 
 
 def end_period(cycle: Cycle) -> None:
-    """Forget old answers, and change alpha if the ratio of functions that comply with their SLO has changed."""
+    """Forget old answers, and change alpha if the share of functions that comply with their SLO has changed."""
     pool = cycle.state.pool
     for id_, function in list(pool.judged.items()):
         outcomes = facts(function).outcomes

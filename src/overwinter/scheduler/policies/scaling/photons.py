@@ -2,8 +2,7 @@
 
 As in Tetris's comparison (5.1, 5.3), a worker has the greatest concurrency that meets the SLO, and each run has the
 same number of cores, at least one: as many as a single run needs to meet the SLO or, without a measurement of a single
-run, as many as in the measurement with the fewest concurrent
-runs.
+run, as many as in the measurement with the fewest concurrent runs.
 """
 
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
