@@ -7,7 +7,7 @@ from overwinter.api.floats import SLOW_MAX, check_floats
 from overwinter.core.agreement import Agreement, Batching, Closeness
 from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.store.manifest import Block, Piece
-from tests.api.door import manifest_of, spec
+from tests.api.fake_node import manifest_of, spec
 
 SLOW = [
     b"1e308",

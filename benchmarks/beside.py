@@ -1,6 +1,6 @@
 """Compares the simulator with a real node: the same small scenario, simulated and live.
 
-`python -m benchmarks.live_and_simulated [--seconds S] [--seed N]` deploys a few models of the zoo on a real node,
+`python -m benchmarks.beside [--seconds S] [--seed N]` deploys a few models of the zoo on a real node,
 profiles them there, and wakes each several times, with its blocks on disk and in memory. From these figures a scenario
 is made and simulated. Then the requests of the simulation are sent to the real node over HTTP, open-loop. Both
 journals are read by the same reader. Live memory is the kernel's: private memory of the workers, and pages of the host
