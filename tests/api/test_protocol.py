@@ -17,7 +17,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from overwinter.api import app
-from overwinter.api.app import serve
+from overwinter.api.app import ACCEPTED_MAX, serve
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.draining import Drain
 from overwinter.api.protocol import PIPELINED_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
@@ -503,3 +503,36 @@ def test_what_waits_to_be_parsed_is_bounded_however_the_application_reads(monkey
         uvloop.run(asyncio.wait_for(work(listener, client), 20))
     assert read == 4 * count
     assert max(waiting) <= READ_BYTES + STEP_BYTES
+
+
+def test_many_new_connections_are_accepted_in_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration may be long, and the connections of all clients wait in one queue."""
+    count = 3 * ACCEPTED_MAX
+    accepted = iterations = 0
+    admit = Connections.admit
+
+    def counted(connections: Connections, connection: BoundedProtocol) -> bool:
+        nonlocal accepted
+        accepted += 1
+        return admit(connections, connection)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("there is no request")
+
+    async def work(listener: socket.socket, clients: ExitStack) -> None:
+        nonlocal iterations
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
+            await asyncio.sleep(0.1)
+            for _ in range(count):
+                clients.enter_context(socket.create_connection(listener.getsockname()))
+            while accepted < count:
+                await asyncio.sleep(0)
+                iterations += 1
+            serving.cancel()
+
+    monkeypatch.setattr(Connections, "admit", counted)
+    with socket.create_server(("127.0.0.1", 0), backlog=count) as listener, ExitStack() as clients:
+        uvloop.run(asyncio.wait_for(work(listener, clients), 20))
+    # One iteration for each part, and two until the protocol knows of it.
+    assert iterations <= count // ACCEPTED_MAX + 2

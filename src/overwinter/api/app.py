@@ -29,6 +29,8 @@ from overwinter.node.threads import Threads
 DISK_THREADS = 4
 FLUSH_S = 2
 """How long a stop waits for clients to close their connections after everything is answered."""
+ACCEPTED_MAX = 16
+"""The most connections that are accepted in one iteration of the event loop."""
 SWEEP_S = 0.25
 """The time between two checks of the events that connections wait for."""
 
@@ -74,15 +76,22 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
         server_header=False,
     )
     server = _Server(config)
+    server.servers = []
+    # The loop accepts one connection in each iteration for each listening socket. These share one queue: an iteration
+    # that runs many requests is long, and the new connections of other clients would wait for many iterations.
+    listeners = [listener, *(listener.dup() for _ in range(ACCEPTED_MAX - 1))]
     async with asyncio.TaskGroup() as tasks:
         sweeping = tasks.create_task(_sweep(connections))
         try:
-            await server.serve([listener])
+            await server.serve(listeners)
         finally:
-            if server.started:
+            # Some listen already before the server has started.
+            if server.servers:
                 # Requests that are unanswered after the drain are refused because the node stops.
                 config.timeout_graceful_shutdown = FLUSH_S if await drain.finish() else 0
-                await server.shutdown([listener])
+                await server.shutdown(listeners)
+            for each in listeners:
+                each.close()
             sweeping.cancel()
 
 
