@@ -222,6 +222,23 @@ def test_a_request_whose_device_hangs_moves_to_a_worker(has_worker):
     assert world.now - began < 1.0
 
 
+def test_a_worker_without_a_core_takes_no_request_from_a_device_that_hangs():
+    world = known(cpu_s=0.5, device_s=0.1, cores=1)
+    world.send(LoadAsked("f@1"))
+    world.deploy(spec("g", 1, [("g-weights", 10)], profile=profiled(20.0)))
+    world.arrive("g")
+    world.settle_processes()
+    world.arrive()
+    waiting = world.arrive()
+    while world.alarm < world.now + 5.0:
+        world.ring()
+    assert list(world.state.functions["f:program@1"].queue) == [waiting]
+    world.finish()
+    while not world.running:
+        world.ring()
+    assert [run.requests for run in world.running.values()] == [(waiting,)]
+
+
 def test_a_request_whose_executor_does_not_start_moves_to_a_worker():
     world = World(devices=(device(),))
     world.deploy(either())
