@@ -74,7 +74,7 @@ class Programs:
         except ProgramError:
             return None
         except Exception as error:  # noqa: BLE001 - that is what is looked for
-            self._attacked.tally.add("unexpected_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
+            self._attacked.tally.add("unforeseen_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
             return None
         return program
 

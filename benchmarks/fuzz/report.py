@@ -47,7 +47,7 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
             # A request is tried twice; if every worker is killed, its failure is expected.
             killed = attempt.kind == KILLS and SIGKILL in each.said
             if is_unexpected(each.outcome, each.said) and not killed:
-                tally.add("unexpected_5xx", f"the neighbour got {each.outcome}: {each.said}")
+                tally.add("unforeseen_5xx", f"the neighbour got {each.outcome}: {each.said}")
 
 
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:

@@ -178,7 +178,7 @@ class AttackedNode:
         self.said = self._log.lines()
         own = [line for line in self.said if not OWN_WORDS.match(line)]
         if any(TRACEBACK in line for line in own):
-            self.tally.add("unexpected_5xx", "a traceback in the log: " + _raised(own))
+            self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
             kind, case, number = self.tally.here
             print(f"a traceback in the log, {kind}: {case} ({number}):", *tracebacks(own), sep="\n    ", flush=True)
         if not self.expects_death and any(BASE_ZYGOTE_LOST in line for line in own):

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 
 from benchmarks.hostile.exchange import Reply
 
-FailureKind = Literal["crashes", "unexpected_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
+FailureKind = Literal["crashes", "unforeseen_5xx", "wrong", "outside_reads", "outside_writes", "hung"]
 FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
 EXAMPLES_MAX = 3
@@ -65,7 +65,7 @@ class Tally:
         """Count an unexpected answer; a missing answer is no failure by itself."""
         fault = unexpected(reply)
         if fault:
-            self.add("unexpected_5xx", fault)
+            self.add("unforeseen_5xx", fault)
 
 
 def unexpected(reply: Reply | None) -> str:

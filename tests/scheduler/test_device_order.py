@@ -1,6 +1,7 @@
 """Every order of the queue for devices serves all, and by default no request waits for ever while others come."""
 
 from bisect import bisect_right
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_tim
         world.deploy(pooled(name, slo_ms))
     behind: dict[int, tuple[float, int]] = {}
     began: list[float] = []
-    for names, seconds in steps:
+    for names, seconds in chain(steps, repeat(([], 0.1))):
         for name in names:
             waiting = len(world.open)
             request = world.arrive(name)
@@ -51,7 +52,10 @@ def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_tim
         world.now += seconds
         if world.devices.running:
             world.finish_on_device()
-    world.settle()
+        elif world.open:
+            world.ring()
+        if len(behind) == sum(len(each) for each, _ in steps) and not world.open:
+            break
     begun = {request: number for number, run in enumerate(runs_of(world)) for request in run.requests}
     for request, (long_at, waiting) in behind.items():
         before = bisect_right(began, long_at)
