@@ -178,7 +178,7 @@ def could_start(cycle: Cycle, function: Function) -> bool:
     owner, devices = owner_of(cycle, function), list(swaps.fitting(cycle, function))
     if function.queue or any(each.coming_owner == owner for each in devices):
         return False
-    if any(each.executor is None and each.next_owner is None and each.is_free(cycle.now) for each in devices):
+    if any(each.may_start(cycle.now) for each in devices):
         return True
     if any(each.owner == owner for each in devices):
         return False

@@ -170,6 +170,10 @@ class Device(msgspec.Struct, eq=False):
             return now >= self.backoff_until
         return self.executor.is_idle
 
+    def may_start(self, now: Seconds) -> bool:
+        """Whether an executor could start now, for any owner."""
+        return self.executor is None and self.next_owner is None and self.is_free(now)
+
     def is_out(self, now: Seconds) -> bool:
         """Whether it is out of service."""
         return self.executor is None and self.failures >= OUT_FAILURES and now < self.backoff_until

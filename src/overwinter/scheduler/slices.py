@@ -68,8 +68,7 @@ def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
         return False
     owner = owner_of(cycle, function)
     for each in swaps.fitting(cycle, function):
-        is_empty = each.executor is None and each.next_owner is None and each.is_free(cycle.now)
-        if is_empty or (each.coming_owner == owner and not _is_overdue(cycle, each)):
+        if each.may_start(cycle.now) or (each.coming_owner == owner and not _is_overdue(cycle, each)):
             return True
     return False
 
@@ -205,7 +204,7 @@ def _want_executor(cycle: Cycle, function: Function, starting: list[Device]) -> 
     """Start an executor for a slice on an empty device, unless one of these will serve it, and then no other slice."""
     owner, fitting = owner_of(cycle, function), list(swaps.fitting(cycle, function))
     own = next((each for each in starting if each in fitting and each.coming_owner == owner), None)
-    empty = [each for each in fitting if each.executor is None and each.next_owner is None and each.is_free(cycle.now)]
+    empty = [each for each in fitting if each.may_start(cycle.now)]
     if own is not None:
         starting.remove(own)
     elif empty:
