@@ -1,6 +1,7 @@
 """Constructs the parts of a node and its API, connects them, and runs them."""
 
 import asyncio
+import gc
 import resource
 import signal
 import socket
@@ -91,6 +92,9 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
         access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
+        # Python's garbage collector stops the event loop while it traverses all objects, but not those that are frozen.
+        gc.collect()
+        gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))

@@ -1,6 +1,7 @@
 """Bounds on the data of a connection and on the number of connections, while another client is served."""
 
 import asyncio
+import gc
 import resource
 import socket
 import struct
@@ -15,12 +16,14 @@ import msgspec
 import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from overwinter.api import app
 from overwinter.api.app import ACCEPTED_MAX, serve
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.draining import Drain
 from overwinter.api.protocol import PIPELINED_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
+from overwinter.api.starts import STARTED_MAX
 from tests.api.fake_node import LIMITS, Served, serving
 
 READ_BYTES = 256 << 10
@@ -536,3 +539,80 @@ def test_many_new_connections_are_accepted_in_one_iteration(monkeypatch: pytest.
         uvloop.run(asyncio.wait_for(work(listener, clients), 20))
     # One iteration for each part, and two until the protocol knows of it.
     assert iterations <= count // ACCEPTED_MAX + 2
+
+
+def test_a_request_does_not_wait_for_all_that_another_client_has_sent() -> None:
+    seen, done = list[str](), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["client"][0] if scope["path"] == "/work" else "health")
+        if len(seen) == 10 * STARTED_MAX + 2:
+            done.set()
+
+    async def work(listener: socket.socket, clients: ExitStack) -> None:
+        def connected(source: str) -> socket.socket:
+            return clients.enter_context(socket.create_connection(listener.getsockname(), source_address=(source, 0)))
+
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
+            many = [connected("127.0.0.1") for _ in range(10 * STARTED_MAX)]
+            other, health = connected("127.0.0.2"), connected("127.0.0.1")
+            await asyncio.sleep(0.1)
+            for each in (*many, other):
+                each.sendall(b"GET /work HTTP/1.1\r\n\r\n")
+            health.sendall(GET + b"\r\n")
+            await done.wait()
+            serving.cancel()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener, ExitStack() as clients:
+        uvloop.run(asyncio.wait_for(work(listener, clients), 20))
+    assert max(seen.index("127.0.0.2"), seen.index("health")) <= 2 * STARTED_MAX
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        GET,
+        GET + b"\r\n",
+        2 * (GET + b"\r\n"),
+        b"no HTTP\r\n\r\n",
+        b"GET /waits HTTP/1.1\r\n\r\n",
+        b"GET /waits HTTP/1.1\r\n\r\n" + GET + b"\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000,
+    ],
+    ids=["nothing", "half a head", "a request", "two", "no HTTP", "one that waits", "one behind it", "chunks"],
+)
+def test_a_closed_connection_is_freed_without_the_garbage_collector(sent: bytes) -> None:
+    left = 0
+
+    def count() -> int:
+        return sum(isinstance(each, BoundedProtocol | RequestResponseCycle) for each in gc.get_objects())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while scope["path"] == "/waits" and (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work(listener: socket.socket) -> None:
+        nonlocal left
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
+            for _ in range(3):
+                with socket.create_connection(listener.getsockname()) as client:
+                    client.sendall(sent)
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)
+            left = count() - before
+            serving.cancel()
+
+    gc.collect()
+    before = count()
+    gc.disable()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            uvloop.run(asyncio.wait_for(work(listener), 20))
+    finally:
+        gc.enable()
+    assert left == 0

@@ -11,6 +11,7 @@ import resource
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from overwinter.api.starts import Starts
 from overwinter.api.steps import Turns
 from overwinter.core.config import RequestLimits
 
@@ -67,6 +68,7 @@ class Connections:
         self.limits = limits
         self.turns = Turns()
         """Takes turns among the connections whose data takes long to parse."""
+        self.starts = Starts()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
         self.most_of_one = max(1, int(self.most * limits.client_share))

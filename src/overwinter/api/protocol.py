@@ -5,6 +5,7 @@ The server parses HTTP with httptools, which has no such bounds. Bodies are boun
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ FRAME_RATIO = 8
 TRANSFER_ENCODING = b"transfer-encoding"
 FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
+HEALTH = "/v2/health/"
+"""The paths whose requests start at once: a supervisor must not take a node with many requests for one that hangs."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Sent before the head of an answer if the client waits for permission to send its body."""
 
@@ -43,13 +46,12 @@ class _RefusedError(Exception):
 class _Flow(FlowControl):
     """Pauses and resumes reading. Reading resumes only after the received bytes are parsed."""
 
-    def __init__(self, transport: asyncio.Transport, parses: Callable[[], bool]) -> None:
-        super().__init__(transport)
-        self._parses = parses
+    is_parsing = False
+    """Whether received bytes are still to be parsed."""
 
     def resume_reading(self) -> None:
         """Resume reading, now or as soon as all is parsed."""
-        if self._parses():
+        if self.is_parsing:
             self.read_paused = False
         else:
             super().resume_reading()
@@ -126,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection, or refuse it."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, lambda: bool(self._rest))
+        self.flow: _Flow = _Flow(transport)
         self.client_key = client_of(self.client[0] if self.client else "")
         if not self._connections.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
@@ -138,6 +140,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._leave()
         self._rest = b""
         super().connection_lost(exc)
+        # They refer back to this object. Only the garbage collector would free it, and the event loop would wait while
+        # thousands of connections are freed.
+        self.scope = self.cycle = None  # type: ignore[assignment]
+        self._running = self._parsing = None
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. Thousands of chunks of a few bytes are parsed in several iterations of the loop."""
@@ -148,12 +154,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._rest:
                 self._parsing = self.loop.create_task(self._connections.turns.run(self._parse_rest()))
         if self._rest:
+            self.flow.is_parsing = True
             self.transport.pause_reading()
 
     def _parse_rest(self) -> Steps[None]:
         while self._rest:
             yield
             self._rest = self._parse(self._rest)
+        self.flow.is_parsing = False
         if not (self.flow.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
 
@@ -325,7 +333,14 @@ class BoundedProtocol(HttpToolsProtocol):
         # No body follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _Joining(self.transport, self._end)  # type: ignore[assignment]
-        super()._start_asgi_task(cycle, app)
+        if cycle.scope["path"].startswith(HEALTH):
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._connections.starts.add(self.client_key, partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if not self.has_left:
+            super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:
         """Close after the last answer. The rest of the request is read and discarded; otherwise the answer would be
