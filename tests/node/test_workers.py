@@ -295,6 +295,8 @@ def preprocess(inputs, state):
         [["Answer", 1 << 62, [meta(8)], 0]],
         [["Bound", "f@1"]],
         [["BindFailed", "f@1", "WorkerError", "never"]],
+        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, 0, False, float("nan")]],
+        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, 0, False, -1.0]],
     ][kind]
     for message in forged:
         channel().send(msgspec.msgpack.encode(message))
@@ -302,7 +304,7 @@ def preprocess(inputs, state):
 """
 
 
-@pytest.mark.parametrize("kind", range(9))
+@pytest.mark.parametrize("kind", range(11))
 def test_a_forged_answer_ends_the_worker_and_each_run_ends_at_most_once(rig, kind):
     function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
 

@@ -17,9 +17,12 @@ from tests.telemetry.test_pool import Watched
 class Node(Watched):
     """A world whose workers call the program in each run, and run it themselves in `cpu_s` if they are to."""
 
-    def __init__(self, cpu_s=0.5, device_s=0.1, devices=1, is_profiled=True, cut=False, **settings) -> None:
+    def __init__(
+        self, cpu_s=0.5, device_s=0.1, devices=1, is_profiled=True, cut=False, after_s=0.0, **settings
+    ) -> None:
+        """`after_s`: what the handler takes after the call."""
         super().__init__(devices=tuple(map(device, range(devices))))
-        self.cpu_s, self.device_s = cpu_s, device_s
+        self.cpu_s, self.device_s, self.after_s = cpu_s, device_s, after_s
         self.called: dict[int, int] = {}
         """The run that waits for each call."""
         self.asked: set[int] = set()
@@ -42,8 +45,9 @@ class Node(Watched):
             ready = [each for each in self.running.values() if each.run not in waits]
             if ready:
                 own = [call for call, run in self.called.items() if run == ready[0].run]
-                self.now += self.cpu_s if isinstance(self.answers[own[0]], Refuse) else 0.0
-                self.finish_run(ready[0])
+                program_s = self.cpu_s if isinstance(self.answers[own[0]], Refuse) else 0.0
+                self.now += program_s + self.after_s
+                self.finish_run(ready[0], program_s=program_s)
             elif self.devices.running:
                 run = next(iter(self.devices.running.values()))
                 self.now += max(run.missing_bytes / 1e6, self.device_s)
@@ -80,14 +84,16 @@ def test_a_call_goes_where_it_is_answered_sooner():
     assert "workers 50.0 ms" in node.state.functions["f@1"].estimates.text()
 
 
-@pytest.mark.parametrize(("before_s", "is_left"), [(0.2, False), (0.45, True), (0.7, True)])
-def test_what_the_handler_did_before_its_call_is_not_to_be_done_again(before_s, is_left):
-    node = known(cpu_s=0.5, device_s=0.1)
+@pytest.mark.parametrize("is_profiled", [False, True])
+@pytest.mark.parametrize(("cpu_s", "device_s"), [(0.5, 0.1), (0.1, 0.5)])
+def test_the_handlers_own_time_makes_no_difference(cpu_s, device_s, is_profiled):
+    node = known(cpu_s=cpu_s, device_s=device_s, is_profiled=is_profiled, after_s=3.0)
     node.arrive()
     node.settle_processes()
-    node.now += before_s
+    node.now += 3.0
     node.call()
     call = max(node.called)
+    is_left = cpu_s < device_s
     assert [run.requests for run in node.devices.running.values()] == ([] if is_left else [(call,)])
     assert (call in node.answers) == is_left
     node.end()

@@ -292,9 +292,10 @@ class World:
     def finish(self, failures=()) -> list:
         return self.finish_run(next(iter(self.running.values())), failures)
 
-    def finish_run(self, run: Run, failures=()) -> list:
+    def finish_run(self, run: Run, failures=(), program_s=0.0) -> list:
         del self.running[run.run]
-        return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
+        failed = tuple(RunFailure(r, "HandlerError", "bad") for r in failures)
+        return self.send(RunEnded(run.worker, run.run, failed, program_s=program_s))
 
     def finish_on_device(self, failures=(), unplaced=False) -> list:
         """Let the oldest run on a device end."""

@@ -168,6 +168,7 @@ def test_calls_of_a_handler_run_in_its_worker_or_on_a_device(make_node):
     node = make_node("--devices", "2", "--device-memory", "4MiB")
     deploy(node, "cpu", MODELS["f1"], handler=PLUS + MORE)
     deploy(node, "h", MODELS["f1"], handler=PLUS + MORE, device="any")
+    on_trial = calls(node)[0]
 
     def asked(name: str, at: int) -> torch.Tensor:
         with Client(node.url) as client:
@@ -180,6 +181,8 @@ def test_calls_of_a_handler_run_in_its_worker_or_on_a_device(make_node):
 
     assert all(map(is_right, range(5)))
     assert all(count > 0 for count in calls(node))
+    # The workers measured exactly the calls that they ran themselves.
+    assert sum(step[1].get("program_s", 0.0) > 0 for step in node.steps()) == calls(node)[0] - on_trial
     assert all(asked_while_killing(is_right, 300, [workers, executors] * 3, node))
     assert all(map(is_right, range(5)))
     shown, explained = node.client.function("h"), node.client.explain("h")

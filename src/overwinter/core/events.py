@@ -158,6 +158,8 @@ class RunEnded(_Event, frozen=True):
     """Whether nothing ran because the blocks did not fit on the device: its free memory is not adjacent."""
     peer_bytes: int = 0
     """The part of the moved bytes that came from another device."""
+    program_s: float = 0.0
+    """The mean seconds of the calls of the program that a handler's worker ran itself; 0: there were none."""
 
 
 class PreparedOnDevice(_Event, frozen=True):

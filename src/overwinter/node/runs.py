@@ -171,8 +171,8 @@ class Runs:
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
             failures.clear()
-        moved = answer.moved_bytes, answer.unplaced, answer.peer_bytes
-        self._post(RunEnded(process.worker, answer.run, tuple(failures), *moved))
+        measured = answer.moved_bytes, answer.unplaced, answer.peer_bytes, answer.program_s
+        self._post(RunEnded(process.worker, answer.run, tuple(failures), *measured))
 
     def _taken(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
         """Return the tensors of a request that its function takes, which may have been removed meanwhile."""

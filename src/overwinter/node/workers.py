@@ -1,5 +1,6 @@
 """The node's record of one worker: what it serves, and how much it computes."""
 
+from math import inf
 from typing import Protocol
 
 from overwinter.core.ids import FunctionId, RequestId, RunId, WorkerId
@@ -106,12 +107,12 @@ class WorkerProcess(ContainedProcess):
         return all(computed_s <= until_s for until_s in self._slo_spent_at_s.values())
 
     def end(self, answer: Answer) -> Flight:
-        """Return the run that was answered. Raises ValueError if there is none, or if it says what only an executor
-        may.
-        """
+        """Return the run that was answered. Raises ValueError if there is none, or for an impossible answer."""
         flight = super().end(answer)
         if answer.moved_bytes or answer.peer_bytes or answer.unplaced:
             raise ValueError("a worker has no device")
+        if not 0 <= answer.program_s < inf:
+            raise ValueError(f"a program cannot take {answer.program_s} s")
         del self._slo_spent_at_s[answer.run]
         if not self._flights:
             computed_s = self._computed_s()

@@ -12,7 +12,7 @@ runs it, or it is a request to the counterpart. Such a request is refused if the
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, inf
 
-from overwinter.core.ids import RunId, Seconds, WorkerId
+from overwinter.core.ids import RunId, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import counterpart, executors, handler_calls, order, swaps
 from overwinter.scheduler.containment import call_policy, expected_s
@@ -45,7 +45,7 @@ def takes_call(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] 
         # The blocks that have to leave may be those that the worker uses.
         return False
     run = handler_calls.run_of(cycle, caller)
-    return run is not None and counterpart.is_usable(cycle, function) and _answers_call(cycle, function, run, cycle.now)
+    return run is not None and counterpart.is_usable(cycle, function) and _answers_call(cycle, function, run)
 
 
 def _leave_late_calls(cycle: Cycle, function: Function) -> None:
@@ -60,21 +60,19 @@ def _leave_late_calls(cycle: Cycle, function: Function) -> None:
     left = []
     for request in [cycle.state.requests[each] for each in function.queue]:
         run, is_first = handler_calls.run_of(cycle, request.caller), request.id == function.queue[0]
-        if run is not None and not _answers_call(cycle, function, run, request.arrived, is_first):
+        if run is not None and not _answers_call(cycle, function, run, is_first):
             left.append(request.id)
     if left:
         counterpart.leave_to_workers(cycle, function, left)
 
 
-def _answers_call(cycle: Cycle, program: Function, run: Operation, called: Seconds, is_first: bool = False) -> bool:
-    """Whether a device answers a call of this run sooner than its worker would run the program. What the handler did
-    before the call is no longer to be done.
-    """
-    function, count = run.function, len(run.requests)
-    latency = function.latency
-    seconds = expected_s(cycle.state, function, latency.usual, count) if latency.points else latency.run_s
-    left_s = None if seconds is None else max(0.0, seconds - (called - run.began))
-    in_worker = Estimate("workers", 0.0, left_s, may_try=True)
+def _answers_call(cycle: Cycle, program: Function, run: Operation, is_first: bool = False) -> bool:
+    """Whether a device answers a call of this run sooner than its worker would run the program."""
+    function, latency = run.function, run.function.latency
+    seconds = latency.program_s
+    if seconds is None and latency.points:
+        seconds = expected_s(cycle.state, function, latency.usual, len(run.requests))
+    in_worker = Estimate("workers", 0.0, seconds, may_try=True)
     estimates = function.estimates = Estimates(in_worker, _on_devices(cycle, program, is_first))
     return call_policy(cycle.state, function, in_worker, either.sooner, estimates) is estimates.devices
 

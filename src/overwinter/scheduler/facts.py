@@ -222,6 +222,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
             call_policy(
                 cycle.state, function, None, function.family.latency.observe, worker.point, counts, spent_s, trunk
             )
+        function.family.latency.observe_program(event.program_s)
         _prepare(cycle, function, spent_s)
     families.mark(cycle, worker.family, *served)
 

@@ -84,7 +84,7 @@ def isolate(cycle: Cycle, function: Function) -> None:
     spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
     function.family = Family(FamilyId(spec.id), latency_model(cycle, spec), used=function.used)
     function.family.start_s = family.start_s
-    function.family.latency.run_s = family.latency.run_s
+    function.family.latency.keep_observations(family.latency)
     function.family.members[spec.id] = function
     function.trunk = function.family.trunks.join(spec.id, function.sizes)
     cycle.state.families[function.family.id] = function.family
@@ -118,7 +118,7 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
         spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, slo_ms=family.slo_ms))
     family.latency = latency_model(cycle, spec)
     if not forget:
-        family.latency.run_s = before.run_s
+        family.latency.keep_observations(before)
 
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:

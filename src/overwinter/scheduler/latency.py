@@ -87,6 +87,8 @@ class LatencyModel:
         settings, profile = spec.settings, spec.profile
         self.run_s: float | None = None
         """The smoothed seconds of a run, of any batch size."""
+        self.program_s: float | None = None
+        """The smoothed seconds of the program alone, where a worker ran it for a handler, of any batch size."""
         self.pace = 1.0
         """The smoothed ratio of observed to profiled latency: other load on the cores makes a node slower than its
         profile.
@@ -159,10 +161,19 @@ class LatencyModel:
             return 0.0
         return sum(self.latency_s(point, count) or 0.0 for count in counts)
 
+    def observe_program(self, seconds: float) -> None:
+        """Record the time of the program alone, in a call that a worker ran itself; 0: there was none."""
+        if seconds:
+            self.program_s = _smoothed(self.program_s, seconds)
+
+    def keep_observations(self, before: "LatencyModel") -> None:
+        """Take over what was observed by a model of the same program."""
+        self.run_s, self.program_s = before.run_s, before.program_s
+
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
         """Record the time of a run with these numbers of requests of each of one or more functions."""
         trunk.sharing.observe(point, counts, seconds)
-        self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
+        self.run_s = _smoothed(self.run_s, seconds)
         if point.latency_s > 0:
             together = expected = self.latency_s(point, sum(counts))
             if not expected or not together:
@@ -173,6 +184,10 @@ class LatencyModel:
                 trunk.observe(together, apart, seconds)
             ratio = seconds * self.pace / expected
             self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
+
+
+def _smoothed(before: float | None, seconds: float) -> float:
+    return seconds if before is None else before + SMOOTHING * (seconds - before)
 
 
 def _complexity(point: Point) -> tuple[int, int, int]:

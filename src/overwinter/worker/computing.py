@@ -6,8 +6,10 @@ run's answer. A slot has one call at a time; the threads of other slots may wait
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 import torch
 
@@ -31,11 +33,23 @@ class Computing:
     @contextmanager
     def within(self, slot: int) -> Iterator[None]:
         """Use this slot for the calls of this thread. In a trial it is the first one."""
-        self._thread.slot = slot
+        self._thread.slot, self._thread.left_s = slot, []
         try:
             yield
         finally:
             self._thread.slot = 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure a call that the pool leaves to the worker."""
+        began = time.perf_counter()
+        yield
+        if hasattr(self._thread, "left_s"):
+            self._thread.left_s.append(time.perf_counter() - began)
+
+    def program_s(self) -> float:
+        """The mean seconds of such calls in this thread's run; 0: there were none."""
+        return fmean(self._thread.left_s or [0.0])
 
     def run(
         self, function: str, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]

@@ -89,8 +89,7 @@ class Family:
         # Measurements run on zeros.
         run = prepared.unchecked() if load.measured else None
         if self._computing is not None:
-            call = partial(self._computing.run, function, prepared.program.inputs)
-            run = _on_pool(call, prepared.run, load.pool_first)
+            run = _on_pool(self._computing, function, prepared, load.pool_first)
         return Runner(function, prepared, weights, handler, load.outputs, run)
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
@@ -115,14 +114,20 @@ class Family:
         return None if member is None else member.runner
 
 
-def _on_pool(call: Callable[[Sequence[torch.Tensor]], Outputs | None], run: Compiled, pool_first: bool) -> Compiled:
-    """Return what takes the place of the compiled program: a call of the pool, or `run` if the pool leaves it to the
-    worker. `pool_first`: the worker may run it, and so runs inputs at once that are too large to be sent.
+def _on_pool(computing: Computing, function: str, prepared: Prepared, pool_first: bool) -> Compiled:
+    """Return what takes the place of the compiled program: a call of the pool, or the program itself if the pool leaves
+    the call to the worker. `pool_first`: the worker may run it, and so runs inputs at once that are too large to be
+    sent.
     """
 
     def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
-        outputs = None if pool_first and not is_sendable(inputs) else call(inputs)
-        return run(weights, inputs) if outputs is None else outputs
+        if pool_first and not is_sendable(inputs):
+            return prepared.run(weights, inputs)
+        outputs = computing.run(function, prepared.program.inputs, inputs)
+        if outputs is not None:
+            return outputs
+        with computing.timed():
+            return prepared.run(weights, inputs)
 
     return run_on_pool
 

@@ -366,6 +366,8 @@ class Answer(_Message, frozen=True):
     """The part of these that came from another device."""
     unplaced: bool = False
     """Whether nothing ran because the blocks did not fit on the device."""
+    program_s: float = 0.0
+    """The mean seconds of the calls of the program that the pool left to the worker; 0: there were none."""
 
 
 class WarmedUp(_Message, frozen=True):

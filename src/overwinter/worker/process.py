@@ -19,6 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from msgspec import structs
 
 from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.ids import Address
@@ -176,7 +177,9 @@ class Worker:
 
     def _run(self, message: RunBatch, runners: Sequence[Runner | Failure]) -> Answer:
         with self._computing.within(message.slot):
-            return run_batch(message, self._slots[message.slot], runners)
+            answer = run_batch(message, self._slots[message.slot], runners)
+            program_s = self._computing.program_s()
+            return structs.replace(answer, program_s=program_s) if program_s else answer
 
     @property
     def _loaded(self) -> Family:
