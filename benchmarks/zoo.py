@@ -66,7 +66,7 @@ def build(name: str, small: bool = False, seed: int = 0) -> Model:
 
 def randomise_constants(module: nn.Module) -> None:
     """Change, in place, all tensors that are initialised with zeros or ones: training would, and equal tensors would be
-    state_tensors once.
+    stored once.
     """
     for path, parameter in module.named_parameters():
         if parameter.dim() == 1 and "bias" in path.rpartition(".")[2]:

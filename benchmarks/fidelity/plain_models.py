@@ -206,7 +206,7 @@ TRAPS = [
     weightless("flex-attention", attended, SERIES),
     weightless("complex", lambda x: torch.view_as_real(torch.fft.fft2(x.unflatten(1, (3, 4))))),
     weightless("masked-select", lambda x: x[x > 0]),
-    weightless("drawn-noise", lambda x: x + torch.rand_like(x)),
+    weightless("random-noise", lambda x: x + torch.rand_like(x)),
 ]
 
 MODELS: list[Architecture] = [*NETWORKS, *TRAPS]

@@ -12,20 +12,22 @@ HEAD = """# Answers of a node compared with eager PyTorch
 `python -m benchmarks.fidelity --seed {seed} --table docs/fidelity.md` wrote this file. Each architecture has small
 random weights, with no norm or bias left at 0 or 1. All run on one real node, over HTTP. Each is deployed with dynamic
 sizes, and called at batches of 1, 2 and 3; other dynamic sizes are 1, 2, 3 and another value. The answers are compared
-with the author's module in eager PyTorch. If a deploy with a dynamic size is refused, the model is deployed again with
-that size fixed.
+with the author's module in eager PyTorch; those of a `.pt2` file with the module in that file, which itself refuses
+some sizes. If a deploy with another dynamic size than the batch is refused, the model is deployed again with only the
+batch dynamic.
 
 * **equal**: every answer equals that of eager PyTorch, bit for bit. **within**: every answer is within {bounds}
   of the largest magnitude.
 * **refused clearly**: the deploy, or a size at which eager PyTorch runs, is refused in one sentence, which the table
-  shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal is correct and not shown.
+  shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal counts as equal and is not
+  shown.
+* **compared at**: the sizes at which both answered; `-` if no answer was compared.
 * **shared runs**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its
   own input alone: the largest difference, and the number of runs that the node needed for these requests.
 * **drawn**: the model type was selected at random, by the seed, from all those of `transformers`.
 
-PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros for padding, where the layers without it, and so a
-program, return other values. With that kernel only positions that are not padding are compared, without it all
-positions.
+PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros at padded positions. The unfused layers, and therefore
+a program, return other values there. Where eager PyTorch uses the fused kernel, padded positions are not compared.
 
 {counts}
 

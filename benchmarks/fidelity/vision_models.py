@@ -139,7 +139,7 @@ MODELS: list[Architecture] = [
     network(
         "clip",
         "CLIPModel",
-        name="clip-in_separate_process",
+        name="clip-separate-batches",
         inputs={
             "input_ids": tokens("texts", "sequence"),
             "attention_mask": mask("texts", "sequence"),

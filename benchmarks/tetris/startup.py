@@ -73,7 +73,7 @@ class Contention(NamedTuple):
 
 
 class Bench:
-    """A node with a model, a renamed_copy of it and a variant; measures starts of the three."""
+    """A node with a model, a copy of it under another name, and a variant; measures starts of the three."""
 
     def __init__(self, node: Node, family: Family) -> None:
         self._node = node

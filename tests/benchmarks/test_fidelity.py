@@ -24,7 +24,7 @@ HANDFUL = [
     "bert",
     "gemma-bf16",
     "whisper",
-    "clip-in_separate_process",
+    "clip-separate-batches",
     "segformer",
     "unet",
     "embedding-bag",

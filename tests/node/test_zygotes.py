@@ -320,7 +320,7 @@ class Double:
 FORGED = {
     "nonsense": "end.send(b'\\xc1')",
     "an answer to no question": "channel.send(Pong())",
-    "an unexpected program": "channel.send(ProgramReady())",
+    "an unexpected program": "channel.send(CompilationEnded())",
     "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
     "a fork of another's": "channel.send(Forked(victim), [smaps()])",
     "an end of another's": "channel.send(Exited(victim, 0))",

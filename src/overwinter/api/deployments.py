@@ -95,7 +95,7 @@ class DeploymentApi:
         return [
             Operation(
                 "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_body(MissingBlocks)},
-                takes=json_body(MissingRequest), passing=True,
+                takes=json_body(MissingRequest), has_lasting_effect=False,
             ),
             Operation(
                 "PUT", blocks + "/{address}", "deploy", self.put_block,

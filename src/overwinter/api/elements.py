@@ -21,7 +21,9 @@ DEPTH_MAX = 8
 """The most levels of nested lists. A flat list works for any rank."""
 
 LISTS_MAX = 1024
-"""The most lists that are made. In a text with more, they are only compared with the shape."""
+"""The most nested lists that are decoded to Python lists. In a text with more, the brackets are compared with the
+shape, and the elements are read as flat lists.
+"""
 
 EXPONENTS_STEP_BYTES = STEP_BYTES // 4
 """The bytes of numbers with exponents that one step reads."""
@@ -155,8 +157,10 @@ def _sizes(shape: tuple[int, ...], depth: int) -> tuple[int, ...]:
 
 
 def _other_shape(name: str, shape: tuple[int, ...], depth: int) -> CallerError:
+    if depth > 1:
+        return CallerError(f"data of input {name!r} is not nested as its shape {list(shape)} requires")
     return CallerError(
-        f"data of input {name!r} is {'not nested' if depth > 1 else 'not as long'} as its shape {list(shape)} requires"
+        f"data of input {name!r} does not have the {prod(shape)} elements that its shape {list(shape)} needs"
     )
 
 

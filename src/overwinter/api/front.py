@@ -162,7 +162,7 @@ class Telemetry(Protocol):
 
 
 class Front(Protocol):
-    """The node, as the API uses it. All methods raise core errors."""
+    """The node, as the API uses it. All methods raise OverwinterError."""
 
     @property
     def repository(self) -> Blocks:

@@ -51,9 +51,9 @@ class Operation(msgspec.Struct, frozen=True):
     headers: tuple[str, ...] = ()
     """The headers that it reads, besides those of HTTP and of the tenant."""
     fails: tuple[int, ...] = ()
-    """The statuses of its errors, besides those that all operations of its kind have."""
-    passing: bool = False
-    """Whether the operation has no lasting effect. The audit log does not record such operations."""
+    """The statuses of its errors, in addition to those that follow from its path, its body and what it needs."""
+    has_lasting_effect: bool = True
+    """The audit log does not record operations without a lasting effect."""
 
     @property
     def scope(self) -> TokenScope | None:
@@ -63,7 +63,7 @@ class Operation(msgspec.Struct, frozen=True):
     @property
     def is_audited(self) -> bool:
         """Whether the audit log records it."""
-        return self.scope in ("deploy", "admin") and not self.passing
+        return self.scope in ("deploy", "admin") and self.has_lasting_effect
 
 
 class _Endpoint:

@@ -11,7 +11,7 @@ from overwinter.core.ids import DeviceId
 
 DEVICES_MAX = 64
 MEMORY_BYTES = 1 << 30
-LINK_BYTES = 12_000_000_000
+LINK_BYTES_PER_S = 12_000_000_000
 
 
 def device_options() -> list[click.Option]:
@@ -50,7 +50,7 @@ def device_options() -> list[click.Option]:
             ["--device-bandwidth"],
             type=byte_size,
             metavar="SIZE",
-            default=f"{LINK_BYTES // 10**9}GB",
+            default=f"{LINK_BYTES_PER_S // 10**9}GB",
             help="Bytes per second from the host to each device.",
         ),
         click.Option(

@@ -18,7 +18,9 @@ DeviceIsolation = Literal["none", "tenant", "function"]
 """Who shares the executor of a device: all tenants, the functions of one tenant, or nobody."""
 
 ACTIVATION_BYTES = 1 << 30
-"""By default enough for a batch of 8 of the largest models of the papers (benchmarks.activations)."""
+"""The default of `activation_bytes`: enough for a batch of 8 of the largest models in `benchmarks.zoo` (measured by
+`benchmarks.activations`).
+"""
 
 DEVICE_BOUNDS = {
     "memory_bytes": Bound(1 << 20, 1 << 50, "bytes", "a function's blocks must fit, and no device has a PiB"),

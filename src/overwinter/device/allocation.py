@@ -38,7 +38,8 @@ class Allocator(Protocol):
         ...
 
     def consolidate(self, largest: int = 0) -> list[Move]:
-        """Bring some free memory together, so that a block of `largest` bytes fits in the end; return the moves that
-        must follow, in order, or none if nothing is left to do. Another call continues.
+        """Move some blocks, so that free memory becomes contiguous and a block of `largest` bytes may fit after some
+        calls; 0: no particular size. The blocks have their new offsets at once, and the caller must then copy the
+        memory, in the order of the returned moves. An empty list: no further step is possible.
         """
         ...

@@ -10,7 +10,9 @@ Place = tuple[Address, int]
 
 
 def block_bytes(weights: Sequence[Weight], first_uses: Sequence[int], places: Sequence[Place]) -> dict[Address, int]:
-    """Return the bytes of each block without its layout, in the order in which the program first uses them."""
+    """Return the bytes of each block up to the end of its last weight, in the order in which the program first uses
+    them.
+    """
     found: dict[Address, int] = {}
     ordered = sorted(zip(first_uses, weights, places, strict=True), key=lambda each: each[0])
     for _, weight, (address, offset) in ordered:

@@ -27,12 +27,12 @@ class DeviceProgram:
 
     @cached_property
     def run(self) -> Compiled:
-        """The program for weights that are there."""
+        """The compiled program for runs whose weights have all arrived before."""
         return compile_program(self.program, device=self.device)
 
     @cached_property
     def run_waiting(self) -> Waiting:
-        """The program for weights that arrive meanwhile."""
+        """The compiled program for runs during which weights arrive: it waits for them before their first use."""
         return compile_waiting(self.program, frozenset(self.first_uses), self.device)
 
 
@@ -86,7 +86,7 @@ class DeviceFunction:
         """The weights on a device, and its epoch when they were made."""
         used = block_bytes(program.program.weights, program.first_uses, places)
         self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
-        """The bytes of each block without its layout, in the order in which the program first uses them."""
+        """The bytes of each block up to the end of its last weight, in the order of their first uses."""
         self._first_uses: dict[Address, int] = {}
         for use, (address, _) in sorted(zip(program.first_uses, places, strict=True), key=lambda pair: pair[0]):
             self._first_uses.setdefault(address, use)

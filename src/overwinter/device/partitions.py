@@ -42,8 +42,8 @@ class Buddies:
         self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of the smallest chunk that is large enough, the lowest of them; if there is none, of the
-        shortest range of adjacent chunks that are large enough together.
+        """Return the offset of the lowest of the smallest free chunks that are large enough. If there is none, use the
+        start of the shortest range of adjacent free chunks that is large enough; None if there is none either.
         """
         granules = nbytes // GRANULE_BYTES
         if granules >= self._unfit:
@@ -122,7 +122,9 @@ class Slots:
 
 
 class Whole:
-    """A partition that one block larger than a partition takes entirely."""
+    """A partition that lies entirely inside one block. Such a block is larger than a partition and takes several
+    adjacent ones.
+    """
 
     def take(self, nbytes: int) -> int | None:
         """Nothing fits here."""

@@ -20,7 +20,7 @@ from overwinter.device.partitions import GRANULE_BYTES
 BYTES_PER_SLOT = GRANULE_BYTES
 """The memory for which the table has one slot. Almost all blocks are larger, so few slots are used."""
 PROBES = 8
-"""The slots in which a block may be entered, one after the other. If all are taken, no other device gets the block."""
+"""The number of consecutive slots that are tried for a block. If all are taken, other devices cannot copy the block."""
 
 _SEAL_FUTURE_WRITE = 0x10
 
@@ -47,7 +47,7 @@ def shared_bytes(nbytes: int) -> int:
 def shared_memory(nbytes: int) -> int:
     """Create the memory of a device from which others may copy, and return its descriptor. Raises OSError."""
     if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise OSError("this machine has less memory")
+        raise OSError(f"the device needs {nbytes} bytes, and this machine has less memory")
     return sized_file("overwinter-device", shared_bytes(nbytes), more_seals=True)
 
 

@@ -1,8 +1,9 @@
 """Converts the calls of a nested graph to calls of the outer graph.
 
-A gradient or autocast switch runs its nested graph unchanged. `torch.cond` runs one of two graphs: here both run, and
-`torch.where` selects. The result is bit-identical as long as the unselected graph cannot fail: where one calls an
-operator that refuses some values, the export is refused.
+A wrapper that sets the gradient mode, or disables autocast, is replaced by its nested graph. Enabled autocast is
+refused. `torch.cond` runs one of two graphs: here both run, and `torch.where` selects. The result is bit-identical as
+long as the unselected graph neither fails nor changes a value from outside it. So the export is refused if one of them
+calls an operator that may refuse values, or writes to a value from outside.
 """
 
 import operator
@@ -37,7 +38,7 @@ def inline_nested(module: GraphModule) -> None:
 
 def _inline(module: GraphModule, node: Node) -> None:
     """Replace the call of a wrapper by the calls of the nested graph in it."""
-    leading = _SWITCHES.get(str(node.target))
+    leading = _WRAPPERS.get(str(node.target))
     if leading is None:
         name = str(node.target)
         raise ProgramError(
@@ -135,15 +136,15 @@ def _replace(module: GraphModule, node: Node, results: Sequence[Any]) -> None:
     module.graph.erase_node(node)
 
 
-def _always(_switch: tuple[Any, ...]) -> bool:
+def _always(_arguments: tuple[Any, ...]) -> bool:
     return True
 
 
-def _is_off(switch: tuple[Any, ...]) -> bool:
-    return switch[2] is False
+def _is_off(arguments: tuple[Any, ...]) -> bool:
+    return arguments[2] is False
 
 
-_SWITCHES: dict[str, tuple[int, Callable[[tuple[Any, ...]], bool]]] = {
+_WRAPPERS: dict[str, tuple[int, Callable[[tuple[Any, ...]], bool]]] = {
     "wrap_with_set_grad_enabled": (1, _always),
     "wrap_with_autocast": (4, _is_off),
 }

@@ -32,7 +32,9 @@ SIZES = {
 USUALLY_FIXED = {"height", "width"}
 """Sizes that vary only if the deployer asks for it."""
 PARTS = {"encoder": "get_encoder", "text": "get_text_features", "image": "get_image_features"}
-"""The parts of a model that can be deployed alone, and the method that returns each."""
+"""The parts of a model that can be deployed alone, and the method for each: `get_encoder` returns a module, the other
+two compute the output of their part.
+"""
 ANY = "any"
 DATA_ONLY = {"local_files_only": True, "trust_remote_code": False}
 """The options for loading anything from a directory. By default `transformers` would ask on the terminal whether to run

@@ -35,8 +35,9 @@ class Payload:
         self._reserved = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve memory for outputs before they are copied, unless an earlier answer, which was lost, reserved as
-        much. Raises TooLargeError or OverloadedError if the caller may not hold so much.
+        """Reserve memory for outputs before they are copied, in addition to the kept results of slices. What was
+        reserved earlier for this request counts, so a retry reserves only the difference. Raises TooLargeError or
+        OverloadedError if the caller may not hold so much.
         """
         lacking = sum(len(tensor.data) for tensor in self.values) + nbytes - self._reserved
         if lacking > 0 and self.call is not None and self.call.hold is not None:
@@ -63,7 +64,7 @@ class Calls:
         self._loads: dict[FunctionId, list[asyncio.Future[None]]] = {}
 
     async def infer(self, call: Call) -> Result:
-        """Run a function; wakes it if needed. Raises core errors."""
+        """Run a function; wakes it if needed. Raises OverwinterError."""
         self._last += 1
         request = RequestId(self._last)
         future: asyncio.Future[Result] = self._loop.create_future()
@@ -99,7 +100,7 @@ class Calls:
         await future
 
     def busy(self) -> bool:
-        """Whether any request is open, or any worker has an operation in progress."""
+        """Whether any request is open, or any worker or device has an operation in progress."""
         return bool(self.payloads) or self._published.busy()
 
     def reply(self, action: Reply) -> None:

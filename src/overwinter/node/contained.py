@@ -1,4 +1,4 @@
-"""The node's record of one contained process that a zygote forks: its channel, its buffers, its runs, and its end."""
+"""The node's record of one process that a zygote forks into a sandbox: its channel, buffers, runs and end."""
 
 import os
 import signal
@@ -109,10 +109,15 @@ class ContainedProcess:
         return slot
 
     def end(self, answer: Answer) -> Flight:
-        """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none."""
+        """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none, or if
+        it has another number of requests.
+        """
         flight = self._flights.pop(answer.run, None)
-        if flight is None or len(flight.requests) != len(answer.outcomes):
+        if flight is None:
             raise ValueError(f"run {answer.run} was not requested")
+        if len(flight.requests) != len(answer.outcomes):
+            counts = f"{len(flight.requests)} requests and {len(answer.outcomes)} outcomes"
+            raise ValueError(f"run {answer.run} has {counts}")
         return flight
 
     def take_back(self, run: RunId) -> Flight:
@@ -145,7 +150,7 @@ class ContainedProcess:
         return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
 
     def is_large(self) -> bool:
-        """Whether its buffers may have more memory than they may keep."""
+        """Whether a buffer is larger than the memory that it keeps while nothing runs."""
         return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
 
     def release(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ MAPPED_MAX = 32_000
 
 
 class ExecutorProcess(ContainedProcess):
-    """A contained process that owns a device. It runs one batch at a time."""
+    """A process that owns a device, in a sandbox. It runs one batch at a time."""
 
     def __init__(self, action: StartExecutor, log: Log) -> None:
         """Raises OSError when the system has no descriptors left."""

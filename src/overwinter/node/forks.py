@@ -1,4 +1,4 @@
-"""Forks contained processes from the zygotes, receives their messages, and reports how they end.
+"""Forks workers and executors from the zygotes, receives their messages, and reports how they end.
 
 Everything here runs in callbacks of the event loop and never blocks. Processes are requested once the base zygote is
 ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports it,
@@ -40,7 +40,7 @@ REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 
 
 class Forks:
-    """All contained processes of a node but the zygotes."""
+    """All workers and executors of a node, which are in sandboxes."""
 
     def __init__(self, zygotes: Zygotes) -> None:
         self._zygotes = zygotes

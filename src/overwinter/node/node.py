@@ -68,7 +68,7 @@ class Node:
         await asyncio.shield(self._loop.broken)
 
     def infer(self, call: Call) -> Awaitable[Result]:
-        """Run a function or a pipeline; raises core errors."""
+        """Run a function or a pipeline; raises OverwinterError."""
         # No separate coroutine, because this is called for every request.
         return self._pipelines.infer(call) if call.name in self._pipelines else self._calls.infer(call)
 

@@ -22,6 +22,7 @@ from overwinter.node.process_identity import child_of, is_smaps_of
 from overwinter.node.zygote_process import SLOW, Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
+    CompilationEnded,
     Exited,
     Forked,
     ForkFailed,
@@ -31,7 +32,6 @@ from overwinter.worker.messages import (
     Ping,
     Pong,
     Prepare,
-    ProgramReady,
     Up,
 )
 from overwinter.worker.sandbox import zygote_uid_of
@@ -261,7 +261,7 @@ class Zygotes:
                 self._came_up(zygote, message, fds)
             case Pong():
                 self._settle(zygote, "pong")
-            case ProgramReady():
+            case CompilationEnded():
                 self._settle(zygote, "program")
                 self._listener.zygote_idle(zygote)
             case Forked(worker):
@@ -296,7 +296,7 @@ class Zygotes:
         # None if the node had no free descriptor; its memory is then not counted.
         zygote.smaps = _take_smaps(fds, zygote.pid)
         if zygote.tenant is None:
-            self._report_lacks(message.uncontained)
+            self._report_lacks(message.lacking)
             self._failures = 0
             self.up.set()
         self._listener.zygote_idle(zygote)

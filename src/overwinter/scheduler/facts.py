@@ -268,7 +268,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     cycle.current, function.lost = function.spec.id, False
     if worker.drain is None:
         tenant = cycle.state.tenants[worker.tenant]
-        heappush(tenant.slices, (cycle.now + time_slice_s(function), worker.id))
+        heappush(tenant.time_slice_ends, (cycle.now + time_slice_s(function), worker.id))
         cycle.places_changed = True
     if function.wants_wake:
         functions.prove(cycle, function)

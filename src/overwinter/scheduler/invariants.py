@@ -135,7 +135,7 @@ def _check_tenants(cycle: Cycle) -> None:
         draining = {worker.id for worker in own if not worker.stopping and worker.drain and worker.drain.until is None}
         assert set(tenant.draining) == draining, f"the draining workers of tenant {id_} are wrong"
         serving = {worker.id for worker in own if worker.is_serving}
-        assert serving <= {id_ for _, id_ in tenant.slices}, f"a worker of tenant {id_} has no time slice"
+        assert serving <= {id_ for _, id_ in tenant.time_slice_ends}, f"a worker of tenant {id_} has no time slice"
 
 
 def _is_spare(worker: Worker) -> bool:
@@ -230,7 +230,8 @@ def _check_queues(cycle: Cycle) -> None:
     state = cycle.state
     queues: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
-        assert (tenant.waits is not None) == (tenant.id in state.waiting), f"the queue of tenant {tenant.id} is wrong"
+        is_listed = tenant.id in state.waiting
+        assert (tenant.first_waiting is not None) == is_listed, f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
             assert not state.functions[id_].has_worker, f"{id_} waits for its first worker but has one"
         for id_ in tenant.more_workers:

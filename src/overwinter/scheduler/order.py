@@ -68,7 +68,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         tenant = state.tenants[function.spec.tenant]
         tenant.first_workers.pop(id_, None)
         tenant.more_workers.pop(id_, None)
-        if tenant.waits is None:
+        if tenant.first_waiting is None:
             del state.waiting[tenant.id]
         function.starts, function.lacks_memory = None, False
         cycle.places_changed = True
@@ -255,8 +255,8 @@ def first_for_places(cycle: Cycle) -> Function | None:
         tenant = next(iter(waiting.values()))
     else:
         tenant = min(waiting.values(), key=lambda each: _rank(cycle, each))
-    assert tenant.waits is not None
-    return cycle.state.functions[tenant.waits]
+    assert tenant.first_waiting is not None
+    return cycle.state.functions[tenant.first_waiting]
 
 
 def queue_for_places(cycle: Cycle) -> Iterator[Function]:

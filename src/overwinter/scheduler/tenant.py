@@ -20,7 +20,7 @@ class Tenant(msgspec.Struct):
     """Its idle workers for which no request waits, the one spare longest first."""
     draining: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its workers that drain without a time limit."""
-    slices: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
+    time_slice_ends: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
     """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that wait for a place for their first worker, the longest waiting first."""
@@ -30,6 +30,6 @@ class Tenant(msgspec.Struct):
     """Its need for processes forked ahead."""
 
     @property
-    def waits(self) -> FunctionId | None:
+    def first_waiting(self) -> FunctionId | None:
         """The first of its functions that wait for a place."""
         return next(iter(self.first_workers or self.more_workers), None)

@@ -169,10 +169,10 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     """
     if not own and tenant.draining:
         return next(iter(tenant.draining.values())), cycle.now
-    slices, workers = tenant.slices, cycle.state.workers
-    while slices and ((worker := workers.get(slices[0][1])) is None or not worker.is_serving):
-        heappop(slices)
-    first = [(at, worker) for at, id_ in slices[:SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
+    ends, workers = tenant.time_slice_ends, cycle.state.workers
+    while ends and ((worker := workers.get(ends[0][1])) is None or not worker.is_serving):
+        heappop(ends)
+    first = [(at, worker) for at, id_ in ends[:SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
     # A worker of another tenant that waits for a batch or a core is not taken.
     may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
     at, found = min(may, key=lambda each: each[0], default=(inf, None))

@@ -1,7 +1,8 @@
 """Runs of handlers in simulated workers, and the calls of their programs on simulated devices.
 
-As on a node, the requests of a run to one function make one call, and the functions of a shared run call one after the
-other. A call is as urgent as the most urgent of its requests, and is cancelled when none of them waits any more.
+As on a node, all requests to one function in a run make one call, and the functions of a shared run make their calls
+one after the other. A call is as urgent as the most urgent of its requests, and is cancelled when none of them waits
+any more.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,9 @@ from overwinter.simulation.timeline import Callback, Timeline
 ABANDONED = "nobody waits for this run any more"
 
 Work = Callable[[ModelledWorker, int, float, float | None, Callback], None]
-"""Keeps cores of a worker busy for some seconds, unless it crashes after a share of them; then calls the last one."""
+"""Keeps this many cores of a worker busy for these seconds, then calls the last argument. If a share is given (not
+None), the worker dies after this share of the time instead.
+"""
 
 
 class _Call(NamedTuple):
@@ -84,7 +87,7 @@ class Handlers:
         self._calls: dict[RequestId, _Call] = {}
 
     def rows(self, request: RequestId) -> int:
-        """Return the requests that a request to a program stands for."""
+        """Return the number of requests for which a call of a program was made; 1 for any other request."""
         call = self._calls.get(request)
         return 1 if call is None else len(call.requests)
 
@@ -97,7 +100,7 @@ class Handlers:
             self._ended(event.request)
 
     def ended(self, action: Reply | Refuse) -> None:
-        """A request is answered or refused, or a call of a program."""
+        """A request, or a call of a program, is answered or refused."""
         call = self._calls.pop(action.request, None)
         if call is None:
             self._ended(action.request)

@@ -66,7 +66,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def weight_bytes(self) -> int:
-        """Its bytes without its layout, as far as the pieces tell."""
+        """Its bytes up to the end of its last weight, as far as the pieces tell."""
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
 

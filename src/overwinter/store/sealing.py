@@ -1,11 +1,11 @@
 """Writes bytes to a sealed file.
 
-    draft, a temporary name ──write──▶ hashed and written ──seal──▶ read-only, under its own digest
-                             any error or death on the way leaves no file under any digest
+    draft, a temporary name ──write──▶ hashed and written ──seal──▶ read-only, under its own address
+                             any error or death on the way leaves no file under any address
 
-A file gets a digest as its name only by a rename after its last byte was written, and the digest was computed while
-writing. So a file under an address is always complete, even after a crash, and two writers of one block replace each
-other's file with an equal one.
+The address of a block is the digest of its bytes. A file gets an address as its name only by a rename after its last
+byte was written, and the digest was computed while writing. So a file under an address is always complete, even after a
+crash, and two writers of one block replace each other's file with an equal one.
 """
 
 import errno
@@ -74,9 +74,10 @@ def digest_of(descriptor: int) -> Address:
 
 
 class Draft:
-    """A file without an address yet; leaving the `with` without `seal` removes it."""
+    """A file under a temporary name; leaving the `with` without `seal` removes it."""
 
     def __init__(self, directory: Path, address: Address) -> None:
+        """`address`: the expected one, for the temporary name and errors. The caller compares it with `digest`."""
         self._directory = directory
         self._hasher = blake3()
         self._what = f"write block {address}"
@@ -113,7 +114,7 @@ class Draft:
         self.nbytes += len(view)
 
     def seal(self, directory: Path, *, durable: bool) -> None:
-        """Make the file read-only and move it to its digest in `directory`; `durable`: it survives a power failure."""
+        """Make the file read-only and move it to its address in `directory`; `durable`: it survives a power failure."""
         with disk_errors(self._what, directory):
             os.fchmod(self._descriptor, 0o444)
             if durable:

@@ -295,7 +295,7 @@ class Executor:
             content = _slice_of(read_all(fds[0], load.program_bytes), load.calls)
             program = _Program(content, self._own, message.run_s)
             self._programs[load.program, load.calls] = program
-        program.activations.learn(message.measured)
+        program.activations.learn(message.private_bytes)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
         mapped: dict[Address, MappedBlock] = {}
         for (address, _), block in zip(bind.blocks, taken, strict=True):

@@ -19,7 +19,7 @@ KIB = 1024
 
 
 class Gauge:
-    """Measures its own worker. It is created before the worker is contained, because it opens files."""
+    """Measures its own worker. It is created before the worker enters its sandbox, because it opens files."""
 
     def __init__(self, cores: int) -> None:
         """Limit this process, and all its later threads, to `cores` of its allowed cores."""

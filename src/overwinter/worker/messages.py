@@ -33,13 +33,13 @@ class ForkWorker(_Message, frozen=True):
     grouped: bool = False
     """Whether it enters its tenant's control group; otherwise it stays in the group of its zygote."""
     ahead: bool = False
-    """Whether the function is still unknown: the worker contains itself and waits for its limits (`TakeOver`)."""
+    """Whether the function is still unknown: the worker enters its sandbox and waits for its limits (`TakeOver`)."""
     device: DeviceConfig | None = None
     """The device that the process owns as an executor; None: it is a worker."""
 
 
 class Ping(_Message, frozen=True):
-    """Request an answer, by which the node knows that orders are read."""
+    """Request an answer, by which the node knows that messages are read."""
 
 
 # node -> base zygote
@@ -92,7 +92,7 @@ class Load(_Message, frozen=True):
     pool_first: bool = False
     """Whether the worker sends each call of the program to the pool, and runs it if the node refuses the call."""
     calls: tuple[int, int] | None = None
-    """The calls of the program that run, if it is cut: a slice, which is a program of its own. Executors only."""
+    """Of a cut program, the first call of its slice, and the first after it; None: all calls run. Executors only."""
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -149,14 +149,13 @@ class Forget(_Message, frozen=True):
 ToBase = ForkWorker | ForkZygote | KillZygote | Ping
 ToZygote = ForkWorker | Prepare | Forget | Ping
 
-# zygotes -> node. The kernel reports the sender of each message. The node trusts a tenant's zygote and its children in
-# nothing else.
+# zygotes -> node. Of messages of a tenant's zygote and its children the node trusts only the sender (from the kernel).
 
 
 class Up(_Message, frozen=True):
-    """The zygote is ready; `uncontained`: the protections that the system does not support. Descriptor: its smaps."""
+    """The zygote is ready; `lacking`: the protections that the system does not support. Descriptor: its smaps."""
 
-    uncontained: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
 
 
 class Forked(_Message, frozen=True):
@@ -179,7 +178,7 @@ class Exited(_Message, frozen=True):
     status: int
 
 
-class ProgramReady(_Message, frozen=True):
+class CompilationEnded(_Message, frozen=True):
     """A compilation has ended, successfully or not."""
 
 
@@ -187,7 +186,7 @@ class Pong(_Message, frozen=True):
     """The answer to a ping."""
 
 
-FromZygote = Up | Forked | ForkFailed | Exited | ProgramReady | Pong
+FromZygote = Up | Forked | ForkFailed | Exited | CompilationEnded | Pong
 
 # node -> worker
 
@@ -243,16 +242,16 @@ ToWorker = Load | Bind | Unbind | RunBatch | Computed | Measure | Stop
 
 
 class Reserve(_Message, frozen=True):
-    """Reserve the device; the first message. Descriptors: the memory if it is shared, then the time of any switch."""
+    """Reserve the device; the first message. Descriptors: the memory if it is `shared`, then the file of any switch."""
 
     shared: bool = False
     """Whether other devices may copy from it."""
     sharers: int = 0
-    """The devices behind its switch."""
+    """The number of devices behind its switch, whose file has the time when it is next free; 0: there is no switch."""
 
 
 class BringFrom(_Message, frozen=True):
-    """Copy what this peer has from it in the next run. Descriptor: the peer's memory, unless the executor has it."""
+    """The next run copies from this peer the blocks that it has. Descriptor: its memory, unless the executor has it."""
 
     peer: DeviceId
 
@@ -270,10 +269,10 @@ class HandOver(_Message, frozen=True):
     """The owner of the memory that its blocks will have."""
     load: Load
     bind: Bind
-    measured: dict[int, int] = {}
-    """The private memory of a worker of its program, by the requests of a run; empty: it was not profiled."""
+    private_bytes: dict[int, int] = {}
+    """The private memory of a worker of its program, by the number of requests in a run; empty: it is not known."""
     run_s: dict[int, float] = {}
-    """The seconds of a run on one core, by its requests; empty: it was not profiled."""
+    """The seconds of a run on one core, by the number of its requests; empty: it was not profiled."""
     sizes: tuple[int, ...] = ()
     """The bytes of each block of `bind` on the device, if the function is a slice: another slice may use other weights
     of the block. Empty: as many as its weights take.
@@ -293,7 +292,7 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Run a function that was handed over once, on zeros, and end when a message comes. Answered by `WarmedUp`."""
+    """Compile a handed-over function; run it once on zeros with the weights in the host store. A message ends this."""
 
     function: str
 
@@ -304,7 +303,7 @@ ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap
 
 
 class Waiting(_Message, frozen=True):
-    """A process forked ahead is contained, and waits."""
+    """A process forked ahead is in its sandbox, and waits."""
 
 
 class Trying(_Message, frozen=True):
@@ -371,7 +370,7 @@ class Answer(_Message, frozen=True):
 
 
 class WarmedUp(_Message, frozen=True):
-    """A warm-up has ended, early if it was interrupted."""
+    """The answer to `WarmUp`: the warm-up has ended, early if it was interrupted."""
 
     interrupted: bool
 

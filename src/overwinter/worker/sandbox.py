@@ -86,7 +86,7 @@ class Sandbox:
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._held = _held()
-        """The memory of this process when it was created or contained."""
+        """The memory of this process when this object was created, or when it entered the sandbox."""
         self._data_bytes = self._held.data
         self._threads_max = threads_max
 
@@ -113,7 +113,9 @@ class Sandbox:
         self._set_limits(limits, self._held)
 
     def enter_as_zygote(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
-        """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
+        """Put the calling process into the sandbox of a tenant's zygote. Its children may lower `limits`, not raise
+        them.
+        """
         return self._contain("zygote", uid, limits, keep)
 
     def _contain(self, stage: Stage, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
@@ -122,7 +124,7 @@ class Sandbox:
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signal_, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # After containment the process cannot read these figures, and `lower_limits` needs them.
+        # In the sandbox the process cannot read these figures, and `lower_limits` needs them.
         self._held = _held()
         self._set_limits(limits, self._held)
         missing = self._become(stage, uid)

@@ -33,6 +33,7 @@ from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
+    CompilationEnded,
     Exited,
     Forget,
     Forked,
@@ -43,7 +44,6 @@ from overwinter.worker.messages import (
     Ping,
     Pong,
     Prepare,
-    ProgramReady,
     TakeOver,
     ToBase,
     ToZygote,
@@ -123,7 +123,7 @@ class Zygote:
             case Prepare():
                 assert self._means.programs is not None, "the base zygote has no programs"
                 self._means.programs.prepare(message, fds)
-                self._send(ProgramReady())
+                self._send(CompilationEnded())
             case Forget(program):
                 assert self._means.programs is not None, "the base zygote has no programs"
                 self._means.programs.forget(program)
@@ -192,7 +192,7 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _send(self, message: Exited | ForkFailed | ProgramReady | Pong) -> None:
+    def _send(self, message: Exited | ForkFailed | CompilationEnded | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
@@ -235,7 +235,7 @@ def _set_process_name(name: str) -> None:
 
 
 def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resources) -> None:
-    """Contain the process, serve as a worker or an executor, and exit. Never returns."""
+    """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
         # A change of user resets this setting, so it is set again below; until then it must hold as well.
