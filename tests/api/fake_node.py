@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
+from starlette.types import Receive, Scope, Send
 
 from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
@@ -287,3 +288,19 @@ def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outpu
     """Return a manifest whose only blob is `program`."""
     blob = Blob(address_of(program), len(program))
     return Manifest(name=name, tenant="default", program=blob, blocks=(), inputs=inputs, outputs=outputs)
+
+
+class Held:
+    """An application that answers `/waits` only after a release, whether or not its client has left."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.begun = asyncio.Semaphore(0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/waits":
+            self.begun.release()
+            await receive()
+            await self.released.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})

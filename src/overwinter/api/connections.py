@@ -87,6 +87,8 @@ class Connections:
         """The clients without a stalled connection, as found since the last check. It saves a search for each of many
         new connections.
         """
+        self._all_answering: set[str] = set()
+        """The clients with no connection that could be closed for others, as found since the last check."""
         self._refused: dict[Connection, float] = {}
         """The refused connections, and since when."""
         self._checked_at = 0.0
@@ -124,7 +126,7 @@ class Connections:
         return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
 
     def forget(self, connection: Connection) -> None:
-        """Remove a connection that is closed or is being closed."""
+        """Remove a connection that is being closed, or is closed and has no request any more."""
         self._refused.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
@@ -156,6 +158,7 @@ class Connections:
                 connection.abort()
         self._still.clear()
         self._without_stalled.clear()
+        self._all_answering.clear()
         for connection, (seen, since) in list(self._seen.items()):
             waits = connection.waits()
             if waits[:2] != seen[:2]:
@@ -186,7 +189,11 @@ class Connections:
         """
         idle = next(iter(self._idle.get(client, ())), None)
         if client != newcomer:
-            connection = idle or self._under_way(client, self._seen)
+            connection = idle
+            if idle is None and client not in self._all_answering:
+                connection = self._under_way(client, self._seen)
+                if connection is None:
+                    self._all_answering.add(client)
         elif idle is not None and self._is_stalled(idle):
             connection = idle
         elif client in self._without_stalled:

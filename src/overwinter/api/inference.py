@@ -230,7 +230,7 @@ class InferenceApi:
             raise CallerError("load takes no parameters: to change a function, deploy a new version")
         name, version = function_of(request)
         check_owner(request, name)
-        await request.caller.front.load(name, version)
+        await request.unless_gone(request.caller.front.load(name, version))
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:

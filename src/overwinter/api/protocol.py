@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.exchange import CONNECTION
+from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.steps import Steps
 
 STEP_BYTES = 16 << 10
@@ -35,54 +35,10 @@ FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"
 """The paths whose requests start at once: a supervisor must not take a node with many requests for one that hangs."""
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Sent before the head of an answer if the client waits for permission to send its body."""
 
 
 class _RefusedError(Exception):
     """The request exceeds a bound; stops the parser."""
-
-
-class _Flow(FlowControl):
-    """Pauses and resumes reading. Reading resumes only after the received bytes are parsed."""
-
-    is_parsing = False
-    """Whether received bytes are still to be parsed."""
-
-    def resume_reading(self) -> None:
-        """Resume reading, now or as soon as all is parsed."""
-        if self.is_parsing:
-            self.read_paused = False
-        else:
-            super().resume_reading()
-
-
-class _Joining:
-    """The transport of one answer. The head is sent together with the next bytes, because each write is a packet and
-    wakes the reader; there must be further bytes.
-    """
-
-    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
-        self._transport = transport
-        self._end = end
-        self._head: bytes | None = None
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        """Send it, or keep it if it is the head."""
-        if self._head is None and data != CONTINUE:
-            self._head = data
-        elif self._head:
-            self._transport.write(self._head + data)
-            self._head = b""
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Send a kept head alone."""
-        if self._head:
-            self._transport.write(self._head)
-        self._end()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -102,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: tuple[int, str] | None = None
         self._refused = False
         self.has_left = False
+        self._is_lost = False
+        self._is_answering = False
         self.on_leave: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the latest request."""
@@ -128,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection, or refuse it."""
         super().connection_made(transport)
-        self.flow: _Flow = _Flow(transport)
+        self.flow: Flow = Flow(transport)
         self.client_key = client_of(self.client[0] if self.client else "")
         if not self._connections.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
@@ -136,8 +94,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection."""
-        self._connections.forget(self)
+        self._is_lost = True
         self._leave()
+        if not self._is_answering:
+            self._connections.forget(self)
         self._rest = b""
         super().connection_lost(exc)
         # They refer back to this object. Only the garbage collector would free it, and the event loop would wait while
@@ -251,6 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = True
         self._connections.busy(self)
         super().on_headers_complete()
+        self.flow.is_pipelined = bool(self.pipeline)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body: the received bytes, or a chunk."""
@@ -282,9 +243,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is written. uvicorn would start a timer here, which the check of all connections replaces."""
         if not self.transport.is_closing():
+            waiting = self.pipeline.pop() if self.pipeline else None
+            self.flow.is_pipelined = bool(self.pipeline)
             self.flow.resume_reading()
-            if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
+            if waiting is not None:
+                self._start_asgi_task(*waiting)
                 return
         if not self._in_body:
             self._connections.idle(self)
@@ -332,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         # No body follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
-            cycle.transport = _Joining(self.transport, self._end)  # type: ignore[assignment]
+            cycle.transport = AnswerTransport(self.transport, self._end)  # type: ignore[assignment]
         if cycle.scope["path"].startswith(HEALTH):
             super()._start_asgi_task(cycle, app)
         else:
@@ -340,7 +303,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if not self.has_left:
-            super()._start_asgi_task(cycle, app)
+            self._is_answering = True
+            super()._start_asgi_task(cycle, partial(self._answer, app))
+
+    async def _answer(
+        self, app: ASGI3Application, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        """Answer a request. Until its end, a lost connection keeps its place: its client could open more and more."""
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._is_answering = False
+            if self._is_lost:
+                self._connections.forget(self)
 
     def _end(self) -> None:
         """Close after the last answer. The rest of the request is read and discarded; otherwise the answer would be
@@ -365,6 +340,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.on_leave()
 
     def _waits_for(self) -> str:
+        if self._is_lost:
+            return ""
         if self._refused or self.transport.is_closing():
             return "close"
         if self.flow.write_paused:
@@ -384,6 +361,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer with the reason, unless an answer has begun, and end; later bytes are discarded."""
+        if self._refused:
+            return
         self._refused = True
         running = self._running
         if running is not None and running.response_started and not running.response_complete:

@@ -61,7 +61,7 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._last = 0
         self.payloads: dict[RequestId, Payload] = {}
-        self._loads: dict[FunctionId, list[asyncio.Future[None]]] = {}
+        self._loads: dict[FunctionId, set[asyncio.Future[None]]] = {}
 
     async def infer(self, call: Call) -> Result:
         """Run a function; wakes it if needed. Raises OverwinterError."""
@@ -95,9 +95,13 @@ class Calls:
     async def ask(self, id_: FunctionId, event: Event) -> None:
         """Post an event, and wait for the load that it causes; raise the load's error."""
         future: asyncio.Future[None] = self._loop.create_future()
-        self._loads.setdefault(id_, []).append(future)
+        waiting = self._loads.setdefault(id_, set())
+        waiting.add(future)
         self._post(event)
-        await future
+        try:
+            await future
+        finally:
+            waiting.discard(future)
 
     def busy(self) -> bool:
         """Whether any request is open, or any worker or device has an operation in progress."""
@@ -124,7 +128,7 @@ class Calls:
         error: OverwinterError | None = None
         if action.error is not None:
             error = error_named(action.error)(whole_names(action.reason))
-        for future in self._loads.pop(action.function, []):
+        for future in self._loads.pop(action.function, ()):
             if future.done():
                 continue
             if error is None:

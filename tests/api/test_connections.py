@@ -1,0 +1,75 @@
+"""How long connections keep their places, and which one is closed for a new one."""
+
+import asyncio
+import socket
+
+import msgspec
+import uvloop
+
+from overwinter.api.app import serve
+from overwinter.api.connections import Connections, Waits
+from overwinter.api.draining import Drain
+from tests.api.fake_node import LIMITS, Held
+
+
+class Answering:
+    """A connection whose request is being answered."""
+
+    def __init__(self, client: str) -> None:
+        self.client_key = client
+        self.asked = 0
+
+    def waits(self) -> Waits:
+        self.asked += 1
+        return Waits("", 1, 0)
+
+    def time_out(self) -> None:
+        raise AssertionError("it is not slow")
+
+    abort = time_out
+
+
+def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
+    limits = msgspec.structs.replace(LIMITS, connections_max=8, client_share=0.5)
+    connections = Connections(limits)
+    here = [Answering(client) for client in "aaaabbbb"]
+    for each in here:
+        assert connections.admit(each)
+        connections.busy(each)
+    assert not any(connections.admit(Answering("c")) for _ in range(100))
+    assert sum(each.asked for each in here) <= len(here)
+    connections.sweep(1.0)
+    before = sum(each.asked for each in here)
+    assert not connections.admit(Answering("c"))
+    assert sum(each.asked for each in here) > before
+
+
+def test_a_client_that_leaves_keeps_its_place_until_its_request_ends() -> None:
+    limits = msgspec.structs.replace(LIMITS, connections_max=4, client_share=1.0)
+
+    async def answered(address: tuple[str, int]) -> bytes:
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(address) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, b"GET /x HTTP/1.1\r\n\r\n")
+            return (await loop.sock_recv(client, 1 << 16))[:12]
+
+    async def work(listener: socket.socket) -> list[bytes]:
+        app, address = Held(), listener.getsockname()
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, limits, Drain(0)))
+            for _ in range(4):
+                with socket.create_connection(address) as client:
+                    client.sendall(b"GET /waits HTTP/1.1\r\n\r\n")
+                    await app.begun.acquire()
+            await asyncio.sleep(0.1)
+            found = [await answered(address)]
+            app.released.set()
+            await asyncio.sleep(0.1)
+            found.append(await answered(address))
+            serving.cancel()
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = uvloop.run(asyncio.wait_for(work(listener), 20))
+    assert found == [b"HTTP/1.1 503", b"HTTP/1.1 200"]
