@@ -41,7 +41,9 @@ def test_a_wake_does_not_wait_for_busy_threads():
     host = SimpleNamespace(
         holds=lambda address: False, load=lambda blobs, pause: 7, collapse_pages=lambda blobs, pause: 0
     )
-    function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")], on_trial=False)
+    manifest = SimpleNamespace(tenant="ada")
+    blobs = [SimpleNamespace(address="a")]
+    function = SimpleNamespace(id="f@1", manifest=manifest, store="", blobs=blobs, on_trial=False)
     held = threading.Event()
     heard: list[Event] = []
 
@@ -64,7 +66,8 @@ def test_a_wake_does_not_wait_for_busy_threads():
 def test_a_node_that_stops_gives_up_the_block_that_it_copies(tmp_path):
     source, address = Pipes(), address_of(b"more than comes before the node stops")
     host = HostStore(tmp_path / "host", source)
-    function = SimpleNamespace(id="f@1", store="", blobs=[Blob(address, 1 << 20)])
+    manifest = SimpleNamespace(tenant="ada")
+    function = SimpleNamespace(id="f@1", manifest=manifest, store="", blobs=[Blob(address, 1 << 20)])
     heard: list[Event] = []
     lines = LogLines()
 
@@ -155,7 +158,14 @@ def test_a_failed_start_ends_the_process_forked_ahead_for_it(is_stopped):
         open=gone,
     )
     blobs = [SimpleNamespace(address="a", nbytes=1)]
-    function = SimpleNamespace(id="f@1", store="", blobs=blobs, files=lambda: ["a"], code=lambda: ["a"])
+    function = SimpleNamespace(
+        id="f@1",
+        manifest=SimpleNamespace(tenant="ada"),
+        store="",
+        blobs=blobs,
+        files=lambda: ["a"],
+        code=lambda: ["a"],
+    )
     heard: list[Event] = []
     ended: list[tuple[int, bool]] = []
 

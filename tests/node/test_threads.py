@@ -14,7 +14,7 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import MachineError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.model.export import export
-from overwinter.node.threads import Threads
+from overwinter.node.threads import SharedThreads, Threads
 from overwinter.running import running
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -79,6 +79,25 @@ def test_work_runs_on_threads_that_already_exist():
             assert sorted(each.result() for each in done[:NUMBER]) == list(range(NUMBER))
             assert {each.result() for each in done[NUMBER:]} <= set(begun)
     assert len(begun) == NUMBER
+
+
+def test_one_tenant_gets_half_of_shared_threads():
+    async def scene():
+        threads, release, running = SharedThreads(4, "some"), threading.Event(), []
+
+        def work(name):
+            running.append(name)
+            release.wait(10)
+            return name
+
+        calls = [asyncio.create_task(threads.run("a", lambda: work("a"))) for _ in range(6)]
+        calls.append(asyncio.create_task(threads.run("b", lambda: work("b"))))
+        await until(lambda: len(running) == 3)
+        assert sorted(running) == ["a", "a", "b"]
+        release.set()
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(scene()) == ["a"] * 6 + ["b"]
 
 
 def test_a_node_that_may_start_no_thread_fails_at_its_start_with_the_reason(tmp_path):

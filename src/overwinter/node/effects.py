@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from typing import assert_never
 
@@ -43,7 +44,7 @@ from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
-from overwinter.node.threads import Threads
+from overwinter.node.threads import SharedThreads
 from overwinter.node.verifying import StoppedError
 from overwinter.node.worker_actions import WorkerActions
 from overwinter.store.host import HostStore
@@ -77,7 +78,7 @@ class NodeEffects:
         self._post = post
         self._throttle = LogThrottle(log)
         self._loop = asyncio.get_running_loop()
-        self._threads = Threads(LOAD_THREADS, "load")
+        self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
         copies = Copies()
         self.computing = Computing(calls, copies, processes, tasks)
@@ -149,9 +150,8 @@ class NodeEffects:
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await self._loop.run_in_executor(
-                self._threads, host.load, function.blobs, self.worker_actions.check_closing
-            )
+            load = partial(host.load, function.blobs, self.worker_actions.check_closing)
+            added = await self._threads.run(function.manifest.tenant, load)
         except StoppedError:
             # `close` has failed all that wait for it.
             return

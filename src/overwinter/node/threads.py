@@ -1,11 +1,17 @@
 """Starts all threads that the node needs before it serves, so that it works when the system allows no more threads."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from overwinter.core.errors import MachineError
+from overwinter.core.ids import TenantId
+
+T = TypeVar("T")
 
 
 class Threads(ThreadPoolExecutor):
@@ -28,6 +34,25 @@ class Threads(ThreadPoolExecutor):
                 f"the system lets this node start no more threads ({error}): raise the limit on its processes "
                 "(ulimit -u, or pids.max of its control group)"
             ) from error
+
+
+class SharedThreads:
+    """Threads of which one tenant may use half, so that the work of others does not wait for all of its."""
+
+    def __init__(self, number: int, name: str) -> None:
+        """Start the threads. Raises MachineError as `Threads` does."""
+        self._threads = Threads(number, name)
+        self._most = max(1, number // 2)
+        self._turns: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
+        """Of each tenant that uses a thread or waits for one."""
+
+    async def run(self, tenant: TenantId, work: Callable[[], T]) -> T:
+        """Run this in a thread, for a tenant, and return the result."""
+        turns = self._turns.get(tenant)
+        if turns is None:
+            turns = self._turns[tenant] = asyncio.Semaphore(self._most)
+        async with turns:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def usual() -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from overwinter.core.actions import Bind, StartWorker
@@ -15,6 +14,7 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
+from overwinter.node.threads import SharedThreads
 from overwinter.node.verifying import StoppedError
 from overwinter.node.workers import WorkerListener
 from overwinter.store.host import HostStore
@@ -36,7 +36,7 @@ class WorkerActions:
         processes: Processes,
         listener: WorkerListener,
         hosts: HostStores,
-        threads: ThreadPoolExecutor,
+        threads: SharedThreads,
         tasks: asyncio.TaskGroup,
         post: Callable[[Event], None],
         log: Log,
@@ -50,7 +50,6 @@ class WorkerActions:
         self._tasks = tasks
         self._post = post
         self._log = log
-        self._loop = asyncio.get_running_loop()
         self._unverified_starts: dict[WorkerId, StartWorker] = {}
         """Starts of workers that are forked as soon as their code is verified."""
         self._closing = False
@@ -101,7 +100,8 @@ class WorkerActions:
     async def _verify_some(self, function: DeployedFunction, host: HostStore, left: Iterator[Address]) -> None:
         for address in left:
             try:
-                if not await self._loop.run_in_executor(self._threads, host.verify, address, self.check_closing):
+                verify = partial(host.verify, address, self.check_closing)
+                if not await self._threads.run(function.manifest.tenant, verify):
                     message = f"block {address} of {function.id} changed in memory, and is read from disk again"
                     self._log(message, function=function.id)
             except MACHINE:
