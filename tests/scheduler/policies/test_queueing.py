@@ -2,11 +2,13 @@
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse
 from overwinter.core.events import Alarm, Arrived, Cancelled, RunEnded
+from overwinter.core.function import Settings
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.policies.queueing import insert, late_last, put_back, remove_all
 from overwinter.scheduler.request import Request
@@ -137,7 +139,9 @@ def test_all_requests_that_are_refused_as_late_leave_a_long_queue_in_one_pass():
     assert Id.compared <= 2 * WAITING
 
 
-def test_a_cancelled_request_is_searched_for_once():
+def test_a_cancelled_request_is_searched_for_once_in_a_queue_whose_length_is_bounded():
+    with pytest.raises(ValueError, match="queue_limit must be from 1 to 4,096 requests, got 4097"):
+        Settings(queue_limit=4097)
     world = busy()
     last = fill(world)[-1]
     Id.compared = 0
