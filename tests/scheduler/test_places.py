@@ -47,14 +47,14 @@ def started(world: World) -> list[str]:
 def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
     world = World(workers_max=1, cores=2)
     for name in "fg":
-        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
+        world.deploy(spec(name, queue_limit=4096, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
     check_is_answered(world, "g", beside=("f",))
 
 
 def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
     world = World(workers_max=1, cores=2)
     for name in "fg":
-        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100))
+        world.deploy(spec(name, queue_limit=4096, timeout_s=1000.0, slo_ms=100))
     go_on(world, ("f", "g"), asked=-1)
     starts = started(world)
     assert {"f@1", "g@1"} == set(starts)
@@ -65,7 +65,7 @@ def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request(
 def test_a_large_worker_is_not_passed_by_for_ever_by_small_ones():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("large", 80), ("small", 40), ("other", 40)):
-        world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_workers=2))
+        world.deploy(spec(name, profile=profile(size), queue_limit=4096, timeout_s=1000.0, max_workers=2))
     check_is_answered(world, "large", beside=("small", "other"))
 
 
@@ -162,14 +162,14 @@ def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
     world = World(cores=2, host_bytes=50)
     for name in "fg":
         blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
-        world.deploy(spec(name, blobs=blobs, queue_limit=10000, timeout_s=1000.0))
+        world.deploy(spec(name, blobs=blobs, queue_limit=4096, timeout_s=1000.0))
     check_is_answered(world, "g", beside=("f",))
 
 
 def test_those_that_wait_for_a_worker_do_not_take_the_blocks_from_each_other():
     world = World(workers_max=1, cores=2, host_bytes=20)
     slow = Profile(weight_bytes=10, macs=1, points=(Point(1, 10, 1, 1, 0.1),), wake_s=2.0)
-    world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=10000, timeout_s=1000.0))
+    world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=4096, timeout_s=1000.0))
     for name in "fg":
         world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))
     world.arrive("busy")
@@ -185,7 +185,7 @@ def test_those_that_wait_for_a_worker_do_not_take_the_blocks_from_each_other():
 def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
     world = World(cores=8, host_bytes=100)
     for name, nbytes in (("large", 80), ("small", 40), ("other", 40)):
-        world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=10000, timeout_s=1000.0))
+        world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=4096, timeout_s=1000.0))
     check_is_answered(world, "large", beside=("small", "other"))
 
 

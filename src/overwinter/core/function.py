@@ -26,7 +26,7 @@ TIMES = {
 BOUNDS = TIMES | {
     "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit in memory"),
     "max_workers": Bound(1, 4096, "workers", "each one is a process"),
-    "queue_limit": Bound(1, 1_000_000, "requests", "each one is kept in memory while it waits"),
+    "queue_limit": Bound(1, 4096, "requests", "a cancelled one is searched for among all that wait"),
     "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is the maximum"),
     "threads": Bound(1, 256, "cores", "a worker needs one, and more do not make a run faster"),
     "concurrency": Bound(1, 32, "runs", "each one needs two descriptors of the node and a thread"),

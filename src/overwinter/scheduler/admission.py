@@ -32,6 +32,7 @@ from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start, drain
+from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import wanted_points
 from overwinter.scheduler.state import Function, Worker
@@ -223,8 +224,8 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
         too_late = too_late[: -send.count]
     if too_late:
         cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")
+    queueing.remove_all(function.queue, too_late)
     for id_ in too_late:
-        function.queue.remove(id_)
         message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
         refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)
 

@@ -5,7 +5,7 @@ What one of them cannot serve the other one does: if it backs off, is out of ser
 requests move. They are refused only if neither can serve them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from overwinter.core.ids import RequestId, program_id, whole_id
 from overwinter.scheduler import families, homes, order, shared_runs, swaps
@@ -104,10 +104,10 @@ def leave_calls(cycle: Cycle, function: Function) -> bool:
     return True
 
 
-def leave_to_workers(cycle: Cycle, function: Function, calls: Iterable[RequestId]) -> None:
+def leave_to_workers(cycle: Cycle, function: Function, calls: Collection[RequestId]) -> None:
     """Refuse waiting calls of handlers, whose workers then run the program."""
+    queueing.remove_all(function.queue, calls)
     for id_ in calls:
-        function.queue.remove(id_)
         refuse(cycle, id_, *RUN_BY_WORKER)
     _queue_changed(cycle, function)
 

@@ -127,8 +127,9 @@ def _ends(cycle: Cycle, function: Function, swap_s: float, count: int) -> float:
 
 def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
     ends, requests, config = _ends(cycle, function, swap_s, 1), cycle.state.requests, cycle.config
-    for id_ in [id_ for id_ in function.queue if requests[id_].due < ends]:
-        function.queue.remove(id_)
+    too_late = [id_ for id_ in function.queue if requests[id_].due < ends]
+    queueing.remove_all(function.queue, too_late)
+    for id_ in too_late:
         slo_ms = function.spec.settings.slo_ms
         message = f"function {function.spec.id} can no longer answer this request within its SLO of {slo_ms} ms"
         refuse(cycle, id_, "OverloadedError", message, config.retry_after_min_s)

@@ -16,6 +16,7 @@ from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
+from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
 from overwinter.scheduler.sizing import drain_surplus, end_period, next_to_start, scaling_text
 from overwinter.scheduler.state import Family, Function, QueueName, Worker
@@ -70,10 +71,10 @@ def _queue(cycle: Cycle, queue: Key) -> None:
 def _function(cycle: Cycle, function: Function) -> None:
     """Refuse requests past their deadline; check the rate; unbind or release what is unused; restart after backoff."""
     cycle.current, now = function.spec.id, cycle.now
-    for request in [each for each in cycle.state.open_requests(function) if each.deadline <= now]:
-        if request.id in function.queue:
-            function.queue.remove(request.id)
-        expire(cycle, request.id)
+    expired = [each.id for each in cycle.state.open_requests(function) if each.deadline <= now]
+    queueing.remove_all(function.queue, expired)
+    for id_ in expired:
+        expire(cycle, id_)
         if function.pool is not None:
             device_order.count_answer(cycle, function, in_time=False)
     if function.pool is not None:

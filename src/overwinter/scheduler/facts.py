@@ -184,8 +184,7 @@ def _named(cycle: Cycle, event: Arrived) -> Function | None:
 def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     request = close_request(cycle, id_)
     function = None if request is None else cycle.state.functions.get(request.at)
-    if function is not None and id_ in function.queue:
-        function.queue.remove(id_)
+    if function is not None and queueing.remove(function.queue, id_):
         cycle.mark(function)
         shared_runs.changed(cycle, function)
 

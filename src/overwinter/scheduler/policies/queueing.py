@@ -1,7 +1,8 @@
 """Policies for queues: which requests are admitted, and which waiting request is next."""
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 
 from overwinter.core.ids import RequestId, Seconds
@@ -36,10 +37,28 @@ def why_full(function: Function, queued: int, requests: Resource) -> str | None:
 
 def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestId, Request]) -> None:
     """Insert a request behind those of its level that arrived before, and before later levels."""
-    at = len(queue)
-    while at and requests[queue[at - 1]].level > request.level:
-        at -= 1
-    queue.insert(at, request.id)
+    if not queue or requests[queue[-1]].level <= request.level:
+        queue.append(request.id)
+    else:
+        queue.insert(bisect_right(queue, request.level, key=lambda id_: requests[id_].level), request.id)
+
+
+def remove(queue: deque[RequestId], id_: RequestId) -> bool:
+    """Remove a request; return whether it waited in the queue."""
+    try:
+        queue.remove(id_)
+    except ValueError:
+        return False
+    return True
+
+
+def remove_all(queue: deque[RequestId], ids: Collection[RequestId]) -> None:
+    """Remove several requests in one pass; those that do not wait in the queue are ignored."""
+    if ids:
+        gone = set(ids)
+        kept = [id_ for id_ in queue if id_ not in gone]
+        queue.clear()
+        queue.extend(kept)
 
 
 def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
@@ -84,7 +103,4 @@ def retry_after_s(function: Function, least_s: float) -> float:
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
     """Return requests whose worker died to the front of their level, in their old order."""
     for id_ in reversed(ids):
-        at = 0
-        while at < len(queue) and requests[queue[at]].level < requests[id_].level:
-            at += 1
-        queue.insert(at, id_)
+        queue.insert(bisect_left(queue, requests[id_].level, key=lambda each: requests[each].level), id_)
