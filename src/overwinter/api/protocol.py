@@ -336,8 +336,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
-            if self.on_leave is not None:
-                self.on_leave()
+            # A pipeline may have many requests to cancel, and many clients may leave at once.
+            self._connections.starts.add(self.client_key, self._tell_request)
+
+    def _tell_request(self) -> None:
+        """Tell the request, unless it has ended, that its client has left."""
+        if self.on_leave is not None:
+            self.on_leave()
 
     def _waits_for(self) -> str:
         if self._is_lost:

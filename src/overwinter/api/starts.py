@@ -1,7 +1,7 @@
 """Starts the requests that arrive together: some in each iteration of the event loop, in turns of the clients.
 
 Otherwise one iteration would start all requests that have arrived, one for each connection, and the requests of other
-clients would wait for its end.
+clients would wait for its end. The requests of clients that leave together are cancelled in the same way.
 """
 
 import asyncio
