@@ -8,7 +8,9 @@ import httpx
 import msgspec
 import pytest
 
+from overwinter.api import deployments
 from overwinter.api.app import DISK_THREADS
+from overwinter.core.errors import TooLargeError
 from overwinter.core.tensor import TENSORS_MAX
 from overwinter.core.versions import Share
 from overwinter.store.blocks import address_of
@@ -209,3 +211,22 @@ def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
 def test_a_manifest_that_is_none(http: httpx.Client, kind: str, body: bytes, status: int) -> None:
     answer = http.post(FUNCTIONS, content=body, headers={"Content-Type": kind})
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
+
+
+@pytest.mark.parametrize("key", ["inputs", "outputs", "settings", "agreement", "samples"])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_thousands_of_names_are_refused_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch, key: str, repeated: bool
+) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(deployments, "decode_manifest", lambda text: decoded.append(len(text)))
+    small = msgspec.json.encode(manifest_of("small", b"", TAKES, GIVES))
+    names = b'"%s":[%s]' % (key.encode(), b",".join([b'"name name"'] * 200_000))
+    if repeated:
+        # The last value of a key counts, and the names are not decoded.
+        deployments.read_manifest(None, b"{" + names + b"," + small[1:])
+        assert decoded == [len(small)]
+    else:
+        with pytest.raises(TooLargeError, match=f"{key}.* of the manifest are 2[0-9]* bytes of JSON"):
+            deployments.read_manifest(None, small[:-1] + b"," + names + b"}")
+        assert not decoded

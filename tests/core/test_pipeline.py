@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.pipeline import (
     OUTPUTS_MAX,
+    SIZES_MAX,
     SOURCES_MAX,
     Pipeline,
     Signature,
@@ -172,6 +173,24 @@ def test_the_outputs_of_all_functions_are_counted_together() -> None:
         signature(large, lambda name, version: many)
     del stages["s2"], outputs["s2"]
     assert len(signature(large, lambda name, version: many).outputs) == 2
+
+
+@pytest.mark.parametrize("more", ["", "input", "output"])
+def test_the_sizes_of_all_shapes_are_counted_together(more: str) -> None:
+    count = SIZES_MAX // 64 - 1
+    taken = tuple(TensorSpec(f"x{n}", "FP32", ("n",) * 64) for n in range(count))
+    function = Signature(
+        (*taken, TensorSpec("z", "FP32", ("n",) * (more == "input"))),
+        (TensorSpec("y", "FP32", ("n",) * (64 + (more == "output"))),),
+    )
+    inputs = tuple(spec.name for spec in function.inputs)
+    stage = Stage(function="f", inputs={name: f"input:{name}" for name in inputs})
+    pipeline = Pipeline(name="large", inputs=inputs, stages={"s": stage}, outputs={"y": "s:y"})
+    if more:
+        with pytest.raises(CallerError, match=f"pipeline 'large' .* more than {SIZES_MAX} sizes: give it fewer"):
+            signature(pipeline, lambda name, version: function)
+    else:
+        assert signature(pipeline, lambda name, version: function).inputs[0].shape == ("s.n",) * 64
 
 
 def test_a_source_is_no_longer_than_what_it_names():

@@ -23,6 +23,7 @@ from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import pipelines as module
+from overwinter.node import signatures
 from overwinter.node.pipelines import Pipelines
 from overwinter.store.repository import Repository
 
@@ -346,13 +347,15 @@ def test_a_signature_is_computed_again_only_after_a_function_has_changed(town, p
     asyncio.run(pipelines.deploy(FORK, "tests"))
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", ("first.n",)),)
     found: list[str] = []
-    find = module.signature
-    monkeypatch.setattr(module, "signature", lambda pipeline, how: found.append(pipeline.name) or find(pipeline, how))
+    find = signatures.signature
+    monkeypatch.setattr(
+        signatures, "signature", lambda pipeline, how: found.append(pipeline.name) or find(pipeline, how)
+    )
     for _ in range(3):
         assert pipelines.view("fork", None).state == "READY"
         assert [view.tenant for view in pipelines.views("tests")] == ["tests"]
         # The same tensors again concern no pipeline.
-        pipelines.protect("double", View(2))
+        pipelines.protect_at_once("double", View(2))
     assert list(pipelines.views("others")) == found == []
     town.add("double", version=2, inputs=(TensorSpec("x", "FP32", (2,)),))
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", (2,)),)
@@ -435,16 +438,16 @@ def test_a_function_of_a_pipeline_cannot_be_removed_or_change_its_tensors(town, 
     asyncio.run(pipelines.deploy(FORK, "tests"))
     other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
     with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
-        pipelines.protect("triple", other)
+        pipelines.protect_at_once("triple", other)
     with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork': its function 'triple' would be missing"):
-        pipelines.protect("triple", None, {1})
+        pipelines.protect_at_once("triple", None, {1})
     # A version that a stage names may be followed by any other, and may not be removed.
-    pipelines.protect("negate", other)
+    pipelines.protect_at_once("negate", other)
     with pytest.raises(ConflictError, match="stage 'right'"):
-        pipelines.protect("negate", other, {1})
+        pipelines.protect_at_once("negate", other, {1})
     town.add("triple", version=2)
-    pipelines.protect("triple", town.views["triple", 2], {1})
-    pipelines.protect("unrelated", None, {1})
+    pipelines.protect_at_once("triple", town.views["triple", 2], {1})
+    pipelines.protect_at_once("unrelated", None, {1})
 
 
 def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_deploy(town, pipelines):
@@ -457,5 +460,76 @@ def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_de
     assert (view.state, view.info().inputs) == ("UNAVAILABLE", ())
     with pytest.raises(NotFoundError, match="stage 'right' of pipeline 'fork': no function 'negate'"):
         _ = view.inputs
-    pipelines.protect("triple", None, {1})
-    pipelines.protect("negate", View(2))
+    pipelines.protect_at_once("triple", None, {1})
+    pipelines.protect_at_once("negate", View(2))
+
+
+@pytest.fixture
+def computed(town, pipelines, monkeypatch) -> list[str]:
+    """Deploy three pipelines that use "triple"; return a list of those whose signatures are computed from then on."""
+    for number in range(3):
+        asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, name=f"fork{number}"), "tests"))
+    computed: list[str] = []
+    compute = signatures.signature
+
+    def counted(pipeline, find):
+        computed.append(pipeline.name)
+        return compute(pipeline, find)
+
+    monkeypatch.setattr(signatures, "signature", counted)
+    return computed
+
+
+def wide(version: int, *shape: int | str) -> View:
+    """A version of "triple" that takes the output of "double" and returns another shape."""
+    return View(version, outputs=(TensorSpec("y", "FP32", shape),))
+
+
+def test_an_iteration_of_the_loop_computes_one_signature_for_all_checks(pipelines, computed):
+    async def main() -> list[int]:
+        checks = [asyncio.ensure_future(pipelines.protect("triple", wide(2, "n", size))) for size in (1, 2)]
+        steps = []
+        while not all(check.done() for check in checks):
+            before = len(computed)
+            await asyncio.sleep(0)
+            steps.append(len(computed) - before)
+        await asyncio.gather(*checks)
+        return steps
+
+    # Both checks compute their first one when they begin.
+    begun, *steps = asyncio.run(main())
+    assert (begun, max(steps)) == (2, 1)
+    assert sorted(computed) == ["fork0", "fork0", "fork1", "fork1", "fork2", "fork2"]
+
+
+def test_a_change_back_computes_no_signature_again(town, pipelines, computed):
+    for _ in range(3):
+        for version in (wide(2, "n", "m"), wide(1, "n")):
+            # A decoded manifest has equal tensors, not the same objects.
+            asyncio.run(pipelines.protect("triple", msgspec.convert(msgspec.to_builtins(version), View)))
+            town.views["triple", 1] = version
+            assert [view.state for view in pipelines.views()] == ["READY"] * 3
+    assert computed == ["fork0", "fork1", "fork2"]
+
+
+def test_a_function_that_changes_during_a_check_is_considered(town, pipelines, computed):
+    async def main() -> None:
+        check = asyncio.ensure_future(pipelines.protect("triple", View(2, inputs=(TensorSpec("x", "FP32", (3,)),))))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(computed) == 3
+        town.add("double", version=2, outputs=(TensorSpec("y", "FP32", (2,)),))
+        with pytest.raises(ConflictError, match=r"stage 'left' of pipeline 'fork0': 'first:y' is FP32 \[2\]"):
+            await check
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_pipeline_is_remembered(town, pipelines, computed):
+    before, other = town.views["triple", 1], View(1, inputs=(TensorSpec("x", "FP64", ("n",)),))
+    for version, state in ((other, "UNAVAILABLE"), (before, "READY")):
+        town.views["triple", 1] = version
+        assert {view.state for _ in range(3) for view in pipelines.views()} == {state}
+    with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork0': 'first:y' is FP32"):
+        pipelines.protect_at_once("triple", other)
+    assert computed == ["fork0", "fork1", "fork2"]

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Annotated
 
 import msgspec
+from msgspec import Raw
 
 from overwinter.api.answers import MissingBlocks, RegisteredFunction, RegisteredPipeline, Removed, StoredBlock
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
@@ -34,7 +35,7 @@ from overwinter.node import clock
 from overwinter.node.pipelines import PipelineInfo
 from overwinter.node.threads import Threads
 from overwinter.node.views import FunctionInfo
-from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
+from overwinter.store.manifest import ADDRESS_PATTERN, SAMPLE_BYTES_MAX, Manifest, decode_manifest
 
 JSON = "application/json"
 MSGPACK = ("application/msgpack", "application/x-msgpack")
@@ -52,7 +53,11 @@ MARKS_MAX = {b"[": LISTS_MAX, b"{": LISTS_MAX // 4, b":": LISTS_MAX // 2, b",": 
 """The most of these characters in a manifest: lists, objects, keys and values. They are counted before decoding, which
 would create all of them. A description may have 2000 objects and 6000 keys; a weight takes four commas."""
 DESCRIPTION_BYTES_MAX = 64 << 10
-"""The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms."""
+"""The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms.
+It is checked before decoding, which matches each name with a pattern, also those beyond the longest allowed list.
+"""
+SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
+"""The most bytes of all samples as JSON, where their bytes are base64."""
 
 
 class MissingRequest(msgspec.Struct):
@@ -61,6 +66,21 @@ class MissingRequest(msgspec.Struct):
     addresses: Annotated[
         list[Annotated[Address, msgspec.Meta(pattern=ADDRESS_PATTERN)]], msgspec.Meta(max_length=MISSING_MAX)
     ]
+
+
+class _Outline(msgspec.Struct, forbid_unknown_fields=True):
+    """A manifest whose parts are not decoded yet."""
+
+    name: Raw
+    tenant: Raw
+    program: Raw
+    blocks: Raw
+    inputs: Raw
+    outputs: Raw
+    handler: Raw = Raw(b"null")
+    settings: Raw = Raw(b"{}")
+    agreement: Raw = Raw(b"null")
+    samples: Raw = Raw(b"[]")
 
 
 class TrafficShares(msgspec.Struct):
@@ -197,17 +217,6 @@ def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
     """Read a manifest from JSON (also without a Content-Type) or msgpack; raise CallerError, MediaError or
     TooLargeError.
     """
-    manifest = _decoded(content_type, body)
-    message = len(msgspec.json.encode((manifest.inputs, manifest.outputs, manifest.settings, manifest.agreement)))
-    if message > DESCRIPTION_BYTES_MAX:
-        raise TooLargeError(
-            f"inputs, outputs, settings and agreement of {manifest.name!r} are {message} bytes as JSON, and at most "
-            f"{DESCRIPTION_BYTES_MAX} are allowed: give it fewer tensors, or shorter names"
-        )
-    return manifest
-
-
-def _decoded(content_type: str | None, body: Buffer) -> Manifest:
     kind = (content_type or JSON).split(";")[0].strip().lower()
     if kind == JSON:
         return _decode_bounded(bytes(body))
@@ -223,14 +232,29 @@ def _decoded(content_type: str | None, body: Buffer) -> Manifest:
 
 
 def _decode_bounded(text: bytes) -> Manifest:
-    """Decode a manifest; raise TooLargeError if it would be decoded to too many objects."""
+    """Decode a manifest; raise TooLargeError if it would be decoded to too many objects, or with too many names."""
     for mark, most in MARKS_MAX.items():
         if text.count(mark) > most:
             raise TooLargeError(
                 f"the manifest has more than {most} times {mark.decode()!r}; it may have {LISTS_MAX} weights and blocks"
             )
     check_floats(text)
-    return decode_manifest(text)
+    try:
+        outline = msgspec.json.decode(text, type=_Outline)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CallerError(f"the manifest is not valid: {error}") from None
+    for parts, most, advice in (
+        (("inputs", "outputs", "settings", "agreement"), DESCRIPTION_BYTES_MAX, "fewer tensors, or shorter names"),
+        (("samples",), SAMPLES_BYTES_MAX, "fewer samples, or smaller ones"),
+    ):
+        nbytes = sum(memoryview(getattr(outline, part)).nbytes for part in parts)
+        if nbytes > most:
+            raise TooLargeError(
+                f"{', '.join(parts)} of the manifest are {nbytes} bytes of JSON, and at most {most} are allowed: "
+                f"give the function {advice}"
+            )
+    # In the text a key may occur twice, and the outline has only its last value.
+    return decode_manifest(msgspec.json.encode(outline))
 
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:

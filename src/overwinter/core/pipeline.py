@@ -23,6 +23,8 @@ INPUT = "input"
 STAGES_MAX = 64
 SOURCES_MAX = 1024
 """The most tensors that the stages of a pipeline take and the pipeline returns."""
+SIZES_MAX = 8192
+"""The most sizes in the shapes of these tensors. Each is compared when one of the functions changes."""
 OUTPUTS_MAX = 2048
 """The most outputs of the functions of all stages together. Each is looked at when one of the functions changes."""
 
@@ -150,7 +152,7 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
 
     A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. Raises NotFoundError for an unknown
     function, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed sizes of
-    its target.
+    its target. Bounded work, at most a few milliseconds.
     """
     functions = {name: _found(pipeline, name, find) for name in pipeline.stages}
     outputs = sum(len(function.outputs) for function in functions.values())
@@ -160,6 +162,7 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
         )
     returned = {name: {spec.name: spec for spec in function.outputs} for name, function in functions.items()}
     given: dict[str, _Given] = {}
+    sizes = 0
     for name, stage in pipeline.stages.items():
         message = f"stage {name!r} of pipeline {pipeline.name!r}"
         wanted = {spec.name: spec for spec in functions[name].inputs}
@@ -172,17 +175,29 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
             source = stage.inputs.get(tensor)
             if source is None:
                 raise CallerError(f"{message} has no source for input {tensor!r} of {stage.function!r}")
+            sizes += len(spec.shape)
+            if sizes > SIZES_MAX:
+                raise _too_many_sizes(pipeline)
             if source not in given:
                 is_input = source.startswith(f"{INPUT}:")
                 given[source] = _Given(name, spec) if is_input else _returned(returned, source, message)
-            given[source] = _joined(given[source], spec, f"{message}: {source!r}")
+            given[source] = _joined(given[source], spec, source, message)
     where = f"pipeline {pipeline.name!r}"
+    results = {
+        name: given.get(source) or _returned(returned, source, where) for name, source in pipeline.outputs.items()
+    }
+    if sizes + sum(len(result.spec.shape) for result in results.values()) > SIZES_MAX:
+        raise _too_many_sizes(pipeline)
     return Signature(
         tuple(_called(name, given[f"{INPUT}:{name}"]) for name in pipeline.inputs),
-        tuple(
-            _called(name, given.get(source) or _returned(returned, source, where))
-            for name, source in pipeline.outputs.items()
-        ),
+        tuple(_called(name, result) for name, result in results.items()),
+    )
+
+
+def _too_many_sizes(pipeline: Pipeline) -> CallerError:
+    return CallerError(
+        f"the shapes of the tensors that the stages of pipeline {pipeline.name!r} take and that it returns have more "
+        f"than {SIZES_MAX} sizes: give it fewer tensors, or tensors of fewer dimensions"
     )
 
 
@@ -226,16 +241,18 @@ def _returned(functions: Mapping[str, Mapping[str, TensorSpec]], source: str, me
     return _Given(stage, spec)
 
 
-def _joined(given: _Given, wanted: TensorSpec, message: str) -> _Given:
+def _joined(given: _Given, wanted: TensorSpec, source: str, message: str) -> _Given:
     """The common properties of a tensor that is an output of one stage and an input of another; raises CallerError if
     they conflict.
     """
     stage, spec = given
+    if (spec.datatype, spec.shape) == (wanted.datatype, wanted.shape):
+        return given
     alike = spec.datatype == wanted.datatype and len(spec.shape) == len(wanted.shape)
     fixed = {at: size for at, size in enumerate(wanted.shape) if isinstance(size, int)} if alike else {}
     if not alike or any(isinstance(spec.shape[at], int) and spec.shape[at] != size for at, size in fixed.items()):
         raise CallerError(
-            f"{message} is {spec.datatype} {list(spec.shape)}, and input {wanted.name!r} takes "
+            f"{message}: {source!r} is {spec.datatype} {list(spec.shape)}, and input {wanted.name!r} takes "
             f"{wanted.datatype} {list(wanted.shape)}"
         )
     if not fixed:

@@ -79,7 +79,7 @@ class Deploys:
         """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         program, placed = await in_thread(self._check, manifest)
-        self._traffic.check_new(manifest, self._versions_of)
+        await self._traffic.check_before_trial(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
@@ -171,7 +171,7 @@ class Deploys:
         pipeline needs it.
         """
         async with self._pipelines.changing:
-            self._protect(name, version)
+            await self._protect(name, version)
             versions = await asyncio.to_thread(self._repository.remove, name, version)
             for gone in versions:
                 id_ = function_id(name, gone)
@@ -195,7 +195,7 @@ class Deploys:
             self._quarantine.forget(part.id)
             self._post(Removed(part.id))
 
-    def _protect(self, name: FunctionName, gone: int | None) -> None:
+    async def _protect(self, name: FunctionName, gone: int | None) -> None:
         """Raise ConflictError if a pipeline needs a version that is to be removed, or with None any version of the
         function.
         """
@@ -203,7 +203,7 @@ class Deploys:
         left = [version for version in versions.numbers if gone not in (None, version)]
         # A version with a share is removed only together with all others.
         default = self._registry.function(name, default_of(left, versions.shares)) if left else None
-        self._pipelines.protect(name, default, set(versions.numbers) - set(left))
+        await self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
     def _restore_parts(self, function: DeployedFunction) -> str:
         """Divide a stored function as at its deploy, by the devices that the node has now. Return why that is

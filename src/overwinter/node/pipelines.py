@@ -9,35 +9,26 @@ at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from operator import is_not
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 
 import msgspec
 
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NoSpaceError, NotFoundError
+from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError
 from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import (
-    SOURCES_MAX,
-    Pipeline,
-    Signature,
-    Stage,
-    Typed,
-    check_pipeline,
-    signature,
-    source_count,
-)
+from overwinter.core.pipeline import SOURCES_MAX, Pipeline, Signature, Stage, Typed, check_pipeline, source_count
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.registry import Registry
+from overwinter.node.signatures import Signatures
 from overwinter.node.stages import Infer, PipelineRun
 from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 
-TENANT_SOURCES_MAX = 16 * SOURCES_MAX
+TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 """The most sources of tensors of all pipelines of a tenant. The deploy of a function checks each pipeline that uses it.
 """
 
@@ -72,29 +63,10 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class _Deployed:
     """A deployed pipeline."""
 
-    def __init__(self, kept: StoredPipeline, functions: Registry) -> None:
+    def __init__(self, kept: StoredPipeline, signatures: Signatures) -> None:
         self.kept = kept
+        self.signatures = signatures
         self.statistics = _empty_statistics(kept.pipeline)
-        self._find = partial(_found_own, functions, kept.tenant)
-        self._functions = {(stage.function, stage.version) for stage in kept.pipeline.stages.values()}
-        self._tensors: list[Sequence[TensorSpec]] = []
-        """The inputs and outputs of its functions from which `_signature` was computed."""
-        self._signature = Signature((), ())
-
-    def signature(self) -> Signature:
-        """Return its inputs and outputs; raise CallerError if its functions do not form a pipeline.
-
-        Every request needs them, so they are computed again only after those of a function have changed.
-        """
-        try:
-            found = [self._find(*each) for each in self._functions]
-        except CallerError:
-            return signature(self.kept.pipeline, self._find)
-        tensors = [specs for each in found for specs in (each.inputs, each.outputs)]
-        if not self._tensors or any(map(is_not, tensors, self._tensors)):
-            self._signature = signature(self.kept.pipeline, self._find)
-            self._tensors = tensors
-        return self._signature
 
 
 class PipelineView:
@@ -115,7 +87,7 @@ class PipelineView:
     @cached_property
     def _found(self) -> Signature | CallerError:
         try:
-            return self._known.signature()
+            return self._known.signatures.current()
         except CallerError as fault:
             return fault
 
@@ -187,8 +159,10 @@ class Pipelines:
         self._kept = kept
         self._now = now
         self._known: dict[FunctionName, _Deployed] = {}
-        self._being_stored: list[tuple[Pipeline, TenantId]] = []
-        """The pipelines that are being stored."""
+        self._being_stored: list[Signatures] = []
+        """Those of pipelines that are being stored."""
+        self._checking = asyncio.Lock()
+        """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self.changing = asyncio.Lock()
         """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
         the change is made.
@@ -200,7 +174,10 @@ class Pipelines:
         """Load the stored pipelines at the start; returns a note for each setting that exceeded the current bounds and
         was limited to them, by pipeline.
         """
-        self._known = {kept.pipeline.name: _Deployed(kept, self._functions) for kept in self._kept.pipelines()}
+        self._known = {
+            kept.pipeline.name: _Deployed(kept, Signatures(kept.pipeline, kept.tenant, self._functions))
+            for kept in self._kept.pipelines()
+        }
         return {name: known.kept.limited for name, known in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
@@ -210,20 +187,21 @@ class Pipelines:
         function's, ForbiddenError if the name or a function belongs to another tenant.
         """
         check_pipeline(pipeline)
+        signatures = Signatures(pipeline, tenant, self._functions)
 
         def find(name: FunctionName, version: int | None) -> Typed:
             self.check_function(name)
-            return _found_own(self._functions, tenant, name, version)
+            return signatures.find(name, version)
 
         async with self.changing:
             self._check_sources(pipeline, tenant)
-            signature(pipeline, find)
-            self._being_stored.append((pipeline, tenant))
+            signatures.of(find)
+            self._being_stored.append(signatures)
             try:
                 kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
             finally:
-                self._being_stored.remove((pipeline, tenant))
-            self._known[pipeline.name] = _Deployed(kept, self._functions)
+                self._being_stored.remove(signatures)
+            self._known[pipeline.name] = _Deployed(kept, signatures)
         return self.view(pipeline.name, None)
 
     def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
@@ -276,11 +254,27 @@ class Pipelines:
         """Return the stages of a pipeline; raise NotFoundError."""
         return self._found(name, version).kept.pipeline.stages
 
-    def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
+    async def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
+        """Raise ConflictError if a change of a function's versions would break a pipeline, as `protect_at_once` does.
+
+        The loop runs between the pipelines. What was found is true when this returns.
+        """
+        for _ in self._checks(name, default, gone):
+            async with self._checking:
+                await asyncio.sleep(0)
+        # Other functions may have changed meanwhile. All other signatures are remembered.
+        self.protect_at_once(name, default, gone)
+
+    def protect_at_once(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline.
 
         After the change the default version is `default` (None: there is none), and the versions `gone` are removed.
         """
+        for _ in self._checks(name, default, gone):
+            pass
+
+    def _checks(self, name: FunctionName, default: Typed | None, gone: Collection[int]) -> Iterator[None]:
+        """Yield after each pipeline that would not break; raise ConflictError for one that would."""
 
         def find(called: FunctionName, version: int | None) -> Typed:
             if called != name or (version is not None and version not in gone):
@@ -291,18 +285,16 @@ class Pipelines:
 
         if default is not None and not gone and self._has_tensors_of(name, default):
             return
-        checks: list[tuple[Pipeline, Callable[[], Signature]]]
-        checks = [(each.kept.pipeline, each.signature) for each in self._known.values()]
-        for stored, tenant in self._being_stored:
-            checks.append((stored, partial(signature, stored, partial(_found_own, self._functions, tenant))))
-        for pipeline, current in checks:
-            used = any(stage.function == name for stage in pipeline.stages.values())
-            if not used or not _is_valid(current):
+        for each in [*(known.signatures for known in self._known.values()), *self._being_stored]:
+            if name not in each.functions:
                 continue
             try:
-                signature(pipeline, find)
+                each.of(find)
             except CallerError as error:
-                raise ConflictError(f"{error}; remove pipeline {pipeline.name!r} first, or change it") from error
+                if each.valid:
+                    its = each.pipeline.name
+                    raise ConflictError(f"{error}; remove pipeline {its!r} first, or change it") from error
+            yield
 
     def _has_tensors_of(self, name: FunctionName, other: Typed) -> bool:
         """Whether the default version of a function has the same tensors, so that nothing changes for a pipeline."""
@@ -344,25 +336,6 @@ class Pipelines:
         if version not in (None, known.kept.version):
             raise NotFoundError(f"pipeline {name!r} has only version {known.kept.version}, not {version}")
         return known
-
-
-def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, version: int | None) -> Typed:
-    """Return a function that a pipeline of the tenant may call; raise NotFoundError or ForbiddenError."""
-    function = functions.function(name, version)
-    if function.tenant != tenant:
-        raise ForbiddenError(
-            f"function {name!r} belongs to another tenant: a pipeline calls only functions of its tenant"
-        )
-    return function
-
-
-def _is_valid(current: Callable[[], Signature]) -> bool:
-    """Whether the current versions of its functions form a pipeline; `current` returns its signature."""
-    try:
-        current()
-    except CallerError:
-        return False
-    return True
 
 
 def _empty_statistics(pipeline: Pipeline) -> PipelineStatistics:

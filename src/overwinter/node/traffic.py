@@ -18,6 +18,9 @@ from overwinter.node.registry import Registry
 from overwinter.store.manifest import Manifest
 from overwinter.store.traffic import StoredTraffic
 
+Answering = Callable[[FunctionName], Versions]
+"""Returns the versions of a function that answer requests."""
+
 
 class TrafficSplits:
     """Promotions and splits. Belongs to the loop's thread."""
@@ -30,7 +33,7 @@ class TrafficSplits:
         self._pipelines = pipelines
         self._kept = kept
         self._coming: dict[FunctionName, Shares] = {}
-        """The shares that are being stored and are not posted yet."""
+        """The shares that are being checked or stored, and are not posted yet."""
 
     async def set(self, name: FunctionName, shares: Shares) -> None:
         """Divide the requests without a version among these versions; with no shares the newest gets all.
@@ -53,24 +56,31 @@ class TrafficSplits:
                     "which one answers: promote one of them"
                 )
             default = default_of(self._functions.versions(name), shares)
-            self._pipelines.protect(name, self._functions.function(name, default))
+            # From here on a new version is checked if it would answer with these shares.
             self._coming[name] = shares
             try:
+                await self._pipelines.protect(name, self._functions.function(name, default))
                 await asyncio.to_thread(self._kept.put, name, shares)
             finally:
                 del self._coming[name]
             self._post(TrafficSet(name, shares))
 
-    def check_new(
-        self, new: Manifest, answering: Callable[[FunctionName], Versions], version: int | None = None
-    ) -> None:
-        """Raise ConflictError if a pipeline would break because the new version answers from now on. `version`: its
-        number, if it has one yet.
+    async def check_before_trial(self, new: Manifest, answering: Answering) -> None:
+        """Raise ConflictError if a pipeline would break because a new version answers from now on. What was found is
+        remembered, so that `check_new` is fast.
         """
+        if self._would_answer(new, answering(new.name)):
+            await self._pipelines.protect(new.name, new)
+
+    def check_new(self, new: Manifest, answering: Answering, version: int) -> None:
+        """Raise ConflictError if a pipeline would break because this version of a function answers from now on."""
         known = answering(new.name)
-        is_newest = version is None or version > max(known.numbers, default=0)
-        if is_newest and not (known.shares and self._coming.get(new.name, known.shares)):
-            self._pipelines.protect(new.name, new)
+        if version > max(known.numbers, default=0) and self._would_answer(new, known):
+            self._pipelines.protect_at_once(new.name, new)
+
+    def _would_answer(self, new: Manifest, known: Versions) -> bool:
+        """Whether the newest version of a function gets the requests that name none."""
+        return not (known.shares and self._coming.get(new.name, known.shares))
 
     def restore(self) -> None:
         """Post the stored shares to the scheduler, after its functions."""

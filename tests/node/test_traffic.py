@@ -1,0 +1,60 @@
+import asyncio
+
+import msgspec
+
+from overwinter.core.events import Event, TrafficSet
+from overwinter.core.versions import Share, Shares, Versions
+from overwinter.node.traffic import TrafficSplits
+
+
+class Function(msgspec.Struct):
+    name: str
+    inputs: tuple[()] = ()
+    outputs: tuple[()] = ()
+
+
+class Fake:
+    """Registry, pipelines and store in one. A check of a promotion waits until a test lets it end."""
+
+    def __init__(self) -> None:
+        self.answering = Versions([1, 2], (Share(1, 100),))
+        self.may_end = asyncio.Event()
+        self.changing = asyncio.Lock()
+        self.checked: list[str] = []
+        self.posted: list[Event] = []
+
+    def function(self, name: str, version: int | None) -> Function:
+        return Function(name)
+
+    def versions(self, name: str) -> list[int]:
+        return self.answering.numbers
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    async def protect(self, name: str, default: Function) -> None:
+        await self.may_end.wait()
+
+    def protect_at_once(self, name: str, default: Function) -> None:
+        self.checked.append(name)
+
+    def put(self, name: str, shares: Shares) -> None:
+        pass
+
+
+def test_a_version_that_is_published_during_the_check_of_a_promotion_is_checked() -> None:
+    async def main() -> None:
+        fake = Fake()
+        traffic = TrafficSplits(fake, fake, fake, fake.posted.append)
+        new = Function("f")
+        traffic.check_new(new, lambda name: fake.answering, 3)
+        assert not fake.checked, "it does not answer"
+        setting = asyncio.ensure_future(traffic.set("f", ()))
+        await asyncio.sleep(0)
+        traffic.check_new(new, lambda name: fake.answering, 3)
+        assert fake.checked == ["f"]
+        fake.may_end.set()
+        await setting
+        assert fake.posted == [TrafficSet("f", ())]
+
+    asyncio.run(main())
