@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program
+from overwinter.model.encoding import MAX_ALL_TERMS, MAX_PARTS
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.program import (
-    MAX_CALLS,
-    MAX_PARTS,
     MAX_TERMS,
     Call,
     Device,
@@ -98,6 +97,7 @@ FAULTS = {
     "dimension name": (lambda p: changed(p, dimensions={"a b": (1, 2)}, example={"a b": 1}), "identifier"),
     "dimension range": (lambda p: changed(p, dimensions={"batch": (2, 1)}), "not within"),
     "example": (lambda p: changed(p, example={}), "example"),
+    "weight order": (lambda p: changed(p, weights=(Weight("w", "float32", (4,), (0, 0)),)), "order does not list"),
     "layer gap": (lambda p: changed(p, layers=(Layer("", 1, 3, 0, 0, 0),)), "does not begin"),
     "layer end": (lambda p: changed(p, layers=(Layer("", 0, 2, 0, 0, 0),)), "cover 2 of 3"),
     "layer count": (lambda p: changed(p, layers=(Layer("", 0, 3, -1, 0, 0),)), "negative"),
@@ -250,10 +250,10 @@ def test_more_terms_of_a_size_than_there_may_be_are_refused():
         validate(msgspec.structs.replace(chain(), values=values))
 
 
-def test_more_calls_than_there_may_be_are_not_read():
-    call = Call("aten.cos.default", (Slot(0),), {}, (1,))
-    with pytest.raises(ProgramError, match=str(MAX_CALLS)):
-        decode_program(encode_program(msgspec.structs.replace(chain(), calls=(call,) * (MAX_CALLS + 1))))
+def test_more_terms_of_all_sizes_than_there_may_be_are_refused():
+    value = msgspec.structs.replace(chain().values[0], nbytes=chain().values[0].nbytes * MAX_TERMS)
+    with pytest.raises(ProgramError, match=str(MAX_ALL_TERMS)):
+        validate(msgspec.structs.replace(chain(), values=(value,) * (MAX_ALL_TERMS // MAX_TERMS + 1)))
 
 
 RICH = encode_program(

@@ -1,21 +1,29 @@
-"""Decodes and validates programs.
+"""Validates programs.
 
-A program is encoded as msgpack. For any bytes, decoding and validating either succeed or raise ProgramError: nothing is
-executed or imported, names are looked up in tables only, and every count is bounded. A valid program calls only listed
-operators, reads only slots that are set and not yet freed, and writes to no weight and no input.
+For any bytes, decoding and validating either succeed or raise ProgramError: nothing is executed or imported, names are
+looked up in tables only, and every count is bounded. A valid program calls only listed operators, reads only slots that
+are set and not yet freed, and writes to no weight and no input.
 """
 
 import re
 from collections.abc import Iterable
 from keyword import iskeyword
-from typing import Annotated
-
-import msgspec
 
 from overwinter.core.datatypes import DATATYPE_BYTES, DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.aliasing import check_writes
+from overwinter.model.encoding import (
+    MAX_ALL_TERMS,
+    MAX_CALLS,
+    MAX_DIMENSIONS,
+    MAX_PARTS,
+    MAX_TENSORS,
+    MAX_VALUES,
+    MAX_WEIGHTS,
+    decode_program,
+    encode_program,
+)
 from overwinter.model.operators import (
     CHECKS,
     ITEM_OPERATORS,
@@ -61,18 +69,10 @@ __all__ = [
     "validate",
 ]
 
-MAX_PROGRAM_BYTES = 64 << 20
-MAX_CALLS = 32_768
-MAX_WEIGHTS = 100_000
-MAX_TENSORS = 1_000
-"""The most inputs, and the most outputs."""
 MAX_ARGUMENTS = 10_000
 """The most parts of one call's arguments, and the most results of one call."""
-MAX_PARTS = 131_072
-"""The most parts of the arguments of all calls. No model of the zoo has a twentieth as many."""
 MAX_TERMS = 64
 """The most terms of the size of a value."""
-MAX_DIMENSIONS = 16
 MAX_RANK = 64
 MAX_TEXT = 1_000
 MAX_SIZE = 1 << 40
@@ -87,34 +87,6 @@ ITEM_BITS = 1 << 10
 _OPERAND = re.compile(r"\b[A-Za-z_]\w*\b(?!\()", re.ASCII)
 """The names in an expression of sizes, except those of functions that it calls."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-
-class _Outline(Program, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program whose calls, the largest part of it, are not decoded yet."""
-
-    calls: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_CALLS)]  # type: ignore[assignment]
-
-
-_decode_outline = msgspec.msgpack.Decoder(_Outline).decode
-_decode_call = msgspec.msgpack.Decoder(Call).decode
-
-
-def encode_program(program: Program) -> bytes:
-    """Encode the program; equal programs give equal bytes."""
-    return msgspec.msgpack.encode(program)
-
-
-def decode_program(data: bytes) -> Program:
-    """Decode the program in `data` without validation; raise ProgramError if it is not a program of this format."""
-    if len(data) > MAX_PROGRAM_BYTES:
-        raise ProgramError(f"a program of {len(data)} bytes is over the limit of {MAX_PROGRAM_BYTES}")
-    try:
-        outline = _decode_outline(data)
-        # Decode one by one: a decoder blocks all threads of the process until it returns.
-        calls = tuple([_decode_call(call) for call in outline.calls])
-        return Program(**{**msgspec.structs.asdict(outline), "calls": calls})
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise ProgramError(f"not a program: {error}") from error
 
 
 def validate(program: Program) -> None:
@@ -198,11 +170,18 @@ def _check_weights(weights: tuple[Weight, ...]) -> None:
         _require(weight.dtype in DTYPE_BYTES, f"weight {weight.name!r} has unknown type {weight.dtype[:80]!r}")
         sized = len(weight.shape) <= MAX_RANK and all(0 <= size <= MAX_SIZE for size in weight.shape)
         _require(sized and weight.nbytes <= MAX_SIZE, f"weight {weight.name!r} has an impossible shape")
-        ordered = not weight.order or sorted(weight.order) == list(range(len(weight.shape)))
-        _require(ordered, f"weight {weight.name!r} has {len(weight.shape)} dimensions, which its order does not list")
+        # The length first: to sort a long order would block all threads of the process.
+        listed = len(weight.order) == len(weight.shape) and sorted(weight.order) == list(range(len(weight.shape)))
+        _require(
+            not weight.order or listed,
+            f"weight {weight.name!r} has {len(weight.shape)} dimensions, which its order does not list",
+        )
 
 
 def _check_values(program: Program) -> None:
+    _require(len(program.values) <= MAX_VALUES, f"{len(program.values)} values, the limit is {MAX_VALUES}")
+    terms = sum(len(value.nbytes) for value in program.values)
+    _require(terms <= MAX_ALL_TERMS, f"the sizes of all values have {terms} terms, the limit is {MAX_ALL_TERMS}")
     made = sum(len(call.outputs) for call in program.calls)
     _require(len(program.values) == made, f"{len(program.values)} values are described, the calls make {made}")
     for at, value in enumerate(program.values):
