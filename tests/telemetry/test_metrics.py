@@ -237,6 +237,8 @@ def test_a_tenants_metrics_are_rendered_without_the_functions_of_others():
     others += [
         (2.6, Arrived(100 + n, f"other{n}", None, None), Refuse(100 + n, "TimeoutError", "no")) for n in range(50)
     ]
+    others += [(2.7, Arrived(200, "other0", None, None), StartWorker(2, "other0@1", False, 2, 1))]
+    others += [(2.8, WorkerReady(2), Run(2, 2, (200,)))]
     every, own = of_tenant(None, *SPLIT, *others), of_tenant("t", *SPLIT, *others)
     assert (every.count(b'"other') > 500, own.count(b'"other')) == (True, 0)
     assert own_metrics(own, {b"f", b"g"}) == own_metrics(every, {b"f", b"g"}) != b""

@@ -26,6 +26,8 @@ from overwinter.telemetry.pipelines import PipelineStatistics
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics, VersionStatistics
 
+VERSION = version("overwinter")
+
 
 def render(
     sources: Sources,
@@ -67,7 +69,7 @@ class _Node(Collector):
         sources, known, tallies, now = self._sources, self._known, self._tallies, self._now
         ids = {function.spec.id for function in known.functions}
         versions = {id_: each for id_, each in sources.statistics.versions.copy().items() if id_ in ids}
-        yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
+        yield gauge("build_info", "The version of Overwinter.", ["version"], [((VERSION,), 1)])
         yield from _requests(tallies, versions, known.functions)
         yield from _pipelines(self._pipelines)
         yield from _runs(sources.statistics, tallies)
@@ -82,7 +84,9 @@ class _Node(Collector):
         if known.devices:
             yield from device_metrics(known.devices, sources.statistics, tallies)
         help_text = "Periodic checks of the node that failed because of an error of the operating system."
-        yield counter("checks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
+        yield counter(
+            "checks_failed", help_text, ["what"], (((what,), count) for what, count in sources.faults.copy().items())
+        )
 
 
 def _requests(
@@ -105,7 +109,7 @@ def _requests(
     queued: Counter[str] = Counter()
     for function in functions:
         queued[function.spec.name] += function.queued
-    yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued))
+    yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued, tallies))
     with_slo = [each for each in tallies if each.slo_s is not None]
     yield gauge(
         "slo_seconds", "Latency objective.", ["function"], (((each.name,), each.slo_s or 0) for each in with_slo)
@@ -182,7 +186,8 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     yield histogram("queue_wait_seconds", help_text, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
-    yield gauge("requests_running", "Requests in workers and on devices.", ["function"], _by_name(statistics.running()))
+    running = _by_name(statistics.running(), tallies)
+    yield gauge("requests_running", "Requests in workers and on devices.", ["function"], running)
     yield counter("runs", "Completed runs.", ["function"], _named(tallies, "runs"))
     yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "batched"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
@@ -210,7 +215,7 @@ def _workers(statistics: Statistics, known: Snapshot, tallies: Sequence[Function
     )
     live = list(statistics.workers.values())
     bound = Counter[str](name for process in live for name in {tally.name for tally in list(process.bound.values())})
-    yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
+    yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound, tallies))
     help_text = "Binds of a function in a worker of its family, including failed ones."
     yield counter("binds", help_text, ["function"], _named(tallies, "binds"))
     yield counter("bind_seconds", "Time of binds.", ["function"], _named(tallies, "bind_s"))
@@ -340,5 +345,6 @@ def _named(tallies: Iterable[FunctionStatistics], field: str) -> Iterator[Sample
     return (((each.name,), getattr(each, field)) for each in tallies if each.requests or each.wakes)
 
 
-def _by_name(counts: Counter[str]) -> Iterator[Sample]:
-    return (((name,), count) for name, count in counts.items())
+def _by_name(counts: Counter[str], tallies: Sequence[FunctionStatistics]) -> Iterator[Sample]:
+    """Yield the counts of these functions."""
+    return (((each.name,), counts[each.name]) for each in tallies if each.name in counts)
