@@ -160,6 +160,10 @@ def test_usage_of_removed_functions_is_merged_and_nothing_is_lost(usage_file, mo
     assert [each.function for each in used] == ["", "f6", "f7", "f8", "f9", "kept"]
     assert [each.since for each in used] == [f"1970-01-{day:02}" for day in (1, 7, 8, 9, 10, 1)]
     assert [each.disk_byte_s for each in used] == [60, 10, 10, 10, 10, 190]
+    again = Meter(Statistics(), usage_file, print)
+    again.flush(0.0, 10 * DAY)
+    used = again.usage("t", 0.0, 10 * DAY)
+    assert [(each.function, each.disk_byte_s) for each in used] == [("", 80), ("f8", 10), ("f9", 10), ("kept", 190)]
 
 
 def test_the_usage_of_a_tenant_is_computed_without_the_functions_of_others(usage_file):

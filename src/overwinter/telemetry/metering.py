@@ -102,7 +102,8 @@ class Meter:
             gone = [tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.places)]
             totals = self._totals(now, None)
             try:
-                if gone:
+                # At the first call also those that an older node left.
+                if gone or not self._written:
                     self._file.merge_removed(list(self._statistics.tallies))
                 self._file.add(day, self._unwritten(totals))
             except MachineError as error:
