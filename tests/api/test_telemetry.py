@@ -1,10 +1,13 @@
 """Requests for telemetry reach the node, and the answers have the right format."""
 
+from pathlib import Path
+
 import httpx
+import msgspec
 import pytest
 
 from overwinter.core.errors import NotFoundError
-from tests.api.fake_node import Served
+from tests.api.fake_node import LIMITS, Served, serving
 
 
 class Telemetry:
@@ -70,3 +73,19 @@ def test_what_a_function_printed_is_its_tenants(http: httpx.Client) -> None:
     assert http.get(asked, headers={"overwinter-tenant": "default"}).status_code == 200
     assert http.get(asked, headers={"overwinter-tenant": "other"}).status_code == 403
     assert http.get("/overwinter/v1/functions/none/logs").status_code == 404
+
+
+def test_long_usage_counts_for_the_memory_of_requests(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
+        served.node.telemetry = Telemetry()
+        used = [{"function": "f" * 50, "number": number} for number in range(100)]
+        served.node.telemetry.usage = lambda tenant: answer(used)
+        assert http.get("/overwinter/v1/usage").json() == used
+        used *= 40
+        assert http.get("/overwinter/v1/usage").status_code == 413
+        assert served.budget.held == 0
+
+
+async def answer(value):
+    return value

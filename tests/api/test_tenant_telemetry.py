@@ -10,6 +10,7 @@ import msgspec
 
 from overwinter.api.tenancy import TenantNames
 from overwinter.api.tenant_telemetry import SHARED_METRICS, TenantTelemetry, own_activity, own_metrics
+from overwinter.node.single_flight import SingleFlights
 from overwinter.scheduler.snapshot import FamilyWorker
 from overwinter.store.host import Health
 from overwinter.telemetry.accounts import Accounts
@@ -58,6 +59,54 @@ def test_only_samples_of_own_functions_and_pipelines_are_shown() -> None:
     assert own_metrics(TEXT, set()) == b""
 
 
+class NodeTelemetry:
+    """A node's telemetry with prepared answers; counts the computations."""
+
+    def __init__(self, metrics=b"", activity=None, usage=()):
+        self._answers = {"metrics": metrics, "activity": activity, "usage": usage}
+        self._flights = SingleFlights()
+        self.asked = []
+        self.converted = 0
+
+    async def _answer(self, kind, tenant):
+        self.asked.append((kind, tenant))
+        return self._answers[kind]
+
+    def metrics(self, tenant=None):
+        return self._answer("metrics", tenant)
+
+    def activity(self, tenant=None):
+        return self._answer("activity", tenant)
+
+    def usage(self, tenant):
+        return self._answer("usage", tenant)
+
+    def shared(self, key, make):
+        return self._flights.get(key, make)
+
+    def in_thread(self, work, *args):
+        self.converted += 1
+        return asyncio.to_thread(work, *args)
+
+
+def test_answers_are_computed_for_the_tenant_and_once_for_all_that_wait() -> None:
+    mine = SimpleNamespace(functions=[SimpleNamespace(name="me..mine")])
+    telemetry = NodeTelemetry(TEXT.replace(b"mine", b"me..mine"), mine)
+    node = SimpleNamespace(telemetry=telemetry, pipelines=lambda tenant: [])
+
+    def own() -> TenantTelemetry:
+        return TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
+
+    async def scene() -> list[bytes]:
+        return await asyncio.gather(*(own().metrics() for _ in range(100)))
+
+    assert set(asyncio.run(scene())) == {own_metrics(TEXT, {b"mine"})}
+    # The first one has begun when the others ask, and they share the second.
+    assert telemetry.converted <= 2
+    assert set(telemetry.asked) == {("metrics", "me"), ("activity", "me")}
+    assert len(telemetry.asked) <= 4
+
+
 def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
     told: list[tuple[bytes, int]] = []
 
@@ -66,13 +115,11 @@ def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
             told.append((text, threading.get_ident()))
             return super().translated_bytes(text)
 
-    async def metrics() -> bytes:
-        return TEXT.replace(b"mine", b"me..mine").replace(b"chain", b"me..chain")
-
-    chain = SimpleNamespace(name="me..chain")
-    node = SimpleNamespace(telemetry=SimpleNamespace(metrics=metrics), pipelines=lambda tenant: [chain])
+    text = TEXT.replace(b"mine", b"me..mine").replace(b"chain", b"me..chain")
+    chain, mine = SimpleNamespace(name="me..chain"), SimpleNamespace(name="me..mine")
+    telemetry = NodeTelemetry(text, SimpleNamespace(functions=[mine]))
+    node = SimpleNamespace(telemetry=telemetry, pipelines=lambda tenant: [chain])
     own = TenantTelemetry(node, "me", Names("me"), lambda name: name, operator=False)
-    own._activity = lambda: asyncio.sleep(0, SimpleNamespace(functions=[SimpleNamespace(name="me..mine")]))
     assert asyncio.run(own.metrics()) == own_metrics(TEXT, {b"mine", b"chain"})
     assert {text.count(b"\n") for text, _ in told} == {1}
     assert threading.get_ident() not in {thread for _, thread in told}
@@ -126,7 +173,7 @@ def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> N
     used = [
         Usage(tenant="me", function=f"me..f{number}", since="2025-01-02", requests=1, **amounts) for number in range(3)
     ]
-    telemetry = SimpleNamespace(activity=lambda: asyncio.sleep(0, node), usage=lambda tenant: asyncio.sleep(0, used))
+    telemetry = NodeTelemetry(activity=node, usage=used)
     own = TenantTelemetry(SimpleNamespace(telemetry=telemetry), "me", Names("me"), lambda name: name, operator=False)
     for answer, key in ((own.activity, "name"), (lambda: own.usage(None), "function")):
         told.clear()
@@ -180,7 +227,7 @@ def test_the_bytes_that_a_tenants_functions_moved_are_left_out() -> None:
         Usage(tenant="me", function=f"me..{name}", since="2025-01-02", requests=1, **numbers, device=device_)
         for name, device_ in (("f", used), ("g", None))
     ]
-    node = SimpleNamespace(telemetry=SimpleNamespace(usage=lambda tenant: asyncio.sleep(0, usage)))
+    node = SimpleNamespace(telemetry=NodeTelemetry(usage=usage))
     own = TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
     f, g = msgspec.json.decode(msgspec.json.encode(asyncio.run(own.usage(None))))
     assert (f["function"], g["device"]) == ("f", None)

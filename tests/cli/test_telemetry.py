@@ -157,6 +157,7 @@ def test_usage_of_devices_is_shown_when_there_is_some() -> None:
     assert " ".join(lines[-2].split()).endswith("30 ms 100 ms 40 ms 1.0 KiB 1 B h")
     assert lines[-1].split()[-5:] == ["-"] * 5
     assert "DEVICE" not in text(usage_table([USED]))
+    assert "(removed)" in text(usage_table([{**USED, "function": ""}]))
 
 
 def test_usage_is_printed_in_readable_units() -> None:

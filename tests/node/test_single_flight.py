@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.node.single_flight import SingleFlight
+from overwinter.node.single_flight import SingleFlight, SingleFlights
 
 
 class Maker:
@@ -75,5 +75,21 @@ def test_a_failure_is_raised_and_the_next_computation_starts():
             await shared.get()
         maker.let.release()
         assert await shared.get() == 14
+
+    asyncio.run(scene())
+
+
+def test_each_key_has_answers_of_its_own_and_leaves_nothing():
+    async def scene() -> None:
+        makers, shared = {"one": Maker(), "two": Maker()}, SingleFlights()
+        tasks = [asyncio.ensure_future(shared.get(key, makers[key].make)) for key in ("one", "two", "one", "one")]
+        await asyncio.sleep(0)
+        for maker in makers.values():
+            maker.let.release()
+        assert await asyncio.gather(*tasks[:2]) == [1, 1]
+        assert list(shared._flights) == ["one"]
+        makers["one"].let.release()
+        assert await asyncio.gather(*tasks[2:]) == [2, 2]
+        assert shared._flights == {}
 
     asyncio.run(scene())

@@ -14,9 +14,9 @@ from tests.scheduler.replayed import play
 from tests.scheduler.world import World, spec
 
 
-def taken(scheduler: Scheduler, now: float, between=lambda: None) -> Snapshot:
+def taken(scheduler: Scheduler, now: float, between=lambda: None, tenant=None) -> Snapshot:
     """Take all steps, with events between them."""
-    steps = snapshot(scheduler.state, scheduler.resources, now)
+    steps = snapshot(scheduler.state, scheduler.resources, now, tenant)
     while True:
         try:
             next(steps)
@@ -83,3 +83,15 @@ def test_what_is_removed_while_a_snapshot_is_taken_is_left_out(monkeypatch):
     assert [each.spec.id for each in known.functions] == ["f@1", "g@1"]
     assert [each.bound for each in known.workers] == [("f@1",)]
     assert isinstance(known.functions[0], FunctionSnapshot)
+
+
+def test_of_one_tenant_only_its_own_functions_are_described():
+    world = World()
+    for number in range(3 * module.PART):
+        world.deploy(spec(f"f{number}", tenant="many"))
+    world.deploy(spec("g", tenant="one"))
+    steps = list(snapshot(world.state, world.scheduler.resources, world.now, "none"))
+    assert steps == []
+    known = taken(world.scheduler, world.now, tenant="one")
+    assert [each.spec.id for each in known.functions] == ["g@1"]
+    assert len(taken(world.scheduler, world.now, tenant="many").functions) == 3 * module.PART

@@ -143,3 +143,37 @@ def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(usage
 
 def test_who_was_only_tried_does_not_pay_beside_a_sibling(usage_file):
     assert idle_ms((*TRIED, *SIBLING), usage_file) == {"f": 0, "g": 7000}
+
+
+def test_usage_of_removed_functions_is_merged_and_nothing_is_lost(usage_file, monkeypatch):
+    monkeypatch.setattr("overwinter.store.usage.REMOVED_MAX", 3)
+    statistics = Statistics()
+    meter = Meter(statistics, usage_file, print)
+    statistics.observe(0.0, Deployed(spec("kept", blobs=(("a", 10),), tenant="t")), [])
+    for number in range(10):
+        at = 2.0 * number
+        statistics.observe(at, Deployed(spec(f"f{number}", blobs=((f"b{number}", 10),))), [])
+        statistics.observe(at + 1, Removed(f"f{number}@1"), [])
+        meter.flush(at + 1, number * DAY)
+    used = meter.usage("t", 19.0, 9 * DAY)
+    # The last flush adds a function after it merged the others.
+    assert [each.function for each in used] == ["", "f6", "f7", "f8", "f9", "kept"]
+    assert [each.since for each in used] == [f"1970-01-{day:02}" for day in (1, 7, 8, 9, 10, 1)]
+    assert [each.disk_byte_s for each in used] == [60, 10, 10, 10, 10, 190]
+    again = Meter(Statistics(), usage_file, print)
+    again.flush(0.0, 10 * DAY)
+    used = again.usage("t", 0.0, 10 * DAY)
+    assert [(each.function, each.disk_byte_s) for each in used] == [("", 80), ("f8", 10), ("f9", 10), ("kept", 190)]
+
+
+def test_the_usage_of_a_tenant_is_computed_without_the_functions_of_others(usage_file):
+    statistics = Statistics()
+    for number in range(50):
+        statistics.observe(0.0, Deployed(spec(f"other{number}", tenant="others")), [])
+    statistics.observe(0.0, Deployed(spec("f", blobs=(("own", 10),))), [])
+    meter, asked = Meter(statistics, usage_file, print), []
+    owed = statistics.disk.owed
+    statistics.disk.owed = lambda id_, now: asked.append(id_) or owed(id_, now)
+    assert [each.disk_byte_s for each in meter.usage("t", 3.0, DAY)] == [30]
+    assert asked == ["f@1"]
+    assert len(meter.usage(None, 3.0, DAY)) == 51

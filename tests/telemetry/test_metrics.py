@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from overwinter.api.tenant_telemetry import own_metrics
 from overwinter.core.actions import Bind, Explanation, Refuse, Reply, Run, StartWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Arrived, Bound, Deployed, RunEnded, TrafficSet, WorkerReady
@@ -218,3 +219,26 @@ def test_an_unused_function_has_few_series():
         for count in (10, 20)
     )
     assert (many - few) / 10 <= 10
+
+
+def of_tenant(tenant, *steps) -> bytes:
+    scheduler, statistics = Scheduler(SchedulerConfig()), Statistics()
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+        if isinstance(event, Deployed):
+            scheduler.handle(event, now)
+    sources = Sources(SchedulerConfig(cores=4), statistics, Accounts(), Health(), Counter())
+    return render(sources, taken(scheduler, 9.0, tenant=tenant), (), 9.0, tenant)
+
+
+def test_a_tenants_metrics_are_rendered_without_the_functions_of_others():
+    others = [(2.5, Deployed(spec(f"other{number}", tenant="others", slo_ms=9))) for number in range(50)]
+    others += [(2.5, Deployed(spec(f"other{number}", 2, tenant="others"))) for number in range(50)]
+    others += [
+        (2.6, Arrived(100 + n, f"other{n}", None, None), Refuse(100 + n, "TimeoutError", "no")) for n in range(50)
+    ]
+    others += [(2.7, Arrived(200, "other0", None, None), StartWorker(2, "other0@1", False, 2, 1))]
+    others += [(2.8, WorkerReady(2), Run(2, 2, (200,)))]
+    every, own = of_tenant(None, *SPLIT, *others), of_tenant("t", *SPLIT, *others)
+    assert (every.count(b'"other') > 500, own.count(b'"other')) == (True, 0)
+    assert own_metrics(own, {b"f", b"g"}) == own_metrics(every, {b"f", b"g"}) != b""

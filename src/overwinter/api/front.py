@@ -140,7 +140,7 @@ class Telemetry(Protocol):
         """All metrics, in Prometheus's text format."""
         ...
 
-    async def usage(self, tenant: TenantId | None, /) -> object:
+    async def usage(self, tenant: TenantId | None, /) -> Sequence[object]:
         """The usage of each function, of all tenants or of one."""
         ...
 

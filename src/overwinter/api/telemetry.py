@@ -2,8 +2,9 @@
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from overwinter.api.exchange import Request, Response, json_response
+from overwinter.api.exchange import JSON_TYPE, Request, Response, json_response
 from overwinter.api.inference import function_of
+from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
@@ -51,7 +52,8 @@ class TelemetryApi:
     async def usage(self, request: Request) -> Response:
         """The usage of each function, of all tenants or of the one in the path."""
         tenant = request.path_params.get("tenant")
-        return json_response(await request.caller.front.telemetry.usage(None if tenant is None else TenantId(tenant)))
+        used = await request.caller.front.telemetry.usage(None if tenant is None else TenantId(tenant))
+        return Response(200, await request.turns.run(listed(used, lambda each: each, request.hold)), [JSON_TYPE])
 
     async def explain(self, request: Request) -> Response:
         """The state of a function and the reasons of the last decisions."""

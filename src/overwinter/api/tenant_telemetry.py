@@ -4,15 +4,14 @@ Data that depends on other tenants is left out: totals of the node, and the excl
 which would reveal that another tenant has the same weights.
 """
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Sequence
+from typing import Protocol, TypeVar, TypeVarTuple, cast
 
 import msgspec
 
-from overwinter.api.front import Front
+from overwinter.api.front import Front, Telemetry
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.devices import DeviceActivity, of_tenant
@@ -26,6 +25,9 @@ SHARED_METRICS = (
     b"overwinter_device_peer_bytes",
 )
 """The metrics of a function that depend on blocks that other tenants also hold."""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
 
@@ -42,6 +44,30 @@ class Names(Protocol):
         ...
 
 
+class NodeTelemetry(Telemetry, Protocol):
+    """The telemetry of a node, which can be asked for one tenant at a cost that does not depend on the others."""
+
+    async def metrics(self, tenant: TenantId | None = None, /) -> bytes:
+        """All metrics, in Prometheus's text format; with `tenant`, of functions and pipelines only its own."""
+        ...
+
+    async def usage(self, tenant: TenantId | None, /) -> Sequence[Usage]:
+        """The usage of each function, of all tenants or of one."""
+        ...
+
+    async def activity(self, tenant: TenantId | None = None, /) -> NodeActivity:
+        """The current activity; with `tenant`, of functions only its own."""
+        ...
+
+    async def shared(self, key: Hashable, make: Callable[[], Awaitable[T]], /) -> T:
+        """Return what `make` returns. All callers with the same key that ask during a computation share the next."""
+        ...
+
+    async def in_thread(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
+        """Do slow work beside the loop, one piece at a time."""
+        ...
+
+
 class TenantTelemetry:
     """The visible data of a tenant's functions; for the operator, of the whole node."""
 
@@ -55,6 +81,7 @@ class TenantTelemetry:
     ) -> None:
         """Create it. `inner` returns the node's name of a function of the tenant, or raises NotFoundError."""
         self._node = node
+        self._telemetry = cast(NodeTelemetry, node.telemetry)
         self._tenant = tenant
         self._names = names
         self._inner = inner
@@ -62,12 +89,15 @@ class TenantTelemetry:
 
     async def metrics(self) -> bytes:
         """The metrics of the tenant's functions and pipelines, in Prometheus's text format."""
-        text = await self._node.telemetry.metrics()
         if self._operator:
-            return text
+            return await self._telemetry.metrics()
+        return await self._telemetry.shared(("own metrics", self._tenant), self._own_metrics)
+
+    async def _own_metrics(self) -> bytes:
+        text = await self._telemetry.metrics(self._tenant)
         own = {view.name.encode() for view in self._node.pipelines(self._tenant)}
-        own.update(each.name.encode() for each in (await self._activity()).functions)
-        return await asyncio.to_thread(self._translated_metrics, text, own)
+        own.update(each.name.encode() for each in (await self._telemetry.activity(self._tenant)).functions)
+        return await self._telemetry.in_thread(self._translated_metrics, text, own)
 
     def _translated_metrics(self, text: bytes, own: Container[bytes]) -> bytes:
         """The samples of these functions under the tenant's names. Each line is translated separately: one replacement
@@ -76,31 +106,38 @@ class TenantTelemetry:
         lines = own_metrics(text, own).splitlines(keepends=True)
         return b"".join(map(self._names.translated_bytes, lines))
 
-    async def usage(self, tenant: TenantId | None) -> object:
+    async def usage(self, tenant: TenantId | None) -> Sequence[object]:
         """Return the usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
         if self._operator:
-            return await self._node.telemetry.usage(tenant)
+            return await self._telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
             return []
-        used = cast(list[Usage], await self._node.telemetry.usage(self._tenant))
-        return await asyncio.to_thread(self._translated_each, map(own_usage, used))
+        return await self._telemetry.shared(("own usage", self._tenant), self._own_usage)
+
+    async def _own_usage(self) -> list[msgspec.Raw]:
+        used = await self._telemetry.usage(self._tenant)
+        return await self._telemetry.in_thread(self._translated_each, map(own_usage, used))
 
     async def activity(self) -> object:
         """The current activity of the tenant's functions."""
         if self._operator:
-            return await self._node.telemetry.activity()
-        return await asyncio.to_thread(self._translated_activity, await self._activity())
+            return await self._telemetry.activity()
+        return await self._telemetry.shared(("own activity", self._tenant), self._own_activity)
+
+    async def _own_activity(self) -> NodeActivity:
+        found = await self._telemetry.activity(self._tenant)
+        return await self._telemetry.in_thread(self._translated_activity, found)
 
     async def devices(self) -> object:
         """The devices that serve the tenant, with its own functions there."""
-        found = await self._node.telemetry.devices()
+        found = await self._telemetry.devices()
         if self._operator:
             return found
         return self._names.translated_json(of_tenant(cast(list[DeviceActivity], found), self._tenant))
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; raises NotFoundError if there is none."""
-        explained = cast(Explanation, await self._node.telemetry.explain(self._inner(name), version))
+        explained = cast(Explanation, await self._telemetry.explain(self._inner(name), version))
         if explained.pool is not None and not self._operator:
             pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
             explained = msgspec.structs.replace(explained, pool=pool)
@@ -108,9 +145,10 @@ class TenantTelemetry:
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
-        return self._names.translated_json(await self._node.telemetry.logs(self._inner(name), version))
+        return self._names.translated_json(await self._telemetry.logs(self._inner(name), version))
 
-    def _translated_activity(self, own: NodeActivity) -> NodeActivity:
+    def _translated_activity(self, found: NodeActivity) -> NodeActivity:
+        own = own_activity(found, self._tenant)
         return msgspec.structs.replace(
             own,
             functions=self._translated_each(own.functions),
@@ -121,10 +159,6 @@ class TenantTelemetry:
     def _translated_each(self, things: Iterable[object]) -> list[msgspec.Raw]:
         """Convert each to JSON separately, for the same reason as the lines of metrics."""
         return [self._names.translated_json(thing) for thing in things]
-
-    async def _activity(self) -> NodeActivity:
-        activity = cast(NodeActivity, await self._node.telemetry.activity())
-        return await asyncio.to_thread(own_activity, activity, self._tenant)
 
 
 def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:

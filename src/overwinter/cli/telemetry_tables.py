@@ -260,7 +260,7 @@ def usage_table(used: Sequence[Description]) -> FittedTable:
     rows = [
         (
             each["tenant"],
-            each["function"],
+            each["function"] or "(removed)",
             each["family"] or "-",
             each["since"],
             str(each["requests"]),

@@ -246,9 +246,9 @@ class Pipelines:
             if (known := self._known.get(name)) is not None:
                 yield PipelineView(known, self._functions)
 
-    def statistics(self) -> list[PipelineStatistics]:
-        """The statistics of each pipeline."""
-        return [known.statistics for known in self._known.values()]
+    def statistics(self, tenant: TenantId | None) -> list[PipelineStatistics]:
+        """The statistics of each pipeline, of all tenants or of one."""
+        return [known.statistics for known in self._known.values() if tenant in (None, known.kept.tenant)]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
         """Return the stages of a pipeline; raise NotFoundError."""

@@ -1,8 +1,8 @@
 """Shares one answer among all callers that ask while it is made, so that expensive answers are made one at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 Answer = TypeVar("Answer")
 
@@ -16,6 +16,11 @@ class SingleFlight(Generic[Answer]):
         self._begun = self._asking = 0
         self._last: tuple[int, Answer] | None = None
         """The newest answer and its number, as long as a caller may share it."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a caller waits for an answer."""
+        return self._asking > 0
 
     async def get(self) -> Answer:
         """Return the answer, or raise the exception of computing it. A cancelled caller does not cancel it for the
@@ -33,3 +38,21 @@ class SingleFlight(Generic[Answer]):
             self._asking -= 1
             if not self._asking:
                 self._last = None
+
+
+class SingleFlights:
+    """One SingleFlight for each key, which exists while a caller asks."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, SingleFlight[Any]] = {}
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the answer, or raise the exception of computing it. For one key any `make` must do the same."""
+        flight: SingleFlight[Answer] | None = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = SingleFlight(make)
+        try:
+            return await flight.get()
+        finally:
+            if not flight.asked:
+                self._flights.pop(key, None)

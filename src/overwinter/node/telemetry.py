@@ -1,13 +1,15 @@
 """Joins the telemetry of a node: its reader of steps, the meter, the accounting, and the answers made from them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import msgspec
 
 from overwinter.core.errors import NotFoundError
-from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, TenantId
 from overwinter.node import clock
 from overwinter.node.accounting import Accounting
 from overwinter.node.functions import DeployedFunction
@@ -15,7 +17,8 @@ from overwinter.node.overuse import OveruseCheck
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.recent_output import Line
-from overwinter.node.single_flight import SingleFlight
+from overwinter.node.single_flight import SingleFlights
+from overwinter.node.threads import Threads
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.snapshot import Snapshot
 from overwinter.store.repository import Repository
@@ -23,12 +26,14 @@ from overwinter.store.usage import UsageFile
 from overwinter.telemetry.activity import NodeActivity, activity
 from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.explaining import Explanation, Times, explanation, tiers_of
-from overwinter.telemetry.metering import Meter, Usage
+from overwinter.telemetry.metering import Key, Meter, Usage
 from overwinter.telemetry.metrics import render
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
 Find = Callable[[FunctionName, int | None], DeployedFunction]
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 USAGE_FILE = "usage.sqlite"
 FLUSH_S = 60.0
@@ -66,8 +71,8 @@ class Telemetry:
         self._usage_file = UsageFile(Path(parts.config.data) / USAGE_FILE)
         self._meter = Meter(self.statistics, self._usage_file, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
-        self._metrics = SingleFlight(self._render)
-        self._activity = SingleFlight(self._compute_activity)
+        self._thread = Threads(1, "telemetry")
+        self._flights = SingleFlights()
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
@@ -91,37 +96,56 @@ class Telemetry:
         # Work that a thread has begun is completed.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
         self._usage_file.close()
+        self._thread.shutdown(wait=False)
 
-    async def metrics(self) -> bytes:
-        """Return all metrics, in Prometheus's text format."""
-        return await self._metrics.get()
+    async def shared(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """Return what `make` returns. All callers with the same key that ask during a computation share the next."""
+        return await self._flights.get(key, make)
 
-    async def _render(self) -> bytes:
-        known = await self._snapshot()
-        return await asyncio.to_thread(render, self._sources, known, self._pipelines.statistics(), clock.now())
+    async def in_thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Do slow work in the only thread of telemetry. Several threads that hold the GIL would delay the loop more,
+        and other work would wait for a free thread.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    async def metrics(self, tenant: TenantId | None = None) -> bytes:
+        """Return all metrics, in Prometheus's text format; with `tenant`, of functions and pipelines only its own."""
+        return await self.shared(("metrics", tenant), partial(self._render, tenant))
+
+    async def _render(self, tenant: TenantId | None) -> bytes:
+        known, pipelines = await self._snapshot(tenant), self._pipelines.statistics(tenant)
+        return await self.in_thread(render, self._sources, known, pipelines, clock.now(), tenant)
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""
-        families = self._parts.published.families()
-        used = await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
+        return await self.shared(("usage", tenant), partial(self._compute_usage, tenant))
+
+    async def _compute_usage(self, tenant: TenantId | None) -> list[Usage]:
+        families = self._parts.published.families(tenant)
+        return await self.in_thread(self._used, tenant, families, clock.now(), clock.wall())
+
+    def _used(
+        self, tenant: TenantId | None, families: Mapping[Key, FunctionId], now: Seconds, wall: float
+    ) -> list[Usage]:
+        used = self._meter.usage(tenant, now, wall)
         return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
-    async def activity(self) -> NodeActivity:
-        """Return the current activity."""
-        return await self._activity.get()
+    async def activity(self, tenant: TenantId | None = None) -> NodeActivity:
+        """Return the current activity; with `tenant`, of functions only its own."""
+        return await self.shared(("activity", tenant), partial(self._compute_activity, tenant))
 
-    async def _compute_activity(self) -> NodeActivity:
-        known = await self._snapshot()
-        return await asyncio.to_thread(activity, self._sources, known, clock.now())
+    async def _compute_activity(self, tenant: TenantId | None) -> NodeActivity:
+        known = await self._snapshot(tenant)
+        return await self.in_thread(activity, self._sources, known, clock.now())
 
     async def devices(self) -> list[DeviceActivity]:
         """Return the devices of the pool, with the functions whose blocks are on them."""
         now = clock.now()
         return devices_activity(self._sources, self._parts.published.devices(now), now)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self, tenant: TenantId | None) -> Snapshot:
         """Take a snapshot of the scheduler's data; the loop runs between its steps."""
-        steps = self._parts.published.snapshot(clock.now())
+        steps = self._parts.published.snapshot(clock.now(), tenant)
         while True:
             try:
                 next(steps)

@@ -100,10 +100,14 @@ class Published:
         function = self._state.functions.get(id_)
         return None if function is None else family_snapshot(function)
 
-    def families(self) -> dict[tuple[TenantId, FunctionName], FunctionId]:
-        """Return the family of the last version of each function."""
-        functions = (each for each in self._state.functions.values() if not is_part(each.spec.name))
-        return {(each.spec.tenant, each.spec.name): family_name(each.family) for each in functions}
+    def families(self, tenant: TenantId | None = None) -> dict[tuple[TenantId, FunctionName], FunctionId]:
+        """Return the family of the last version of each function, of all tenants or of one."""
+        functions = self._state.functions.values() if tenant is None else self._of(tenant)
+        return {
+            (each.spec.tenant, each.spec.name): family_name(each.family)
+            for each in functions
+            if not is_part(each.spec.name)
+        }
 
     def siblings(self, id_: FunctionId) -> list[Sibling]:
         """Return the other functions of its tenant. Programs on the pool are separate from their functions."""
@@ -120,9 +124,9 @@ class Published:
 
     # The node
 
-    def snapshot(self, now: Seconds) -> Generator[None, None, Snapshot]:
-        """Return a snapshot of everything, in steps."""
-        return snapshot(self._state, self._cycle.resources, now)
+    def snapshot(self, now: Seconds, tenant: TenantId | None = None) -> Generator[None, None, Snapshot]:
+        """Return a snapshot of everything in steps; with `tenant`, only its functions are described."""
+        return snapshot(self._state, self._cycle.resources, now, tenant)
 
     def totals(self) -> str:
         """How much of the host stores and of the workers' memory is taken, in words: for the operator alone."""

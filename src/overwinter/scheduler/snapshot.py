@@ -121,10 +121,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     devices: Sequence[DeviceSnapshot] = ()
 
 
-def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None, None, Snapshot]:
-    """Take a snapshot in steps, on the event loop."""
+def snapshot(
+    state: State, resources: Resources, now: Seconds, tenant: TenantId | None = None
+) -> Generator[None, None, Snapshot]:
+    """Take a snapshot in steps, on the event loop. With `tenant`, only its functions are described."""
     functions: list[FunctionSnapshot] = []
-    for number, function in enumerate(list(state.functions.values()), 1):
+    own = [each for each in state.functions.values() if tenant in (None, each.spec.tenant)]
+    for number, function in enumerate(own, 1):
         if not (function.removed or is_part(function.spec.name)):
             functions.append(function_snapshot(state, function, now))
         if number % PART == 0:

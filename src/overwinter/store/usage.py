@@ -1,6 +1,6 @@
 """The daily usage of each function, in a separate SQLite file, so that it does not delay serving."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,10 @@ from overwinter.core.ids import FunctionName, TenantId
 from overwinter.store.database import Database
 
 BUSY_TIMEOUT_S = 5.0
+REMOVED_MAX = 1000
+"""The removed functions of one tenant whose usage is kept separately: those that were used last."""
+MERGED = FunctionName("")
+"""The name for the usage of all other removed functions of a tenant."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -39,9 +43,9 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Entry(NamedTuple):
-    """The usage of one function on one day, such as `2025-12-31`, in UTC."""
+    """The usage of one function since a day, such as `2025-12-31`, in UTC."""
 
-    day: str
+    since: str
     tenant: TenantId
     function: FunctionName
     amounts: Amounts
@@ -52,8 +56,19 @@ _SCHEMA = f"""CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, tenant TEXT NOT NULL, function TEXT NOT NULL,
     {", ".join(f"{column} REAL NOT NULL DEFAULT 0" for column in _COLUMNS)},
     PRIMARY KEY (day, tenant, function)) WITHOUT ROWID"""
+_ADDING = f"ON CONFLICT DO UPDATE SET {', '.join(f'{column} = {column} + excluded.{column}' for column in _COLUMNS)}"
 _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)})
-    ON CONFLICT DO UPDATE SET {", ".join(f"{column} = {column} + excluded.{column}" for column in _COLUMNS)}"""
+    {_ADDING}"""
+_SUMS = ", ".join(f"sum({column})" for column in _COLUMNS)
+_TOTALS = f"""SELECT min(day), tenant, function, {_SUMS} FROM usage WHERE tenant = coalesce(?, tenant)
+    GROUP BY tenant, function ORDER BY tenant, function"""
+_FIND_OLD = """CREATE TEMP TABLE old AS SELECT tenant, function FROM (
+    SELECT tenant, function, row_number() OVER (PARTITION BY tenant ORDER BY max(day) DESC, function) AS place
+    FROM usage WHERE function != ? AND function NOT IN (SELECT value FROM json_each(?)) GROUP BY tenant, function)
+    WHERE place > ?"""
+_MERGE_OLD = f"""INSERT INTO usage SELECT day, tenant, ?, {_SUMS} FROM usage
+    WHERE (tenant, function) IN old GROUP BY day, tenant {_ADDING}"""
+_DELETE_OLD = "DELETE FROM usage WHERE (tenant, function) IN old"
 
 
 class UsageFile:
@@ -82,10 +97,18 @@ class UsageFile:
         with self._file.transaction() as db:
             db.executemany(_ADD, rows)
 
+    def merge_removed(self, deployed: Collection[FunctionName]) -> None:
+        """Merge each tenant's removed functions, except the last `REMOVED_MAX`, into one row for each day. Otherwise
+        the file would grow with each function that is ever deployed. The totals of a tenant and a day stay the same.
+        """
+        with self._file.transaction() as db:
+            db.execute(_FIND_OLD, (MERGED, msgspec.json.encode(list(deployed)).decode(), REMOVED_MAX))
+            db.execute(_MERGE_OLD, (MERGED,))
+            db.execute(_DELETE_OLD)
+            db.execute("DROP TABLE old")
+
     def entries(self, tenant: TenantId | None = None) -> list[Entry]:
-        """Return the usage of all tenants or of one; days ascending."""
+        """Return the usage of each function, of all tenants or of one, with the first day on which it was used."""
         with self._file.reading() as db:
-            found = db.execute(
-                "SELECT * FROM usage WHERE tenant = coalesce(?, tenant) ORDER BY day, tenant, function", (tenant,)
-            ).fetchall()
+            found = db.execute(_TOTALS, (tenant,)).fetchall()
         return [Entry(day, owner, name, Amounts(int(requests), *rest)) for day, owner, name, requests, *rest in found]

@@ -16,11 +16,13 @@ DEVICE = ["device"]
 OWN = ["device", "function"]
 
 
-def device_metrics(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Iterator[Metric]:
+def device_metrics(
+    devices: Sequence[DeviceSnapshot], statistics: Statistics, tallies: Sequence[FunctionStatistics]
+) -> Iterator[Metric]:
     """The metrics of the devices and of the runs there."""
     yield from _devices(devices)
     yield from _executors(devices, statistics)
-    yield from _runs(statistics)
+    yield from _runs(tallies)
 
 
 def _devices(devices: Sequence[DeviceSnapshot]) -> Iterator[Metric]:
@@ -55,12 +57,8 @@ def _unused(name: DeviceId) -> TrackedDevice[FunctionStatistics]:
     return TrackedDevice(name)
 
 
-def _runs(statistics: Statistics) -> Iterator[Metric]:
-    seen = [
-        ((device, each.name), counts)
-        for each in list(statistics.tallies.values())
-        for device, counts in list(each.on.items())
-    ]
+def _runs(tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    seen = [((device, each.name), counts) for each in tallies for device, counts in list(each.on.items())]
     yield counter("device_runs", "Completed runs on a device.", OWN, ((key, each.runs) for key, each in seen))
     help_text = "Time of these runs, with the transfers for which they waited."
     yield counter("device_run_seconds", help_text, OWN, ((key, each.run_s) for key, each in seen))

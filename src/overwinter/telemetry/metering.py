@@ -56,6 +56,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: TenantId
     function: FunctionName
+    """Empty: the sum of removed functions, except the 1000 that were used last."""
     since: str
     """The first day on which it was used, in UTC."""
     requests: int
@@ -99,8 +100,11 @@ class Meter:
         with self._lock:
             # A removed function has no further usage once its last worker has ended, and no device holds its blocks.
             gone = [tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.places)]
-            totals = self._totals(now)
+            totals = self._totals(now, None)
             try:
+                # At the first call also those that an older node left.
+                if gone or not self._written:
+                    self._file.merge_removed(list(self._statistics.tallies))
                 self._file.add(day, self._unwritten(totals))
             except MachineError as error:
                 if not self._failing:
@@ -116,17 +120,12 @@ class Meter:
         """Return the usage of each function, of all tenants or of one, since the file was created."""
         today = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
-            entries, unwritten = self._file.entries(tenant), self._unwritten(self._totals(now))
-        used: defaultdict[Key, Amounts] = defaultdict(Amounts)
-        since: dict[Key, str] = {}
-        for day, owner, name, amounts in entries:
-            used[owner, name] = used[owner, name].plus(amounts)
-            since.setdefault((owner, name), day)
+            entries, unwritten = self._file.entries(tenant), self._unwritten(self._totals(now, tenant))
+        used = {(owner, name): (since, amounts) for since, owner, name, amounts in entries}
         for key, amounts in unwritten.items():
-            if tenant in (None, key[0]):
-                used[key] = used[key].plus(amounts)
-                since.setdefault(key, today)
-        return [_usage_of(key, since[key], amounts) for key, amounts in sorted(used.items())]
+            since, written = used.get(key, (today, Amounts()))
+            used[key] = since, written.plus(amounts)
+        return [_usage_of(key, since, amounts) for key, (since, amounts) in sorted(used.items())]
 
     def _unwritten(self, totals: dict[FunctionStatistics, Amounts]) -> dict[Key, Amounts]:
         used: defaultdict[Key, Amounts] = defaultdict(Amounts)
@@ -136,12 +135,13 @@ class Meter:
             used[key] = used[key].plus(total.plus(self._written.get(tally, Amounts()), -1))
         return {key: amounts for key, amounts in used.items() if amounts != Amounts()}
 
-    def _totals(self, now: Seconds) -> dict[FunctionStatistics, Amounts]:
-        """Return the usage of each function since the node started, including operations in progress. The loop
-        continues meanwhile; an error of the copy is corrected by the next difference.
+    def _totals(self, now: Seconds, tenant: TenantId | None) -> dict[FunctionStatistics, Amounts]:
+        """Return the usage of each function, of all tenants or of one, since the node started, including operations in
+        progress. The loop continues meanwhile; an error of the copy is corrected by the next difference.
         """
         seen = self._statistics
-        totals = {tally: _ended(tally) for tally in [*list(seen.tallies.values()), *seen.removed_tallies]}
+        known = [*list(seen.tallies.values()), *list(seen.removed_tallies)]
+        totals = {tally: _ended(tally) for tally in known if tenant in (None, tally.tenant)}
         for worker in list(seen.workers.values()):
             _add_worker(totals, worker, now)
         _add_devices(totals, seen.pool, now)

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from overwinter.core.actions import Decision
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.ids import FunctionId, Seconds, split_id
+from overwinter.core.ids import FunctionId, Seconds, TenantId, split_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
@@ -26,43 +26,67 @@ from overwinter.telemetry.pipelines import PipelineStatistics
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics, VersionStatistics
 
+VERSION = version("overwinter")
 
-def render(sources: Sources, known: Snapshot, pipelines: Sequence[PipelineStatistics], now: Seconds) -> bytes:
-    """All metrics in Prometheus's text format. Slow with a thousand functions: call it in a thread."""
+
+def render(
+    sources: Sources,
+    known: Snapshot,
+    pipelines: Sequence[PipelineStatistics],
+    now: Seconds,
+    tenant: TenantId | None = None,
+) -> bytes:
+    """All metrics in Prometheus's text format. Slow with a thousand functions: call it in a thread.
+
+    With `tenant`, counts of each function are rendered only for its functions; `known` and `pipelines` must be those of
+    the tenant.
+    """
+    statistics = sources.statistics
+    every = [statistics.unknown, *list(statistics.tallies.values())]
+    tallies = [each for each in every if tenant in (None, each.tenant)]
     registry = CollectorRegistry()
-    registry.register(_Node(sources, known, pipelines, now))
+    registry.register(_Node(sources, known, tallies, pipelines, now))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _Node(Collector):
     def __init__(
-        self, sources: Sources, known: Snapshot, pipelines: Sequence[PipelineStatistics], now: Seconds
+        self,
+        sources: Sources,
+        known: Snapshot,
+        tallies: Sequence[FunctionStatistics],
+        pipelines: Sequence[PipelineStatistics],
+        now: Seconds,
     ) -> None:
         self._sources = sources
         self._known = known
+        self._tallies = tallies
         self._pipelines = pipelines
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        sources, known, now = self._sources, self._known, self._now
-        tallies = [sources.statistics.unknown, *list(sources.statistics.tallies.values())]
-        yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
-        yield from _requests(tallies, sources.statistics.versions.copy(), known.functions)
+        sources, known, tallies, now = self._sources, self._known, self._tallies, self._now
+        ids = {function.spec.id for function in known.functions}
+        versions = {id_: each for id_, each in sources.statistics.versions.copy().items() if id_ in ids}
+        yield gauge("build_info", "The version of Overwinter.", ["version"], [((VERSION,), 1)])
+        yield from _requests(tallies, versions, known.functions)
         yield from _pipelines(self._pipelines)
         yield from _runs(sources.statistics, tallies)
         yield from _workers(sources.statistics, known, tallies)
         yield from _decisions(sources.statistics, tallies)
         yield from _functions(known)
         yield from _profiles(tallies, now)
-        yield from _bytes(sources, known)
+        yield from _bytes(sources.statistics, known, tallies)
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
         yield from _health(sources.health)
         if known.devices:
-            yield from device_metrics(known.devices, sources.statistics)
+            yield from device_metrics(known.devices, sources.statistics, tallies)
         help_text = "Periodic checks of the node that failed because of an error of the operating system."
-        yield counter("checks_failed", help_text, ["what"], _by_name(sources.faults.copy()))
+        yield counter(
+            "checks_failed", help_text, ["what"], (((what,), count) for what, count in sources.faults.copy().items())
+        )
 
 
 def _requests(
@@ -85,7 +109,7 @@ def _requests(
     queued: Counter[str] = Counter()
     for function in functions:
         queued[function.spec.name] += function.queued
-    yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued))
+    yield gauge("requests_queued", "Waiting requests.", ["function"], _by_name(queued, tallies))
     with_slo = [each for each in tallies if each.slo_s is not None]
     yield gauge(
         "slo_seconds", "Latency objective.", ["function"], (((each.name,), each.slo_s or 0) for each in with_slo)
@@ -162,7 +186,8 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     yield histogram("queue_wait_seconds", help_text, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
-    yield gauge("requests_running", "Requests in workers and on devices.", ["function"], _by_name(statistics.running()))
+    running = _by_name(statistics.running(), tallies)
+    yield gauge("requests_running", "Requests in workers and on devices.", ["function"], running)
     yield counter("runs", "Completed runs.", ["function"], _named(tallies, "runs"))
     yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "batched"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
@@ -190,7 +215,7 @@ def _workers(statistics: Statistics, known: Snapshot, tallies: Sequence[Function
     )
     live = list(statistics.workers.values())
     bound = Counter[str](name for process in live for name in {tally.name for tally in list(process.bound.values())})
-    yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound))
+    yield gauge("function_bound", "Workers in which a function is bound.", ["function"], _by_name(bound, tallies))
     help_text = "Binds of a function in a worker of its family, including failed ones."
     yield counter("binds", help_text, ["function"], _named(tallies, "binds"))
     yield counter("bind_seconds", "Time of binds.", ["function"], _named(tallies, "bind_s"))
@@ -247,8 +272,7 @@ def _profiles(tallies: Sequence[FunctionStatistics], now: Seconds) -> Iterator[M
     )
 
 
-def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
-    statistics = sources.statistics
+def _bytes(statistics: Statistics, known: Snapshot, tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     disk, stores = statistics.disk, dict(statistics.stores)
     own = statistics.private_bytes()
     samples: list[Sample] = []
@@ -272,8 +296,8 @@ def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
     yield gauge("host_store_bytes", "Bytes in a host store, including those being loaded.", ["store"], resident)
     released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
     yield counter("host_store_released_bytes", "Bytes that were removed from a host store.", ["store"], released)
-    tallies = [tally for tally in list(statistics.tallies.values()) if tally.loaded_bytes]
-    yield counter("loaded_bytes", "Bytes that were loaded from disk.", ["function"], _named(tallies, "loaded_bytes"))
+    loaded = [tally for tally in tallies if tally.loaded_bytes]
+    yield counter("loaded_bytes", "Bytes that were loaded from disk.", ["function"], _named(loaded, "loaded_bytes"))
 
 
 def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
@@ -321,5 +345,6 @@ def _named(tallies: Iterable[FunctionStatistics], field: str) -> Iterator[Sample
     return (((each.name,), getattr(each, field)) for each in tallies if each.requests or each.wakes)
 
 
-def _by_name(counts: Counter[str]) -> Iterator[Sample]:
-    return (((name,), count) for name, count in counts.items())
+def _by_name(counts: Counter[str], tallies: Sequence[FunctionStatistics]) -> Iterator[Sample]:
+    """Yield the counts of these functions."""
+    return (((each.name,), counts[each.name]) for each in tallies if each.name in counts)
