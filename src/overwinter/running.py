@@ -38,7 +38,7 @@ from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits
-from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_host_capacity
+from overwinter.node.upkeep import TMPFS_SHARE, UnneededBlocks, watch_host_capacity
 from overwinter.node.verifying import Lost, Verifier
 from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.profiling.machine import fingerprint
@@ -105,9 +105,11 @@ async def _assembled(
         processes = Processes(registry, environment, log, _zygote_settings(config))
         calls = Calls(post, published, quarantine)
         effects = NodeEffects(registry, processes, calls, hosts, config.scheduler, tasks, post, log)
+        unneeded, upkeep = UnneededBlocks(repository, config.unneeded_keep_s), Threads(1, "upkeep")
         parts = Parts(
-            config, log, faults, repository, hosts, published, post, registry, processes, calls, effects.computing
-        )
+            config, log, faults, repository, hosts, published, post, registry, processes, calls, effects.computing,
+            unneeded, upkeep,
+        )  # fmt: skip
         pipelines = Pipelines(registry, calls.infer, repository)
         traffic = TrafficSplits(registry, pipelines, repository.traffic, post)
         profiler = Profiler(parts, tasks)
@@ -143,8 +145,8 @@ def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[
         footprints.run(faults),
         CoreShares(parts.processes, len(os.sched_getaffinity(0))).run(faults),
         watch_memory(config.memory_free_min_bytes, post, faults),
-        watch_host_capacity(parts.hosts, host_bytes, config.scheduler.host_bytes, post, faults),
-        collect_unneeded(parts.repository, config.unneeded_keep_s, faults),
+        watch_host_capacity(parts.hosts, parts.upkeep, host_bytes, config.scheduler.host_bytes, post, faults),
+        parts.unneeded.run(faults),
         verifier.run(faults),
     ]
 

@@ -1,8 +1,11 @@
+import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -11,6 +14,7 @@ import pytest
 from overwinter.api import deployments
 from overwinter.api.app import DISK_THREADS
 from overwinter.core.errors import TooLargeError
+from overwinter.core.ids import Address
 from overwinter.core.tensor import TENSORS_MAX
 from overwinter.core.versions import Share
 from overwinter.store.blocks import address_of
@@ -113,6 +117,37 @@ def test_uploads_that_drip_hold_no_thread(served: Served, http: httpx.Client) ->
         assert http.put(f"{BLOCKS}/{address_of(block)}", content=block).status_code == 201
     while len(files_of(served) - before) > 1:
         pass
+
+
+def test_queries_for_missing_blocks_hold_no_thread_of_uploads(
+    http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    missing = served.node.repository.missing
+
+    def waiting(*arguments: Any) -> list[Address]:
+        begun.set()
+        assert go_on.wait(20)
+        return missing(*arguments)
+
+    monkeypatch.setattr(served.node.repository, "missing", waiting)
+    asked = json.dumps({"addresses": [address_of(b"absent")]}).encode()
+    query = b"POST %s/missing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
+        BLOCKS.encode(),
+        len(asked),
+        asked,
+    )
+    with ExitStack() as open_:
+        asking = []
+        for _ in range(2 * DISK_THREADS):
+            asking.append(open_.enter_context(socket.create_connection(("127.0.0.1", served.port))))
+            asking[-1].sendall(query)
+        assert begun.wait(20)
+        block = b"a block that is sent meanwhile"
+        assert http.put(f"{BLOCKS}/{address_of(block)}", content=block).status_code == 201
+        go_on.set()
+        for each in asking:
+            assert each.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_uploads_are_counted_for_each_caller(impatient: Served) -> None:

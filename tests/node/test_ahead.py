@@ -23,6 +23,7 @@ from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
 from overwinter.node.process_identity import wait_over
 from overwinter.node.shares import CoreShares
+from overwinter.node.threads import Threads
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.running import running
 from overwinter.store.repository import Repository
@@ -126,7 +127,7 @@ def test_a_killed_process_forked_ahead_is_reported_and_a_start_forks_another(rig
 def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypatch, beyond):
     asked = function("f", tenant=beyond)
     footprints = Footprints(dict, rig.processes, 1 << 40, [].append)
-    overuse = OveruseCheck(Statistics(), rig.processes, [].append, [].append)
+    overuse = OveruseCheck(Statistics(), rig.processes, Threads(1, "upkeep"), [].append, [].append)
 
     def check():
         footprints.check(0.0)

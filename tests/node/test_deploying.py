@@ -49,6 +49,23 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
     deploying(scene)
 
 
+def test_a_removal_collects_unneeded_blocks_in_the_thread_for_it(deploying, monkeypatch):
+    async def scene(node, manifest):
+        seen, collect = [], node.repository.collect
+
+        def collecting(now, grace_s):
+            seen.append(threading.current_thread().name)
+            return collect(now, grace_s)
+
+        await node.deploy(manifest)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.repository, "collect", collecting)
+            await node.remove(manifest.name, 1)
+        assert seen == ["collection_0"]
+
+    deploying(scene)
+
+
 def test_the_owner_of_a_function_is_found_without_reading_all_functions(deploying, monkeypatch):
     class Unread(dict):
         """Of which only single entries are asked for."""

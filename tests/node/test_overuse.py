@@ -2,8 +2,10 @@
 that does not end it is stopped.
 """
 
+import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
 from overwinter.node.cgroups import IDLE
 from overwinter.node.overuse import CHECK_INTERVAL_S, TURNS, OveruseCheck
+from overwinter.node.threads import Threads, usual
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
-from tests.node.rig import Function, Same, until
+from tests.node.rig import START_S, Function, Same, until
 from tests.scheduler.world import spec
 
 SPINS = """
@@ -42,11 +45,12 @@ def preprocess(inputs, state):
 X = {"x": torch.zeros(2, 4)}
 BOUND_S = 0.1
 BEHIND_S = 240.0
+UPKEEP = Threads(1, "upkeep")
 
 
 def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(rig, tmp_path):
     statistics, said = Statistics(), []
-    overuse = OveruseCheck(statistics, rig.processes, [].append, said.append, BOUND_S)
+    overuse = OveruseCheck(statistics, rig.processes, UPKEEP, [].append, said.append, BOUND_S)
 
     async def scene(handler):
         worker = await rig.start_worker(Function(Same(), X, handler))
@@ -93,7 +97,7 @@ class Scene:
     def __init__(self, rig):
         self.rig = rig
         self.statistics, self.posted = Statistics(), []
-        self.overuse = OveruseCheck(self.statistics, rig.processes, self.posted.append, [].append)
+        self.overuse = OveruseCheck(self.statistics, rig.processes, UPKEEP, self.posted.append, [].append)
 
     async def start(self, handler, ready=True):
         worker = await self.rig.start_worker(Function(Same(), X, handler))
@@ -139,6 +143,26 @@ def test_a_worker_that_computes_outside_runs_is_demoted_and_gets_no_more_runs(ma
         assert await scene.check(1.5) == await scene.check(1.75) == []
         assert scene.posted == [Demoted(worker.worker)]
         assert scene.decisions() == ["demote"]
+
+    machine.run(act())
+
+
+def test_a_worker_is_demoted_while_all_threads_of_requests_are_busy(machine):
+    scene, free = Scene(machine), threading.Event()
+
+    async def act():
+        worker = await scene.start(SPINS)
+        await scene.check(1.0)
+        await scene.compute(worker)
+        loop = asyncio.get_running_loop()
+        busy = [loop.run_in_executor(None, free.wait) for _ in range(usual())]
+        try:
+            async with asyncio.timeout(START_S):
+                assert await scene.check(1.25) == [worker]
+            assert scene.is_behind(worker)
+        finally:
+            free.set()
+            await asyncio.wait(busy)
 
     machine.run(act())
 

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -22,6 +21,7 @@ from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
+from overwinter.api.queries import Queries
 from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
@@ -101,6 +101,7 @@ class DeploymentApi:
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
+        self._queries = Queries()
         self._manifest = BodyLimits(limits.manifest_bytes_max, MANIFEST_COST)
         # A single thread, because each thread that computes delays the event loop.
         self._reader = Threads(1, "api-manifests")
@@ -149,9 +150,12 @@ class DeploymentApi:
         """Those of the given blocks that the tenant has to send."""
         tenant = tenant_of(request)
         asked = decode_json(_missing_decoder, await request.body(QUERY))
-        query = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
-        lacking = await self._uploads.on_disk(query)
-        return json_response(MissingBlocks(tuple(lacking)))
+        blocks = request.caller.front.repository
+        # The time is read when the query runs, because it may wait for others.
+        query = self._queries.run(
+            tenant, request.hold.client, lambda: blocks.missing(tenant, asked.addresses, clock.wall())
+        )
+        return json_response(MissingBlocks(tuple(await request.unless_gone(query))))
 
     async def put_block(self, request: Request) -> Response:
         """Store one block: 201 when it is new to the tenant, 200 when it was there."""

@@ -48,13 +48,13 @@ class Uploads:
             try:
                 # Enter the context in the thread: if this task is cancelled meanwhile, the upload is still closed
                 # below.
-                upload = await self.on_disk(lambda: opened.enter_context(blocks.upload(tenant, address)))
+                upload = await self._on_disk(lambda: opened.enter_context(blocks.upload(tenant, address)))
                 await self._fill(upload, request)
-                return await self.on_disk(partial(upload.commit, clock.wall()))
+                return await self._on_disk(partial(upload.commit, clock.wall()))
             finally:
-                await self.on_disk(opened.close)
+                await self._on_disk(opened.close)
 
-    async def on_disk(self, work: Callable[[], T]) -> T:
+    async def _on_disk(self, work: Callable[[], T]) -> T:
         """Run disk work in a thread; it has ended when this returns, even after a cancellation."""
         doing = asyncio.get_running_loop().run_in_executor(self._disk, work)
         try:
@@ -75,7 +75,7 @@ class Uploads:
             size += len(piece)
             if size > self._bounds.bytes_max:
                 raise self._bounds.error()
-            await self.on_disk(partial(upload.write, piece))
+            await self._on_disk(partial(upload.write, piece))
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:

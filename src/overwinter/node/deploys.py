@@ -45,6 +45,7 @@ class Deploys:
     ) -> None:
         self._config = parts.config
         self._repository = parts.repository
+        self._unneeded = parts.unneeded
         self._hosts = parts.hosts
         self._registry = parts.registry
         self._calls = parts.calls
@@ -178,7 +179,7 @@ class Deploys:
                 function = self._registry.remove(id_)
                 if function is not None:
                     self._removed(function)
-        await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
+        await self._unneeded.collect()
 
     def _removed(self, function: DeployedFunction) -> None:
         """A version is removed; its parts on the pool are removed when its handler has no more runs."""

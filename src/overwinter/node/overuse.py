@@ -11,6 +11,8 @@ runs in it.
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
 from overwinter.core.events import Demoted, Event
@@ -67,12 +69,14 @@ class OveruseCheck:
         self,
         statistics: Statistics,
         processes: Processes,
+        thread: Executor,
         post: Callable[[Event], None],
         log: Callable[[str], None],
         bound_s: float = STOP_AFTER_S,
     ) -> None:
         self._statistics = statistics
         self._processes = processes
+        self._thread = thread
         self._post = post
         self._throttle = LogThrottle(log)
         self._bound_s = bound_s
@@ -139,7 +143,8 @@ class OveruseCheck:
             return
         # The node closes its own descriptor when the process ends, while the thread may still use it.
         pidfd = os.dup(process.pidfd)
-        await asyncio.to_thread(demote, processes.zygotes.groups, process.pid, pidfd)
+        demoting = partial(demote, processes.zygotes.groups, process.pid, pidfd)
+        await asyncio.get_running_loop().run_in_executor(self._thread, demoting)
 
     def _record_demotion(
         self, process: WorkerProcess, live: LiveWorker[FunctionStatistics], seen: Observation, now: Seconds

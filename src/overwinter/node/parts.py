@@ -1,6 +1,7 @@
 """The parts on which the rest of a node is built."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 from overwinter.core.config import NodeConfig
@@ -11,6 +12,7 @@ from overwinter.node.faults import Faults
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
+from overwinter.node.upkeep import UnneededBlocks
 from overwinter.scheduler.published import Published
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
@@ -32,3 +34,6 @@ class Parts(NamedTuple):
     processes: Processes
     calls: Calls
     computing: Computing
+    unneeded: UnneededBlocks
+    upkeep: Executor
+    """The thread of what keeps workers and stores within their bounds, which no request may occupy."""

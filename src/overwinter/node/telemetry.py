@@ -67,7 +67,7 @@ class Telemetry:
             parts.hosts.health,
             parts.faults.counts,
         )
-        self._overuse = OveruseCheck(self.statistics, parts.processes, parts.post, parts.log)
+        self._overuse = OveruseCheck(self.statistics, parts.processes, parts.upkeep, parts.post, parts.log)
         self._usage_file = UsageFile(Path(parts.config.data) / USAGE_FILE)
         self._meter = Meter(self.statistics, self._usage_file, parts.log)
         self._tasks: list[asyncio.Task[None]] = []

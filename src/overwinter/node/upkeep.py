@@ -1,13 +1,17 @@
 """Periodic maintenance of a running node: removes unneeded blocks from the disk, and reports the size of the tmpfs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
 
 from overwinter.core.events import Event, HostCapacityMeasured
 from overwinter.node import clock
 from overwinter.node.faults import Faults
+from overwinter.node.single_flight import SingleFlight
+from overwinter.node.threads import Threads
 from overwinter.store.hosts import HostStores
-from overwinter.store.repository import Repository
+from overwinter.store.repository import Collected, Repository
 
 TMPFS_SHARE = 0.95
 """The share of the free tmpfs that host stores may use; other programs need some space."""
@@ -18,16 +22,41 @@ CAPACITY_STEP = 0.02
 """Smaller relative changes of the tmpfs's size are ignored."""
 
 
-async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults) -> None:
-    """Periodically remove blocks that no function has needed for `keep_s`."""
-    while True:
-        await asyncio.sleep(max(keep_s / 2, COLLECT_EVERY_S))
-        with faults.contained("unneeded blocks"):
-            await asyncio.to_thread(repository.collect, clock.wall(), keep_s)
+class UnneededBlocks:
+    """Removes blocks from the disk that no function has needed for `keep_s`.
+
+    One collection runs at a time, in a thread of its own, because it waits for all who use a block.
+    """
+
+    def __init__(self, repository: Repository, keep_s: float) -> None:
+        self._repository = repository
+        self._keep_s = keep_s
+        self._thread = Threads(1, "collection")
+        self._collected = SingleFlight(self._collect)
+
+    async def run(self, faults: Faults) -> None:
+        """Remove them periodically, without end."""
+        while True:
+            await asyncio.sleep(max(self._keep_s / 2, COLLECT_EVERY_S))
+            with faults.contained("unneeded blocks"):
+                await self.collect()
+
+    async def collect(self) -> Collected:
+        """Remove those that are unneeded now; all callers that ask meanwhile share the next collection."""
+        return await self._collected.get()
+
+    def _collect(self) -> Awaitable[Collected]:
+        collect = partial(self._repository.collect, clock.wall(), self._keep_s)
+        return asyncio.get_running_loop().run_in_executor(self._thread, collect)
 
 
 async def watch_host_capacity(
-    hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None], faults: Faults
+    hosts: HostStores,
+    thread: Executor,
+    most_bytes: int | None,
+    known_bytes: int | None,
+    post: Callable[[Event], None],
+    faults: Faults,
 ) -> None:
     """Periodically tell the scheduler when the capacity of the host stores changes. A tmpfs may be full when the node
     starts, and other programs may use or free its space at any time. `most_bytes` is the upper bound.
@@ -37,7 +66,7 @@ async def watch_host_capacity(
         await asyncio.sleep(CAPACITY_EVERY_S)
         capacity = None
         with faults.contained("free space on the tmpfs"):
-            capacity = await asyncio.to_thread(hosts.capacity_bytes)
+            capacity = await asyncio.get_running_loop().run_in_executor(thread, hosts.capacity_bytes)
         if capacity is None:
             continue
         bound = int(capacity * TMPFS_SHARE)

@@ -6,7 +6,7 @@
       damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
       catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings
       reserve                   space that a start and a removal need on a full disk
-      lock                      shared for users that rely on a block, exclusive for removing one
+      lock, turn                shared for users that rely on a block, exclusive for removing one
 
 A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: blobs that it has not
 put itself are missing to it, even if another tenant has them. One file serves all tenants that hold a blob. Asking,
@@ -14,10 +14,9 @@ putting and registering renew the tenant's holdings, and `collect` spares what w
 deploy in progress never loses a block. Threads and processes may do all of this concurrently.
 """
 
-import fcntl
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, lay
 from overwinter.store.catalog import Catalog, Row
 from overwinter.store.compatibility import stored_manifest, stored_pipeline
 from overwinter.store.holdings import Holdings
+from overwinter.store.locking import Lock
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.reserve import Reserve
@@ -82,7 +82,8 @@ class Repository:
         self._blocks = private_directory(self.root / "blocks")
         self._incoming = private_directory(self.root / "incoming")
         self._damaged = private_directory(self.root / "damaged")
-        with self.reserve.spent(), self._locked(fcntl.LOCK_EX):
+        self._lock = Lock(self.root)
+        with self.reserve.spent(), self._lock.exclusive():
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
         self.traffic = StoredTraffic(self._catalog.file)
@@ -107,9 +108,12 @@ class Repository:
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
         """Return the blocks, each once, that the tenant must send; the others are kept for the grace period."""
         wanted = dict.fromkeys(check_address(address) for address in addresses)
-        with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
-            held = self._held(tenant, wanted, now)
-            return [address for address in wanted if address not in held]
+        # Without the lock, because this may wait for the catalog. A collection that begins later spares these holdings,
+        # and the lock waits for one that began before.
+        held = self._holdings.touch(tenant, wanted, now)
+        with self._lock.shared():
+            stored = set(filter(self.holds, held))
+        return [address for address in wanted if address not in stored]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
         """Store a blob of the tenant, and return whether it is new to this tenant. An existing blob is replaced by an
@@ -172,7 +176,7 @@ class Repository:
 
     def _take_away(self, place: str, fd: int, address: Address) -> None:
         """Move a damaged block aside, unless an intact one has replaced it meanwhile."""
-        with self._locked(fcntl.LOCK_EX), suppress(FileNotFoundError):
+        with self._lock.exclusive(), suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(place)):
                 os.rename(place, self._damaged / f"{address}.damaged")
 
@@ -187,10 +191,10 @@ class Repository:
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)
         wanted = checked.blobs()
-        with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
+        with self._lock.shared(), disk_errors("look for blocks", self._blocks):
             self._bounds.check_free(self.root, len(encoded))
-            held = self._held(checked.tenant, [blob.address for blob in wanted], now)
-            absent = [blob.address for blob in wanted if blob.address not in held]
+            held = self._holdings.touch(checked.tenant, [blob.address for blob in wanted], now)
+            absent = [blob.address for blob in wanted if blob.address not in held or not self.holds(blob.address)]
             unequal = [blob for blob in wanted if blob.address not in absent and self._nbytes(blob) != blob.nbytes]
             if not absent and not unequal:
                 version = self._catalog.add(checked.name, checked.tenant, encoded, now, proven)
@@ -272,7 +276,7 @@ class Repository:
         """
         files = nbytes = 0
         old = now - grace_s
-        with self.reserve.spent(), self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
+        with self.reserve.spent(), self._lock.exclusive(), disk_errors("remove unneeded blocks", self._blocks):
             needed: dict[TenantId, set[Address]] = {}
             for tenant, addresses in self._needs().values():
                 needed.setdefault(tenant, set()).update(addresses)
@@ -340,10 +344,6 @@ class Repository:
     def _place(self, address: Address) -> str:
         return f"{self._blocks}/{address[:2]}/{address}"
 
-    def _held(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
-        """Return those of these blobs that the tenant holds, and that still exist."""
-        return {address for address in self._holdings.touch(tenant, addresses, now) if self.holds(address)}
-
     def _nbytes(self, blob: Sized) -> int:
         try:
             return os.stat(self._place(blob.address)).st_size
@@ -352,22 +352,14 @@ class Repository:
 
     def _admit(self, tenant: TenantId, bounds: DiskBounds, draft: Draft, now: float) -> bool:
         place = self._place(draft.digest)
-        with self._locked(fcntl.LOCK_SH):
+        # Without the lock, because a large block takes seconds.
+        draft.sync()
+        with self._lock.shared():
             here = os.path.exists(place)
             # Record the holder first: a tenant at its limit must not store the block either.
             new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, bounds.tenant_bytes)
             draft.seal(private_directory(Path(place).parent), durable=True)
         return new or not here
-
-    @contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        with disk_errors("lock the repository", self.root):
-            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, kind)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def damaged(address: Address) -> StoreError:

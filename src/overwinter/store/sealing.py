@@ -113,12 +113,17 @@ class Draft:
                     chunk = chunk[os.write(self._descriptor, chunk) :]
         self.nbytes += len(view)
 
+    def sync(self) -> None:
+        """Wait until the bytes would survive a power failure."""
+        with disk_errors(self._what, self._directory):
+            os.fsync(self._descriptor)
+
     def seal(self, directory: Path, *, durable: bool) -> None:
-        """Make the file read-only and move it to its address in `directory`; `durable`: it survives a power failure."""
+        """Make the file read-only and move it to its address in `directory`; `durable`: after `sync`, it survives a
+        power failure there.
+        """
         with disk_errors(self._what, directory):
             os.fchmod(self._descriptor, 0o444)
-            if durable:
-                os.fsync(self._descriptor)
             Path(self._name).rename(directory / self.digest)
             if durable:
                 _sync_directory(directory)

@@ -1,0 +1,51 @@
+"""A lock for threads and processes, shared or exclusive.
+
+The kernel grants a shared lock while others hold it, even if someone waits for the exclusive one. Shared holders that
+overlap would keep that one waiting without end. So whoever asks for the lock first takes the turn, a second lock, and
+keeps it until the lock is granted.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from overwinter.store.sealing import disk_errors
+
+
+class Lock:
+    """A lock by two files in a directory, `lock` and `turn`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with other shared holders."""
+        with self._granted(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock alone."""
+        with self._granted(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _granted(self, kind: int) -> Iterator[None]:
+        with self._file("lock") as lock:
+            with self._file("turn") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                fcntl.flock(lock, kind)
+            yield
+
+    @contextmanager
+    def _file(self, name: str) -> Iterator[int]:
+        """Open a file. To close it releases its lock."""
+        with disk_errors("lock the repository", self._directory):
+            descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
