@@ -69,14 +69,11 @@ class BodyLimits(msgspec.Struct, frozen=True):
 
 
 async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: BodyLimits) -> Buffer:
-    """Read the whole body, decompressed.
+    """Read the whole body, decompressed. The memory for its announced length is reserved already.
 
     Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
     memory for it.
     """
-    announced = check_length(fields, bounds)
-    if announced:
-        await hold.reserve(announced * bounds.cost)
     message = await receive()
     body: Buffer = body_of(message)
     if message.get("more_body"):
