@@ -1,10 +1,13 @@
 """Requests for telemetry reach the node, and the answers have the right format."""
 
+from pathlib import Path
+
 import httpx
+import msgspec
 import pytest
 
 from overwinter.core.errors import NotFoundError
-from tests.api.fake_node import Served
+from tests.api.fake_node import LIMITS, Served, serving
 
 
 class Telemetry:
@@ -57,6 +60,36 @@ def test_metrics_come_as_text_that_prometheus_reads(http: httpx.Client) -> None:
 )
 def test_questions_reach_the_node(http: httpx.Client, path: str, expected: object) -> None:
     assert http.get(f"/overwinter/v1/{path}").json() == expected
+
+
+class Long:
+    """Answers with so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    async def metrics(self) -> bytes:
+        return bytes(self.nbytes)
+
+    def __getattr__(self, name):
+        async def answer(*arguments):
+            return "x" * self.nbytes
+
+        return answer
+
+
+def test_long_answers_count_for_the_memory_of_requests(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    paths = [
+        "/metrics",
+        *(f"/overwinter/v1/{path}" for path in ("activity", "devices", "functions/f/explain", "functions/add/logs")),
+    ]
+    with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url, trust_env=False) as http:
+        served.node.telemetry = Long(100_000)
+        assert [http.get(path).status_code for path in paths] == [200] * len(paths)
+        served.node.telemetry = Long(110_000)
+        assert [http.get(path).status_code for path in paths] == [413] * len(paths)
+        assert served.budget.held == 0
 
 
 def test_what_is_not_there_is_said(http: httpx.Client) -> None:
