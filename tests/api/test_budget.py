@@ -1,6 +1,7 @@
 """The memory of requests: who may hold how much, which requests wait, and which never do."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 
 import pytest
@@ -15,16 +16,31 @@ def run(work: Coroutine[object, object, None]) -> None:
     asyncio.run(work)
 
 
+async def reserve(hold: Hold, nbytes: int) -> None:
+    if not hold.reserve(nbytes):
+        await hold.wait(nbytes)
+
+
+class Looks(Counter[str]):
+    """Counts how often what a client holds is read."""
+
+    count = 0
+
+    def __getitem__(self, client: str) -> int:
+        self.count += 1
+        return super().__getitem__(client)
+
+
 def test_one_caller_holds_no_more_than_its_share() -> None:
     async def work() -> None:
         budget = Budget(8 * MIB, 0.5, 0.01)
         greedy, other = Hold(budget, "1.1.1.1"), Hold(budget, "2.2.2.2")
-        await greedy.reserve(4 * MIB)
+        await reserve(greedy, 4 * MIB)
         with pytest.raises(OverloadedError, match="requests-bytes-max"):
-            await Hold(budget, "1.1.1.1").reserve(MIB)
+            await reserve(Hold(budget, "1.1.1.1"), MIB)
         with pytest.raises(TooLargeError):
             greedy.grow(MIB)
-        await other.reserve(4 * MIB)
+        await reserve(other, 4 * MIB)
         assert budget.held == 8 * MIB
         for hold in (greedy, other):
             hold.close()
@@ -37,7 +53,7 @@ def test_what_may_never_be_held_is_refused_at_once() -> None:
     async def work() -> None:
         budget = Budget(8 * MIB, 0.5, 60.0)
         with pytest.raises(TooLargeError, match="requests-bytes-max"):
-            await Hold(budget, "a").reserve(5 * MIB)
+            await reserve(Hold(budget, "a"), 5 * MIB)
 
     run(work())
 
@@ -46,10 +62,10 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 1.0, 20.0)
         first, gone = Hold(budget, "a"), []
-        await first.reserve(4 * MIB)
+        await reserve(first, 4 * MIB)
 
         async def large(name: str, nbytes: int) -> None:
-            await Hold(budget, name).reserve(nbytes)
+            await reserve(Hold(budget, name), nbytes)
             gone.append(name)
 
         async with asyncio.TaskGroup() as tasks:
@@ -58,7 +74,7 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
             tasks.create_task(large("c", MIB))
             await asyncio.sleep(0)
             small = Hold(budget, "a")
-            await small.reserve(SMALL_BYTES)
+            await reserve(small, SMALL_BYTES)
             assert gone == []
             small.close()
             first.close()
@@ -71,13 +87,13 @@ def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 0.5, 20.0)
         first, other = Hold(budget, "a"), Hold(budget, "c")
-        await first.reserve(2 * MIB)
-        await other.reserve(MIB)
+        await reserve(first, 2 * MIB)
+        await reserve(other, MIB)
         async with asyncio.TaskGroup() as tasks:
             # The memory would not suffice for it even if its caller had part of its share left.
-            waiting = tasks.create_task(Hold(budget, "a").reserve(2 * MIB))
+            waiting = tasks.create_task(reserve(Hold(budget, "a"), 2 * MIB))
             await asyncio.sleep(0)
-            await Hold(budget, "b").reserve(MIB)
+            await reserve(Hold(budget, "b"), MIB)
             assert not waiting.done()
             first.close()
 
@@ -88,10 +104,10 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
     async def work() -> None:
         budget = Budget(MIB, 1.0, 0.0)
         first = Hold(budget, "a")
-        await first.reserve(MIB)
+        await reserve(first, MIB)
         late = Hold(budget, "b")
         with pytest.raises(OverloadedError):
-            await late.reserve(MIB)
+            await reserve(late, MIB)
         first.close()
         late.close()
         assert budget.held == 0
@@ -102,15 +118,78 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 def test_a_request_behind_one_that_gives_up_continues() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 1.0, 20.0)
-        await Hold(budget, "a").reserve(3 * MIB)
-        large = asyncio.create_task(Hold(budget, "b").reserve(2 * MIB))
+        await reserve(Hold(budget, "a"), 3 * MIB)
+        large = asyncio.create_task(reserve(Hold(budget, "b"), 2 * MIB))
         await asyncio.sleep(0)
-        behind = asyncio.create_task(Hold(budget, "c").reserve(MIB))
+        behind = asyncio.create_task(reserve(Hold(budget, "c"), MIB))
         await asyncio.sleep(0)
         assert not behind.done()
         large.cancel()
         await asyncio.wait_for(behind, 20.0)
         assert budget.held == 4 * MIB
+
+    run(work())
+
+
+def test_clients_take_turns() -> None:
+    async def work() -> None:
+        budget = Budget(4 * MIB, 1.0, 20.0)
+        first, gone = Hold(budget, "z"), []
+        await reserve(first, 4 * MIB)
+
+        async def large(client: str, number: int) -> None:
+            hold = Hold(budget, client)
+            await reserve(hold, 4 * MIB)
+            gone.append((client, number))
+            hold.close()
+
+        async with asyncio.TaskGroup() as tasks:
+            for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("c", 1)):
+                tasks.create_task(large(client, number))
+            await asyncio.sleep(0)
+            first.close()
+        assert gone == [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("a", 3)]
+        assert (budget.held, dict(budget.held_by)) == (0, {})
+
+    run(work())
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
+    async def work() -> None:
+        budget = Budget(4 * MIB, share, 20.0)
+        looks = budget.held_by = Looks()
+        first, other = Hold(budget, "a"), Hold(budget, "b")
+        await reserve(first, int(4 * MIB * share))
+        waiting = [asyncio.create_task(reserve(Hold(budget, "a"), 2 * MIB)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for _ in range(100):
+            other.take(1)
+            other.close()
+        for task in waiting[:99]:
+            task.cancel()
+        await asyncio.wait(waiting[:99])
+        assert looks.count < 4 * 300
+        first.close()
+        await waiting[99]
+        assert budget.held_by == {"a": 2 * MIB}
+
+    run(work())
+
+
+def test_a_cancelled_reservation_gets_no_memory_before_its_task_runs() -> None:
+    async def work() -> None:
+        budget = Budget(4 * MIB, 1.0, 20.0)
+        first = Hold(budget, "a")
+        await reserve(first, 4 * MIB)
+        leaving = asyncio.create_task(reserve(Hold(budget, "b"), 4 * MIB))
+        behind = asyncio.create_task(reserve(Hold(budget, "b"), 4 * MIB))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        first.close()
+        assert dict(budget.held_by) == {"b": 4 * MIB}
+        await behind
+        assert leaving.cancelled()
 
     run(work())
 

@@ -1,8 +1,11 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.api.contract import check_outputs, raw_input
+from overwinter.api.reading import Gathered
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, check_inputs, check_size, pack_bytes
 
@@ -72,6 +75,23 @@ def test_a_raw_body_says_one_size(shape: tuple[int | str, ...], nbytes: int, exp
 def test_a_raw_body_of_bytes_is_one_element() -> None:
     made = raw_input(b"hello", [TensorSpec("x", BYTES, ("batch", 1))])
     assert (made.shape, made.data) == ((1, 1), pack_bytes([b"hello"]))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 70_000])
+def test_a_long_raw_body_of_bytes_is_not_copied(nbytes: int) -> None:
+    gathered = Gathered(nbytes)
+    gathered.add(bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256))
+    body = gathered.view()
+    plain = bytes(body)
+    tracemalloc.start()
+    made = raw_input(body, [TensorSpec("x", BYTES, (1,))])
+    assert tracemalloc.get_traced_memory()[1] < 10_000
+    tracemalloc.stop()
+    check_size(made)
+    assert isinstance(made.data, memoryview)
+    assert (made.shape, bytes(made.data), made.data.readonly) == ((1,), pack_bytes([plain]), True)
+    assert made.data.obj is body.obj
+    assert body == plain
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,36 @@ def test_questions_reach_the_node(http: httpx.Client, path: str, expected: objec
     assert http.get(f"/overwinter/v1/{path}").json() == expected
 
 
+class Long:
+    """Answers with so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    async def metrics(self) -> bytes:
+        return bytes(self.nbytes)
+
+    def __getattr__(self, name):
+        async def answer(*arguments):
+            return "x" * self.nbytes
+
+        return answer
+
+
+def test_long_answers_count_for_the_memory_of_requests(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    paths = [
+        "/metrics",
+        *(f"/overwinter/v1/{path}" for path in ("activity", "devices", "functions/f/explain", "functions/add/logs")),
+    ]
+    with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url, trust_env=False) as http:
+        served.node.telemetry = Long(100_000)
+        assert [http.get(path).status_code for path in paths] == [200] * len(paths)
+        served.node.telemetry = Long(110_000)
+        assert [http.get(path).status_code for path in paths] == [413] * len(paths)
+        assert served.budget.held == 0
+
+
 def test_what_is_not_there_is_said(http: httpx.Client) -> None:
     answer = http.get("/overwinter/v1/functions/none/explain")
     assert (answer.status_code, answer.json()) == (404, {"error": "no function 'none' here"})

@@ -1,13 +1,13 @@
 """Bounds the memory of all requests together, and queues requests when it is used up.
 
 A request reserves the memory for its body before the body is read, and releases it when its answer is sent. A large
-request waits for memory. A small one never waits: all small ones together are bounded by the number of connections.
+request waits for memory, in turns of the clients. A small one never waits: all small ones together are bounded by the
+number of connections.
 """
 
 import asyncio
 import socket
 from collections import Counter
-from typing import NamedTuple
 
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError, TooLargeError
@@ -31,14 +31,6 @@ def client_of(host: str) -> str:
     return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
 
-class _Waiting(NamedTuple):
-    """A reservation that waits for more memory."""
-
-    hold: "Hold"
-    nbytes: int
-    granted: asyncio.Future[None]
-
-
 class Budget:
     """The memory of all requests; one caller's share of it is bounded too."""
 
@@ -48,12 +40,18 @@ class Budget:
         self.wait_s = wait_s
         self.held = 0
         self.held_by: Counter[str] = Counter()
-        self._waiting: dict[int, _Waiting] = {}
-        self._last = 0
+        self._waiting: dict[str, dict[asyncio.Future[None], tuple[Hold, int]]] = {}
+        """The reservations of each client that wait, in order, and the memory that each waits for."""
+        self._turns: dict[str, None] = {}
+        """The clients whose first waiting reservation may fit into their share, in the order of their turns."""
 
     def fits(self, client: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more."""
-        return self.held + nbytes <= self.bytes_max and self.held_by[client] + nbytes <= self.client_bytes_max
+        return self.held + nbytes <= self.bytes_max and self._fits_share(client, nbytes)
+
+    def is_available(self, client: str, nbytes: int) -> bool:
+        """Whether a caller may reserve this much more before all that wait."""
+        return not self._turns and client not in self._waiting and self.fits(client, nbytes)
 
     def check(self, nbytes: int) -> None:
         """Raise TooLargeError when one request may never reserve this much."""
@@ -64,7 +62,7 @@ class Budget:
             )
 
     def add(self, client: str, nbytes: int) -> None:
-        """Change the reserved amount; waiting reservations get freed memory in order."""
+        """Change the reserved amount; waiting reservations get freed memory in turns of the clients."""
         self.held += nbytes
         held = self.held_by.get(client, 0) + nbytes
         if held:
@@ -72,36 +70,63 @@ class Budget:
         else:
             self.held_by.pop(client, None)
         if nbytes < 0 and self._waiting:
-            self._grant()
+            self._grant(client)
 
     async def wait(self, hold: "Hold", nbytes: int) -> None:
         """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last += 1
-        number = self._last
-        self._waiting[number] = _Waiting(hold, nbytes, granted)
-        # Earlier reservations that can be granted are granted first.
-        self._grant()
+        self._waiting.setdefault(hold.client, {})[granted] = hold, nbytes
+        self._grant(hold.client)
         try:
             async with asyncio.timeout(self.wait_s):
                 await granted
         except TimeoutError:
             raise lack_of_memory(nbytes) from None
         finally:
-            if self._waiting.pop(number, None) is not None:
+            if self._remove(hold.client, granted):
                 # Reservations behind this one may have waited only for it.
-                self._grant()
+                self._grant(hold.client)
 
-    def _grant(self) -> None:
-        for number, (hold, nbytes, granted) in list(self._waiting.items()):
-            if granted.done() or self.held_by[hold.client] + nbytes > self.client_bytes_max:
-                continue
-            if self.held + nbytes > self.bytes_max:
-                # Stop at the first reservation without memory: otherwise smaller ones could overtake it forever.
+    def _grant(self, client: str) -> None:
+        """Grant what the memory allows, after the share or the first reservation of this client changed.
+
+        It looks only at the first reservation of each client whose turn has come: each disconnect calls it, and
+        thousands of reservations may wait.
+        """
+        if client in self._waiting:
+            self._turns.setdefault(client)
+        while self._turns:
+            client = next(iter(self._turns))
+            granted, (hold, nbytes) = next(iter(self._waiting[client].items()))
+            if granted.done():
+                # It was cancelled, and its task has not run since.
+                self._remove(client, granted)
+            elif not self._fits_share(client, nbytes):
+                # The client's turn comes again when it has released memory.
+                del self._turns[client]
+            elif self.held + nbytes > self.bytes_max:
+                # Stop here: otherwise smaller reservations of others could overtake this one forever.
                 return
-            del self._waiting[number]
-            hold.take(nbytes)
-            granted.set_result(None)
+            else:
+                del self._turns[client]
+                self._remove(client, granted)
+                hold.take(nbytes)
+                granted.set_result(None)
+                if client in self._waiting:
+                    self._turns[client] = None
+
+    def _remove(self, client: str, granted: asyncio.Future[None]) -> bool:
+        """Remove a waiting reservation; False if it waits no more."""
+        waiting = self._waiting.get(client)
+        if waiting is None or waiting.pop(granted, None) is None:
+            return False
+        if not waiting:
+            del self._waiting[client]
+            self._turns.pop(client, None)
+        return True
+
+    def _fits_share(self, client: str, nbytes: int) -> bool:
+        return self.held_by[client] + nbytes <= self.client_bytes_max
 
 
 class Hold:
@@ -119,12 +144,17 @@ class Hold:
         self.nbytes += nbytes
         self._budget.add(self.client, nbytes)
 
-    async def reserve(self, nbytes: int) -> None:
-        """Reserve an announced amount, waiting for memory. Raises TooLargeError or OverloadedError."""
-        if self.nbytes + nbytes <= SMALL_BYTES:
-            self.take(nbytes)
-            return
-        self._budget.check(self.nbytes + nbytes)
+    def reserve(self, nbytes: int) -> bool:
+        """Reserve an announced amount, or return False if the request must wait for it. Raises TooLargeError."""
+        if self.nbytes + nbytes > SMALL_BYTES:
+            self._budget.check(self.nbytes + nbytes)
+            if not self._budget.is_available(self.client, nbytes):
+                return False
+        self.take(nbytes)
+        return True
+
+    async def wait(self, nbytes: int) -> None:
+        """Reserve an announced amount as soon as there is memory. Raises OverloadedError after the maximum wait."""
         await self._budget.wait(self, nbytes)
 
     def grow(self, nbytes: int) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from overwinter.api.reading import as_element
 from overwinter.core.datatypes import DATATYPE_BYTES, FORMATS
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, Buffer, Tensor, TensorSpec, check_size, pack_bytes
+from overwinter.core.tensor import BYTES, Buffer, Tensor, TensorSpec, check_size
 
 
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
@@ -37,7 +38,7 @@ def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
             raise CallerError(
                 f"a raw body is one BYTES element, and input {spec.name!r} takes shape {list(spec.shape)}"
             )
-        return Tensor(spec.name, BYTES, (1,) * len(shape), pack_bytes([bytes(body)]))
+        return Tensor(spec.name, BYTES, (1,) * len(shape), as_element(body))
     if shape.count(-1) > 1 and shape[0] == -1:
         shape[0] = 1
     if shape.count(-1) > 1:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Hold
 from overwinter.api.connections import PIECE_BYTES
-from overwinter.api.reading import BodyLimits, Fields, read_body
+from overwinter.api.reading import BodyLimits, Fields, check_length, read_body
 from overwinter.api.steps import Turns
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
@@ -129,12 +129,21 @@ class Request(HTTPConnection):
         Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
         memory for it.
         """
+        if announced := check_length(self.fields, bounds):
+            await self.reserve(announced * bounds.cost)
         return await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
 
-    async def unless_gone(self, answer: Awaitable[T]) -> T:
-        """Await `answer` after the body was read; cancel it when the client disconnects, so that it leaves
-        all queues.
+    async def reserve(self, nbytes: int) -> None:
+        """Reserve an announced amount of memory, waiting for it while the client stays.
+
+        Raises TooLargeError when one request may never reserve this much, OverloadedError after the maximum wait, and
+        CallerError when the client disconnects.
         """
+        if not self.hold.reserve(nbytes):
+            await self.unless_gone(self.hold.wait(nbytes))
+
+    async def unless_gone(self, answer: Awaitable[T]) -> T:
+        """Await `answer`; cancel it when the client disconnects, so that it leaves all queues."""
         connection: Connection = self.scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None

@@ -30,27 +30,45 @@ COMPRESSED_STEP_BYTES = 8 << 10
 """The compressed bytes of one step. Empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
 """The steps in which memory is reserved for a body without an announced length, and for a decompressed one."""
-
+FREE_BYTES = 64
+"""The unused bytes before a long body: `as_element` writes the length there, and the body remains aligned."""
+ELEMENT_LENGTH_BYTES = 4
+"""The length before each element of a BYTES tensor."""
 
 Fields = Mapping[bytes, bytes]
 """The headers of a request, by lower-case name."""
+
+
+class _Pages(mmap.mmap):
+    """The memory of a `Gathered`."""
 
 
 class Gathered:
     """A buffer for at most `most` bytes, whose pages are allocated when they are written."""
 
     def __init__(self, most: int) -> None:
-        self._pages = memoryview(mmap.mmap(-1, max(most, 1)))
+        self._bytes = memoryview(_Pages(-1, FREE_BYTES + most))[FREE_BYTES:]
         self.nbytes = 0
 
     def add(self, data: Buffer) -> None:
         """Append; the bytes must fit."""
-        self._pages[self.nbytes : self.nbytes + len(data)] = data
+        self._bytes[self.nbytes : self.nbytes + len(data)] = data
         self.nbytes += len(data)
 
     def view(self) -> memoryview:
         """The bytes so far."""
-        return self._pages[: self.nbytes].toreadonly()
+        return self._bytes[: self.nbytes].toreadonly()
+
+
+def as_element(body: Buffer) -> Buffer:
+    """Return a whole body as one element of BYTES, with its length before it. A long body is not copied."""
+    length = len(body).to_bytes(ELEMENT_LENGTH_BYTES, "little")
+    if not (isinstance(body, memoryview) and isinstance(body.obj, _Pages)):
+        return b"".join((length, body))
+    start = FREE_BYTES - ELEMENT_LENGTH_BYTES
+    element = memoryview(body.obj)[start : FREE_BYTES + len(body)]
+    element[:ELEMENT_LENGTH_BYTES] = length
+    return element.toreadonly()
 
 
 class BodyLimits(msgspec.Struct, frozen=True):
@@ -69,14 +87,11 @@ class BodyLimits(msgspec.Struct, frozen=True):
 
 
 async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: BodyLimits) -> Buffer:
-    """Read the whole body, decompressed.
+    """Read the whole body, decompressed. The memory for its announced length is reserved already.
 
     Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
     memory for it.
     """
-    announced = check_length(fields, bounds)
-    if announced:
-        await hold.reserve(announced * bounds.cost)
     message = await receive()
     body: Buffer = body_of(message)
     if message.get("more_body"):

@@ -22,32 +22,34 @@ class TelemetryApi:
 
     def operations(self) -> list[Operation]:
         """Every operation of telemetry."""
-        metrics = Body(CONTENT_TYPE_PLAIN_0_0_4, str)
-        function = "/overwinter/v1/functions/{name}"
+        root = "/overwinter/v1"
+        function = f"{root}/functions/{{name}}"
         return [
-            Operation("GET", "/metrics", "token", self.metrics, {200: (metrics,)}),
-            Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_body(NodeActivity)}),
-            Operation("GET", "/overwinter/v1/devices", "token", self.devices, {200: json_body(list[DeviceActivity])}),
-            Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
-            Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
-            *(
-                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_body(answer_type)})
-                for path in (function, f"{function}/versions/{{version}}")
-                for handler, answer_type in ((self.explain, Explanation), (self.logs, list[Line]))
-            ),
+            Operation("GET", path, "token", handler, {200: answer}, fails=(413,))
+            for path, handler, answer in (
+                ("/metrics", self.metrics, (Body(CONTENT_TYPE_PLAIN_0_0_4, str),)),
+                (f"{root}/activity", self.activity, json_body(NodeActivity)),
+                (f"{root}/devices", self.devices, json_body(list[DeviceActivity])),
+                (f"{root}/usage", self.usage, json_body(list[Usage])),
+                (f"{root}/usage/{{tenant}}", self.usage, json_body(list[Usage])),
+                (f"{function}/explain", self.explain, json_body(Explanation)),
+                (f"{function}/logs", self.logs, json_body(list[Line])),
+                (f"{function}/versions/{{version}}/explain", self.explain, json_body(Explanation)),
+                (f"{function}/versions/{{version}}/logs", self.logs, json_body(list[Line])),
+            )
         ]
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""
-        return Response(200, await request.caller.front.telemetry.metrics(), [METRICS_TYPE])
+        return _counted(request, Response(200, await request.caller.front.telemetry.metrics(), [METRICS_TYPE]))
 
     async def activity(self, request: Request) -> Response:
         """The current state of the node and its functions."""
-        return json_response(await request.caller.front.telemetry.activity())
+        return _counted(request, json_response(await request.caller.front.telemetry.activity()))
 
     async def devices(self, request: Request) -> Response:
         """The devices of the pool and the functions there. A tenant gets only its own, on the devices that serve it."""
-        return json_response(await request.caller.front.telemetry.devices())
+        return _counted(request, json_response(await request.caller.front.telemetry.devices()))
 
     async def usage(self, request: Request) -> Response:
         """The usage of each function, of all tenants or of the one in the path."""
@@ -57,10 +59,16 @@ class TelemetryApi:
 
     async def explain(self, request: Request) -> Response:
         """The state of a function and the reasons of the last decisions."""
-        return json_response(await request.caller.front.telemetry.explain(*function_of(request)))
+        return _counted(request, json_response(await request.caller.front.telemetry.explain(*function_of(request))))
 
     async def logs(self, request: Request) -> Response:
         """The last output of a function's code, for its own tenant only, because it may contain requests."""
         name, version = function_of(request)
         check_owner(request, name)
-        return json_response(await request.caller.front.telemetry.logs(name, version))
+        return _counted(request, json_response(await request.caller.front.telemetry.logs(name, version)))
+
+
+def _counted(request: Request, response: Response) -> Response:
+    """The answer, whose memory is reserved until it is read. Raises TooLargeError or OverloadedError."""
+    request.hold.grow(response.nbytes)
+    return response

@@ -43,7 +43,7 @@ class Uploads:
         """
         check_length(request.fields, self._bounds)
         with self._place(request.hold.client):
-            await request.hold.reserve(2 * PIECE_BYTES)
+            await request.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
             try:
                 # Enter the context in the thread: if this task is cancelled meanwhile, the upload is still closed

@@ -1,0 +1,78 @@
+"""A request reserves memory before its body is read, and waits for it only while its client stays."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from starlette.types import Message
+
+from overwinter.api.access import CALLER
+from overwinter.api.budget import Budget, Hold
+from overwinter.api.exchange import CLIENT_LEFT, CONNECTION, FIELDS, HOLD, Request
+from overwinter.api.reading import BodyLimits
+from overwinter.api.steps import Turns
+from overwinter.core.errors import CallerError, TooLargeError
+
+MIB = 1 << 20
+
+
+class Line:
+    """The connection of one request."""
+
+    has_left = False
+    on_leave: Callable[[], object] | None = None
+
+    def leave(self) -> None:
+        self.has_left = True
+        if self.on_leave is not None:
+            self.on_leave()
+
+
+def request(budget: Budget, line: Line, *chunks: bytes) -> Request:
+    left = [*chunks]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    fields = {b"content-length": b"%d" % sum(map(len, chunks))}
+    hold = Hold(budget, "caller")
+    scope = {"type": "http", FIELDS: fields, HOLD: hold, CALLER: SimpleNamespace(), CONNECTION: line}
+    return Request(scope, receive, Turns())
+
+
+def test_a_body_is_held_before_it_is_read() -> None:
+    async def scene() -> None:
+        budget = Budget(MIB, 1.0, 0.01)
+        with pytest.raises(TooLargeError):
+            await request(budget, Line(), bytes(2 * MIB)).body(BodyLimits(8 * MIB))
+        small = request(budget, Line(), b"abc")
+        assert await small.body(BodyLimits(MIB, 8)) == b"abc"
+        assert small.hold.nbytes == 24
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_left_waits_for_no_memory() -> None:
+    async def scene() -> None:
+        budget = Budget(MIB, 1.0, 20.0)
+        first = Hold(budget, "other")
+        assert first.reserve(MIB)
+        lines = [Line(), Line(), Line()]
+        bodies = [asyncio.create_task(request(budget, line, bytes(MIB)).body(BodyLimits(MIB))) for line in lines]
+        await asyncio.sleep(0)
+        for line in lines[:2]:
+            line.leave()
+        # The others' waits are over, not only their turn: nothing was released yet.
+        done, _ = await asyncio.wait(bodies[:2], timeout=10)
+        assert done == set(bodies[:2])
+        for body in done:
+            with pytest.raises(CallerError, match=CLIENT_LEFT):
+                await body
+        assert not bodies[2].done()
+        first.close()
+        assert len(await bodies[2]) == MIB
+        assert dict(budget.held_by) == {"caller": MIB}
+        assert [line.on_leave for line in lines] == [None] * 3
+
+    asyncio.run(scene())
