@@ -195,3 +195,43 @@ def test_a_preparation_without_blocks_has_them_loaded_again():
     world.settle()
     assert isinstance(world.answers[request], Reply)
     assert known(world).failures == 0
+
+
+def long_run(*others, **config) -> tuple[World, int]:
+    """Return a world in which the only device runs a request of `f` with a long timeout, and that request."""
+    world = running(pooled(timeout_s=3600.0), *others, drain_timeout_s=5.0, **config)
+    [(request,)] = [run.requests for run in world.devices.running.values()]
+    return world, request
+
+
+@pytest.mark.parametrize(
+    ("event", "error", "why"),
+    [
+        (Removed, "NotFoundError", "function f@1 was removed"),
+        (UnloadAsked, "OverloadedError", "function f@1 is unloaded; load it first"),
+    ],
+)
+def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(event, error, why):
+    world, request = long_run(pooled("g"))
+    left = world.now
+    world.send(event("f@1"))
+    waiting = world.arrive("g")
+    until_killed(world)
+    assert world.now == left + 5.0
+    refused = world.answers[request]
+    assert (refused.error, refused.message) == (error, f"{why}, and its run did not end within 5 s")
+    # That is no failure of the device.
+    assert known(world).failures == 0
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)
+
+
+def test_a_mate_of_a_function_that_leaves_runs_again():
+    world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0))
+    first, second = arrive_during_a_run(world, "f", "g")
+    assert of(world, RunOnDevice)[-1].functions == ("f@1", "g@1")
+    world.send(Removed("f@1"))
+    until_killed(world)
+    assert "was removed, and its run did not end within 30 s" in world.answers[first].message
+    world.settle()
+    assert isinstance(world.answers[second], Reply)
