@@ -99,7 +99,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
-    state.pool.waiting_for_workers.pop(id_, None)
+    state.pool.waiting_for_workers.leave(function)
     state.pool.departures += function.pool is not None
     if state.pool.judged.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
