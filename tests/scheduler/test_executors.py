@@ -11,6 +11,7 @@ from overwinter.core.actions import (
     Unbind,
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.scheduler.device_admission import SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -195,3 +196,88 @@ def test_a_preparation_without_blocks_has_them_loaded_again():
     world.settle()
     assert isinstance(world.answers[request], Reply)
     assert known(world).failures == 0
+
+
+def long_run(*others, **config) -> tuple[World, int]:
+    """Return a world in which the only device runs a request of `f` with a long timeout, and that request."""
+    world = running(pooled(timeout_s=3600.0), *others, drain_timeout_s=5.0, **config)
+    [(request,)] = [run.requests for run in world.devices.running.values()]
+    return world, request
+
+
+@pytest.mark.parametrize(
+    ("event", "error", "why"),
+    [
+        (Removed, "NotFoundError", "function f@1 was removed"),
+        (UnloadAsked, "OverloadedError", "function f@1 is unloaded; load it first"),
+    ],
+)
+def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(event, error, why):
+    world, request = long_run(pooled("g"))
+    left = world.now
+    world.send(event("f@1"))
+    waiting = world.arrive("g")
+    until_killed(world)
+    assert world.now == left + 5.0
+    refused = world.answers[request]
+    assert (refused.error, refused.message) == (error, f"{why}, and its run did not end within 5 s")
+    # That is no failure of the device.
+    assert known(world).failures == 0
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)
+
+
+def test_a_mate_of_a_function_that_leaves_runs_again():
+    world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0))
+    first, second = arrive_during_a_run(world, "f", "g")
+    assert of(world, RunOnDevice)[-1].functions == ("f@1", "g@1")
+    world.send(Removed("f@1"))
+    until_killed(world)
+    assert "was removed, and its run did not end within 30 s" in world.answers[first].message
+    world.settle()
+    assert isinstance(world.answers[second], Reply)
+
+
+def test_a_run_whose_time_slice_is_over_ends_within_the_drain_timeout_if_another_tenant_waits():
+    world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0))
+    ready_at, slice_s = known(world).executor.ready_at, SLICE_STARTS * world.state.pool.start_s
+    waiting = world.arrive("g")
+    world.load_blocks()
+    until_killed(world)
+    assert world.now == ready_at + slice_s + 5.0
+    refused = world.answers[request]
+    assert refused.error == "OverloadedError"
+    assert refused.message == "the device of function f@1 was needed by others, and its run did not end within 5 s"
+    assert (known(world).failures, backs_off(world)) == (0, False)
+    # The tenant that waited gets the device, although the other one waits again.
+    world.arrive("f", priority=1)
+    world.settle()
+    assert [each.function for each in of(world, RunOnDevice)][:2] == ["f@1", "g@1"]
+    assert isinstance(world.answers[waiting], Reply)
+
+
+def test_a_long_run_goes_on_while_nobody_else_waits_for_the_device():
+    world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0))
+    waiting = world.arrive("g")
+    world.load_blocks()
+    while (at := known(world).operation.drain_until) == float("inf"):
+        world.ring()
+    world.send(Cancelled(waiting))
+    world.now = at + 1.0
+    world.arrive("f")
+    assert (kills(world), request in world.open) == ([], True)
+    # The next one that waits gets the device at once.
+    world.arrive("g")
+    assert (kills(world), request in world.open) == ([True], False)
+
+
+def test_each_owner_that_waits_drains_one_device():
+    world = World(devices=(device(0), device(1)), drain_timeout_s=5.0)
+    for name, tenant in (("f", "t"), ("g", "t"), ("h", "u"), ("i", "u")):
+        world.deploy(pooled(name, tenant=tenant, timeout_s=3600.0))
+    for name in "fghi":
+        world.arrive(name)
+        world.settle_processes()
+    assert len(world.devices.running) == 2
+    until_killed(world)
+    assert (kills(world), len(world.devices.running)) == ([True], 2)

@@ -67,7 +67,7 @@ HELP = {
     "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
-    "drain_timeout_s": "Seconds that a run may continue after its function is removed or its worker is needed.",
+    "drain_timeout_s": "Seconds that a run may go on after its function is removed or its worker or device is needed.",
     "warm_up_max_s": "Longest run of a program that is kept compiled, in seconds.",
     "prepared_max": "Most programs of a tenant that are kept compiled for faster wakes.",
     "zygotes_max": "Most tenants whose programs are kept compiled.",

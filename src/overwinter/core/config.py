@@ -113,8 +113,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stop_timeout_s: float = 2.0
     """The most seconds that a worker may take to stop."""
     drain_timeout_s: float = 30.0
-    """The most seconds that a run may continue after its function is removed or unloaded, or its worker is needed by
-    another tenant.
+    """The most seconds that a run may continue after its function is removed or unloaded, or its worker or device is
+    needed by another tenant.
     """
     warm_up_max_s: float = 0.5
     """Only programs whose runs are at most this long are compiled in the zygote of their tenant, which cannot fork

@@ -104,8 +104,7 @@ def move_to_devices(cycle: Cycle) -> None:
     waits for a device are marked.
     """
     pool = cycle.state.pool
-    for id_ in list(pool.waiting):
-        function = cycle.state.functions[id_]
+    for function in [each for each in pool.waiting.first() if each.spec.settings.device == "any"]:
         _leave_late_calls(cycle, function)
         other = counterpart.of(cycle.state, function)
         if other is not None:
@@ -113,7 +112,8 @@ def move_to_devices(cycle: Cycle) -> None:
                 cycle.mark(other)
             _check_again(cycle, _on_devices_now(cycle, function))
     unused = sum(each.is_free(cycle.now) for each in pool.devices.values())
-    for function in list(pool.waiting_for_workers.values()):
+    for function in list(pool.waiting_for_workers.first()):
+        pool.waiting_for_workers.passes(function)
         request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
         if request is None or _has_free_worker(cycle, function):
             continue

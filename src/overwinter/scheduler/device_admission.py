@@ -21,6 +21,7 @@ from overwinter.scheduler import (
     executors,
     functions,
     homes,
+    residency,
     slices,
     swaps,
 )
@@ -42,13 +43,14 @@ def give(cycle: Cycle) -> None:
     """Begin runs and start executors until no device is free that a waiting function could use."""
     cycle.devices_changed = False
     devices, now = cycle.state.pool.devices.values(), cycle.now
-    for function in _waiting(cycle):
-        counterpart.move_if_unusable(cycle, function)
-    if any(each.is_free(now) or each.is_out(now) for each in devices):
+    if any(each.executor is None or each.is_free(now) for each in devices):
+        for function in _first(cycle):
+            counterpart.move_if_unusable(cycle, function)
         _refuse_unservable(cycle)
-    if any(each.is_free(now) for each in devices):
-        if cycle.config.device_isolation != "none":
-            _replace_for_unserved(cycle)
+    is_free = any(each.is_free(now) for each in devices)
+    if cycle.config.device_isolation != "none" and (is_free or not _are_served(cycle)):
+        _replace_for_unserved(cycle)
+    if is_free:
         _serve_in_order(cycle)
     for device in devices if cycle.state.pool.waiting else ():
         executor = device.executor
@@ -58,21 +60,27 @@ def give(cycle: Cycle) -> None:
             cycle.timers.arm("devices", executors.overdue_at(cycle, executor))
 
 
-def _waiting(cycle: Cycle) -> list[Function]:
-    return [cycle.state.functions[id_] for id_ in cycle.state.pool.waiting]
+def _first(cycle: Cycle) -> list[Function]:
+    """Return the waiting functions that a step looks at: if functions are bound to devices, all, so that each is."""
+    waiting = cycle.state.pool.waiting
+    return list(waiting if homes.are_used(cycle) else waiting.first())
 
 
 def _servable(cycle: Cycle) -> list[Function]:
-    """Return the waiting functions that a device may serve: if functions are bound to devices, only those that are."""
-    bound = homes.are_used(cycle)
-    return [each for each in _waiting(cycle) if not bound or facts(each).home is not None]
+    """Return those of them that a device may serve: if functions are bound to devices, only those that are."""
+    functions = _first(cycle)
+    return [each for each in functions if _may_have_device(cycle, each)] if homes.are_used(cycle) else functions
+
+
+def _may_have_device(cycle: Cycle, function: Function) -> bool:
+    return facts(function).home is not None or not homes.are_used(cycle)
 
 
 def _refuse_unservable(cycle: Cycle) -> None:
     """Refuse the requests of functions that no device in service can run."""
     pool, config = cycle.state.pool, cycle.config
     any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
-    for function in _waiting(cycle):
+    for function in _first(cycle):
         pooled, id_ = facts(function), function.spec.id
         if homes.are_used(cycle) and homes.find(cycle, function) is None:
             if cycle.policy.device_binding == "native":
@@ -103,17 +111,30 @@ def _refuse_unservable(cycle: Cycle) -> None:
 
 
 def _serve_in_order(cycle: Cycle) -> None:
-    """Begin runs in the order of the queueing policy."""
+    """Begin runs, and start executors, in the order of the queueing policy."""
     pool = cycle.state.pool
-    # An executor that starts will serve one of these functions.
+    # An executor that starts will serve one of the functions.
     coming = [each for each in pool.devices.values() if each.coming_owner is not None]
     may = [each for each in _servable(cycle) if each.queue]
-    free = [each for each in pool.devices.values() if each.is_free(cycle.now)]
     if long := device_order.waiting_long(cycle, may):
-        _serve_one(cycle, long, free)
-        may = [each for each in may if each.queue]
-        free = [each for each in free if each.is_free(cycle.now)]
-    line = device_order.line_up(cycle, may, free)
+        _serve_one(cycle, long, _free(cycle))
+    _serve(cycle, may, coming)
+    # Those behind the first functions matter only where these leave a device free.
+    if (free := _free(cycle)) and not homes.are_used(cycle):
+        tenants = {None if each.owner is None else each.owner[0] for each in free}
+        for part in pool.waiting.behind(tenants):
+            if _free(cycle):
+                _serve(cycle, part, coming)
+
+
+def _free(cycle: Cycle) -> list[Device]:
+    return [each for each in cycle.state.pool.devices.values() if each.is_free(cycle.now)]
+
+
+def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) -> None:
+    """Serve these of the waiting functions. `coming`: the devices whose executors start and will serve no other."""
+    free, short = _free(cycle), set[Owner]()
+    line = device_order.line_up(cycle, [each for each in functions if each.queue], free)
     heapify(line)
     while line and free:
         *_, id_ = heappop(line)
@@ -123,7 +144,7 @@ def _serve_in_order(cycle: Cycle) -> None:
             if function.queue:
                 heappush(line, *device_order.line_up(cycle, [function], free))
         elif not slices.is_brought(cycle, function):
-            _want_executor(cycle, function, free, coming)
+            _want_executor(cycle, function, free, coming, short)
         free = [each for each in free if each.is_free(cycle.now)]
 
 
@@ -156,6 +177,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     free_now = tuple((each.device, each.missing_bytes, each.start_s) for each in options)
     last = LastBinding(choice.device, chosen.missing_bytes, start_s, choice.peer, free_now, ())
     device_runs.begin_run(cycle, function, pool.devices[choice.device], choice, last)
+    pool.waiting.passes(function)
     return True
 
 
@@ -185,9 +207,11 @@ def could_start(cycle: Cycle, function: Function) -> bool:
     return any(each.executor is not None and each.executor.is_idle and not _is_wanted(cycle, each) for each in devices)
 
 
-def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming: list[Device]) -> None:
+def _want_executor(
+    cycle: Cycle, function: Function, free: list[Device], coming: list[Device], short: set[Owner]
+) -> None:
     """Start an executor for a function, unless one starts that will serve it. `coming`: those that will serve no other
-    waiting function.
+    waiting function. `short`: the owners whose backlog is too short for a further executor.
     """
     owner = owner_of(cycle, function)
     may = list(swaps.fitting(cycle, function))
@@ -202,10 +226,21 @@ def _want_executor(cycle: Cycle, function: Function, free: list[Device], coming:
         coming.remove(own)
     elif unreserved := [each for each in empty if not _is_wanted(cycle, each)]:
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
-    elif unused := [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]:
+    elif owner not in short:
+        unused = [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]
         count = sum(each.owner == owner for each in cycle.state.pool.devices.values())
-        if not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
+        if unused and (not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s):
             _replace(cycle, min(unused, key=_since), owner)
+        elif unused:
+            short.add(owner)
+
+
+def _are_served(cycle: Cycle) -> bool:
+    """Whether each tenant with waiting functions has a device with the most memory, which serves all of them."""
+    devices = cycle.state.pool.devices.values()
+    most = max((each.config.memory_bytes for each in devices), default=0)
+    served = {each.owner[0] for each in devices if each.owner is not None and each.config.memory_bytes == most}
+    return cycle.config.device_isolation == "tenant" and cycle.state.pool.waiting.of_tenants.keys() <= served
 
 
 def _replace_for_unserved(cycle: Cycle) -> None:
@@ -213,9 +248,12 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     largest_bytes: dict[Owner | None, int] = {}
     for each in cycle.state.pool.devices.values():
         largest_bytes[each.owner] = max(each.config.memory_bytes, largest_bytes.get(each.owner, 0))
+    draining: dict[Owner, Device] = {}
+    tried: dict[Owner, int] = {}
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), facts(function)
-        if pooled.nbytes <= largest_bytes.get(owner, 0) and pooled.home is None and not pooled.unplaced:
+        suits_all = pooled.home is None and not pooled.unplaced
+        if suits_all and not largest_bytes.get(owner, 0) < pooled.nbytes < tried.get(owner, inf):
             continue
         devices = list(swaps.fitting(cycle, function))
         if any(each.owner == owner for each in devices):
@@ -228,9 +266,31 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if over:
             _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
             continue
-        ends = min((_slice_ends(cycle, each) for each in devices), default=inf)
-        if cycle.now < ends < inf:
-            cycle.timers.arm("devices", ends)
+        if owner not in draining:
+            _drain_for_unserved(cycle, devices, owner, draining)
+        if suits_all:
+            # What did not help this function does not help a larger one either.
+            tried[owner] = pooled.nbytes
+
+
+def _drain_for_unserved(cycle: Cycle, devices: Sequence[Device], owner: Owner, draining: dict[Owner, Device]) -> None:
+    """One of these devices whose time slice is over gets a limit for its run, and is taken when that has passed.
+    `draining`: those for which other owners wait; the chosen one is added.
+    """
+    busy = [each for each in devices if each not in draining.values() and _slice_ends(cycle, each) <= cycle.now]
+    runs = [(each.operation, each) for each in busy if each.operation is not None and each.operation.parts]
+    ends = min((at for each in devices if (at := _slice_ends(cycle, each)) > cycle.now), default=inf)
+    if runs:
+        operation, device = min(runs, key=lambda each: (each[0].drain_until, each[0].began))
+        residency.limit(cycle, operation)
+        if operation.drain_until <= cycle.now:
+            executors.end_drain(cycle, device, is_needed=True)
+            device.next_owner = owner
+            return
+        draining[owner] = device
+        ends = min(ends, operation.drain_until)
+    if ends < inf:
+        cycle.timers.arm("devices", ends)
 
 
 def _replace(cycle: Cycle, device: Device, owner: Owner) -> None:
@@ -248,18 +308,20 @@ def _slice_ends(cycle: Cycle, device: Device) -> float:
 
 def _is_wanted(cycle: Cycle, device: Device) -> bool:
     """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
-    waiting = (each for each in _servable(cycle) if owner_of(cycle, each) == device.owner)
-    return any(device in swaps.fitting(cycle, each) for each in waiting)
+    waiting = () if device.owner is None else cycle.state.pool.waiting.first(*device.owner)
+    return any(device in swaps.fitting(cycle, each) for each in waiting if _may_have_device(cycle, each))
 
 
 def backlog_s(cycle: Cycle, owner: Owner) -> float:
-    """The time of the runs for which functions of this owner wait."""
-    waiting = [each for each in _waiting(cycle) if owner_of(cycle, each) == owner]
-    return sum(
+    """The time of the runs for which functions of this owner wait; of many functions, estimated by the first ones."""
+    line = cycle.state.pool.waiting
+    waiting = list(line.first(*owner))
+    found_s = sum(
         ceil(len(each.queue) / each.spec.settings.max_batch)
         * swaps.run_s(cycle, each, min(len(each.queue), each.spec.settings.max_batch))
         for each in waiting
     )
+    return found_s * line.count(*owner) / max(1, len(waiting))
 
 
 def _since(device: Device) -> float:

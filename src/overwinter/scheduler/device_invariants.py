@@ -93,4 +93,4 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
 
 def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
     """Return the queue for devices."""
-    return {id_: ["devices"] for id_ in cycle.state.pool.waiting}
+    return {each.spec.id: ["devices"] for each in cycle.state.pool.waiting}

@@ -6,11 +6,13 @@ whose runs executors die backs off from the second time on, and counts once agai
 takes neither the devices nor the other functions out of service.
 """
 
+from math import inf
+
 from overwinter.core.actions import StartExecutor, StopWorker
 from overwinter.core.events import WorkerExited
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.scheduler import device_ahead, functions, residency
-from overwinter.scheduler.answers import refuse
+from overwinter.scheduler.answers import refuse, why_unloaded
 from overwinter.scheduler.backoff import backoff_s, may_retry
 from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
@@ -111,13 +113,50 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
         ends = [each.hangs_at for each in (executor.operation, executor.preparing) if each is not None]
         if not ends:
             return
-        at = min(ends)
+        at = min(*ends, _must_end_at(executor.operation))
     if cycle.now < at:
         cycle.timers.arm(id_, at)
     elif executor.stopping:
         cycle.actions.append(StopWorker(id_, kill=True))
+    elif _must_end_at(executor.operation) <= cycle.now:
+        end_drain(cycle, device)
     else:
         _hung(cycle, device)
+
+
+def _must_end_at(operation: Operation | None) -> float:
+    """Return when a run must have ended even if nobody waits for its device: a function of it no longer serves."""
+    leaves = operation is not None and any(each.removed or each.unloaded for each in operation.functions)
+    return operation.drain_until if operation is not None and leaves else inf
+
+
+def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
+    """The drain timeout of a run has passed: kill its executor, and refuse its requests. If no others need the device,
+    the requests of functions that still serve are tried again.
+    """
+    operation, config = end_operation(cycle, device), cycle.config
+    assert operation is not None
+    stop(cycle, device, kill=True)
+    for part in operation.parts:
+        refusal = _refusal(part.function, is_needed)
+        if refusal is None:
+            put_back(cycle, part)
+            continue
+        error, why = refusal
+        message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
+        for request in [each for each in part.requests if each in cycle.state.requests]:
+            refuse(cycle, request, error, message, config.retry_after_min_s)
+            count_answer(cycle, part.function, in_time=False)
+    for function in operation.functions:
+        cycle.mark(function)
+
+
+def _refusal(function: Function, is_needed: bool) -> tuple[str, str] | None:
+    if function.removed:
+        return "NotFoundError", f"function {function.spec.id} was removed"
+    if function.unloaded:
+        return why_unloaded(function)
+    return ("OverloadedError", f"the device of function {function.spec.id} was needed by others") if is_needed else None
 
 
 def _hung(cycle: Cycle, device: Device) -> None:

@@ -6,7 +6,7 @@ from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import containment, counterpart, device_ahead, families, homes, order
+from overwinter.scheduler import containment, counterpart, device_ahead, families, homes, order, residency
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -99,7 +99,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
-    state.pool.waiting_for_workers.pop(id_, None)
+    state.pool.waiting_for_workers.leave(function)
     state.pool.departures += function.pool is not None
     if state.pool.judged.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
@@ -182,6 +182,8 @@ def _release_all(cycle: Cycle, function: Function, why: str) -> None:
         state.releasing, cycle.bytes_changed = None, True
     for worker in list(function.workers.values()):
         stop_using(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
+    if function.pool is not None:
+        residency.drain_runs(cycle, function)
     release(cycle, function)
     if function.pool is not None:
         function.pool.home = None

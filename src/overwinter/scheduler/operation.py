@@ -1,5 +1,6 @@
 """Records of operations in progress: a run, a bind, or the start of a worker, from its start until an event ends it."""
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +38,8 @@ class Operation(msgspec.Struct, eq=False):
     """
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
+    drain_until: float = inf
+    """When a run on a device must have ended, because its function was removed or unloaded, or others wait."""
 
     @property
     def patience(self) -> float:

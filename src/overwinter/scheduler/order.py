@@ -47,7 +47,7 @@ def join(cycle: Cycle, function: Function, queue: QueueName) -> None:
     elif queue == "places":
         _join_places(cycle, function)
     elif queue == "devices":
-        cycle.state.pool.waiting.setdefault(function.spec.id)
+        cycle.state.pool.waiting.join(function)
         cycle.devices_changed = True
     elif function.spec.id not in cycle.state.bytes:
         cycle.state.bytes[function.spec.id] = None
@@ -76,7 +76,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         del state.bytes[id_]
         cycle.bytes_changed = True
     else:
-        del state.pool.waiting[id_]
+        state.pool.waiting.leave(function)
         cycle.devices_changed = True
     function.waits_in = None
 

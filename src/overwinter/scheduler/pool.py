@@ -18,6 +18,7 @@ from overwinter.core.ids import (
     WorkerId,
     described,
 )
+from overwinter.scheduler.line import Line
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
 from overwinter.scheduler.residents import Residents
@@ -286,9 +287,9 @@ class Pool(msgspec.Struct):
     devices: dict[DeviceId, Device] = msgspec.field(default_factory=dict)
     executors: dict[WorkerId, Device] = msgspec.field(default_factory=dict)
     """The devices with an executor, by its id."""
-    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The functions that wait for a device, the longest waiting first."""
-    waiting_for_workers: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
+    waiting: Line = msgspec.field(default_factory=Line)
+    """The functions that wait for a device."""
+    waiting_for_workers: Line = msgspec.field(default_factory=Line)
     """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""

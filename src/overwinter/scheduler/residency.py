@@ -7,6 +7,7 @@ run is in progress is forgotten when the run has ended.
 from overwinter.core.actions import Unbind
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.pool import Device, Resident
 from overwinter.scheduler.resources import device_owner
 from overwinter.scheduler.state import Function
@@ -57,6 +58,20 @@ def forget(cycle: Cycle, function: Function) -> None:
     for device in cycle.state.pool.executors.values():
         if device.executor is not None and id_ in device.executor.given and id_ not in device.residents:
             unbind(cycle, device, id_)
+
+
+def drain_runs(cycle: Cycle, function: Function) -> None:
+    """The function was removed or unloaded: its runs on devices may continue for the drain timeout."""
+    for device in cycle.state.pool.holders(function):
+        executor, operation = device.executor, device.operation
+        if executor is not None and operation is not None and function in operation.functions:
+            limit(cycle, operation)
+            cycle.timers.arm(executor.id, operation.drain_until)
+
+
+def limit(cycle: Cycle, operation: Operation) -> None:
+    """Let a run on a device continue for the drain timeout, unless it has a limit already."""
+    operation.drain_until = min(operation.drain_until, cycle.now + cycle.config.drain_timeout_s)
 
 
 def unbind(cycle: Cycle, device: Device, id_: FunctionId) -> None:

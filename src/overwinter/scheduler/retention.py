@@ -38,11 +38,11 @@ def settle(cycle: Cycle, function: Function) -> None:
 
 def _note_waiting(cycle: Cycle, function: Function) -> None:
     """A free device may take its waiting requests, now or later."""
-    id_, waiting = function.spec.id, cycle.state.pool.waiting_for_workers
+    waiting = cycle.state.pool.waiting_for_workers
     if not function.queue:
-        waiting.pop(id_, None)
-    elif id_ not in waiting:
-        waiting[id_], cycle.devices_changed = function, True
+        waiting.leave(function)
+    elif waiting.join(function):
+        cycle.devices_changed = True
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:

@@ -222,7 +222,8 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
     using |= dict.fromkeys((*waiting, *state.cores.timely, *state.cores.late))
     operations = (each.operation for each in state.pool.devices.values())
-    using |= dict.fromkeys((*state.pool.waiting, *(each.function.spec.id for each in operations if each is not None)))
+    using |= dict.fromkeys(each.spec.id for each in state.pool.waiting)
+    using |= dict.fromkeys(each.function.spec.id for each in operations if each is not None)
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
     idle = [each for each in holding if _has_nothing_to_do(each) and _drains_at(each) <= cycle.now]
     if idle:
