@@ -11,9 +11,11 @@ from overwinter.core.call import Call, Result
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node.calls import Payload
 from overwinter.node.computing import Computing, _Run
+from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.messages import Compute
 
+from .log_lines import LogLines
 from .rig import Function, Same
 
 NBYTES = 1 << 20
@@ -47,7 +49,7 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
                 payload.result.cancel()
                 hold.close()
 
-        computing = Computing(Program(payloads, leave), None, None, None)
+        computing = Computing(Program(payloads, leave), None, None, None, None)
         run = _Run({function.id: function}, dict.fromkeys(range(2), function.id))
         inputs = [Tensor("x", "UINT8", (NBYTES,), bytes(NBYTES))]
         await computing._run(run, function, function, computing._waiting(run, function), inputs)
@@ -67,7 +69,7 @@ def test_inputs_of_a_call_without_room_are_not_copied():
         payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], hold=hold.grow))
         processes = SimpleNamespace(forks=SimpleNamespace(send=lambda _, message: sent.append(message)))
         # There are no copies: one would fail.
-        computing = Computing(Program([payload], bool), None, processes, None)
+        computing = Computing(Program([payload], bool), None, processes, None, None)
         run = _Run({function.id: function}, {0: function.id})
         process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)
         message = Compute(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),), 2 * NBYTES)
@@ -84,7 +86,7 @@ def test_calls_of_a_tenants_trials_take_turns():
     done = []
 
     async def scene() -> None:
-        computing = Computing(Program([], bool), None, None, None)
+        computing = Computing(Program([], bool), None, None, None, None)
 
         async def call(name: str, run: _Run, of) -> None:
             async with computing._turn(run, of):
@@ -102,3 +104,26 @@ def test_calls_of_a_tenants_trials_take_turns():
     asyncio.run(scene())
     assert done.index("first ends") < done.index("second begins")
     assert max(map(done.index, ("another tenant's begins", "a request's begins"))) < done.index("second begins")
+
+
+def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+    ended, lines = [], LogLines()
+
+    async def mistaken(*of) -> None:
+        raise KeyError(7)
+
+    async def scene() -> None:
+        processes = SimpleNamespace(forks=SimpleNamespace(give_up=lambda _, reason: ended.append(reason)))
+        worker = WorkerProcess(1, function, function.load(), None, LogLines())
+        function.program, function.handler_only = function, True
+        async with asyncio.TaskGroup() as tasks:
+            computing = Computing(None, None, processes, tasks, lines)
+            monkeypatch.setattr(computing, "_answer", mistaken)
+            computing.begin(worker, 1, 0, [function], [1])
+            computing.call(worker, None, Compute(1, function.id, 0, (), 0))
+        worker.close_far_end()
+        worker.close()
+
+    asyncio.run(scene())
+    assert ["KeyError: 7" in text for text in (*ended, *lines)] == [True, True]

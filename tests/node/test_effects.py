@@ -10,7 +10,7 @@ import uvloop
 from overwinter.core.actions import Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
-from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, WorkerExited
+from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, LoadFailed, WorkerExited
 from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
@@ -181,3 +181,40 @@ def test_a_failed_start_ends_the_process_forked_ahead_for_it(is_stopped):
         assert ended == [(1, True)]
 
     asyncio.run(scene())
+
+
+def test_a_programming_error_in_work_for_one_function_fails_its_operation_alone():
+    def mistaken(*of):
+        raise KeyError(7)
+
+    host = SimpleNamespace(
+        holds=lambda address: False,
+        unverified=lambda addresses: addresses,
+        load=mistaken,
+        verify=mistaken,
+    )
+    blobs = [SimpleNamespace(address="a", nbytes=1)]
+    manifest = SimpleNamespace(tenant="ada")
+    function = SimpleNamespace(
+        id="f@1", manifest=manifest, store="", blobs=blobs, files=lambda: ["a"], code=lambda: ["a"]
+    )
+    heard: list[Event] = []
+    stopped: list[int] = []
+    lines = LogLines()
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            processes = SimpleNamespace(process=lambda worker: None, stop=lambda worker, kill: stopped.append(worker))
+            effects = effects_over(tasks, {"f@1": function}, host, heard.append, processes, lines)
+            effects.carry_out(LoadBlocks("f@1", 1))
+            effects.carry_out(StartWorker(2, "f@1", False))
+            await until(lambda: len(heard) == 2)
+            effects.carry_out(StopWorker(2))
+
+    asyncio.run(scene())
+    failed, exited = sorted(heard, key=lambda event: type(event).__name__)
+    assert isinstance(failed, LoadFailed)
+    assert (failed.function, failed.operation, failed.error, failed.addresses) == ("f@1", 1, "WorkerError", ("a",))
+    assert (exited.worker, exited.error) == (2, "WorkerError")
+    assert all("KeyError: 7" in text for text in (failed.message, exited.reason))
+    assert (len(lines), stopped) == (2, [2])

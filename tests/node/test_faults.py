@@ -6,10 +6,10 @@ import errno
 import pytest
 
 from overwinter.core.config import NodeConfig
-from overwinter.core.errors import StoreError
+from overwinter.core.errors import ConflictError, StoreError, WorkerError
 from overwinter.node import upkeep, verifying
 from overwinter.node.accounting import Accounting
-from overwinter.node.faults import Faults
+from overwinter.node.faults import Faults, contain
 from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
 from overwinter.node.shares import CoreShares
@@ -100,3 +100,36 @@ def test_a_programming_error_ends_the_node(tmp_path, monkeypatch):
     with pytest.raises(ExceptionGroup, match="TaskGroup") as raised:
         asyncio.run(scene())
     assert raised.group_contains(TypeError, match="a mistake")
+
+
+@pytest.mark.parametrize("failure", [*FAILURES, ConflictError("not now")])
+def test_work_for_one_function_reports_an_expected_failure_as_it_is(failure):
+    assert failures_of(failure) == [failure]
+
+
+@pytest.mark.parametrize("mistake", [TypeError("no"), KeyError(7), OverflowError("int too large"), RecursionError()])
+def test_a_programming_error_in_work_for_one_function_fails_that_work_alone(mistake):
+    [failure] = failures_of(mistake)
+    assert isinstance(failure, WorkerError)
+    assert type(mistake).__name__ in str(failure)
+
+
+def failures_of(failure: Exception) -> list[Exception]:
+    """Return what is reported of work that fails, in a group whose other work completes."""
+    reported, done = [], []
+
+    async def fail():
+        raise failure
+
+    async def other():
+        await asyncio.sleep(0)
+        done.append(True)
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(contain(fail(), reported.append))
+            tasks.create_task(other())
+
+    asyncio.run(scene())
+    assert done
+    return reported

@@ -66,12 +66,20 @@ def test_a_forged_message_ends_only_the_executor_that_sent_it(rig, pool, forged:
     rig.run(scene())
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 900_000])
-def test_noise_ends_only_the_executor_that_sent_it(rig, pool, nbytes: int):
+NOISE = {
+    "empty": b"",
+    "a byte": b"\xdd",
+    "much": b"\xdd" * 900_000,
+    "nested": b"\x93\xa5Bound\xa1f" + b"\x91" * 3000 + b"\xc0",
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_noise_ends_only_the_executor_that_sent_it(rig, pool, noise: str):
     async def scene() -> None:
         executor, other = await pool.start(), await pool.start(SMALL)
         with channel_of(pool.effects.executors._executors[executor]) as end:
-            end.send(b"\xdd" * nbytes)
+            end.send(NOISE[noise])
             await until(lambda: rig.exits(executor))
         assert not rig.exits(other)
 

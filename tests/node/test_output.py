@@ -74,3 +74,15 @@ def test_no_descriptor_stays_open():
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(many())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_lines_that_are_dropped_are_only_counted(monkeypatch):
+    added = []
+    add = Output._add
+    monkeypatch.setattr(Output, "_add", lambda self, line: added.append(line) or add(self, line))
+    said = asyncio.run(spoken(b"first\n" + b"\n" * 30_000, b"\n" * 30_000 + b"last"))
+    assert len(added) == output.LINES_MAX + 1
+    assert added[0] == b"first"
+    assert added[-1] == b"last"
+    assert len(said) == output.LINES_MAX + 1
+    assert f"{60_002 - output.LINES_MAX} more lines" in said[-1]

@@ -4,18 +4,22 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
-from overwinter.core.actions import ForkAhead, Prepare, StartWorker, StopWorker
-from overwinter.core.events import WorkerReady
-from overwinter.core.ids import WorkerId
+from overwinter.core.actions import ForkAhead, Prepare, RunOnDevice, StartWorker, StopWorker
+from overwinter.core.events import RunEnded, WorkerReady
+from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.store.hosts import HostStores
 from tests.store.source import Source
 
 from .rig import Function, Rig, until
+from .test_executors import LARGE, Pool, pool, variant
+
+__all__ = ["pool"]
 
 
 class Wide(torch.nn.Module):
@@ -171,3 +175,83 @@ def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless
         assert (left.deployed.id in exited.reason) == ("program" in exited.reason) == (stop is None)
 
     left.run(scene)
+
+
+class Reopened:
+    """A pool with two functions whose blocks an earlier node left in memory. The node hashes them when it may."""
+
+    def __init__(self, rig: Rig, pool: Pool) -> None:
+        self.rig, self.pool = rig, pool
+        self.functions = [variant("minilm", number) for number in (0, 1)]
+        self.whose = tuple(each.deployed.id for each in self.functions)
+        self.may_hash = threading.Event()
+        pool.deploy(*self.functions)
+        host = HostStores(pool.root, Source(pool.contents)).store("")
+        host.sweep([blob for each in self.functions for blob in each.deployed.blobs])
+        verify = host.verify
+        host.verify = lambda *of: self.may_hash.wait(60.0) and verify(*of)
+        self.hosts = SimpleNamespace(store=lambda name: host)
+
+    def run(self, scene) -> None:
+        async def whole() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                self.pool.effects = self.rig.effects_over(self.hosts, tasks, self.pool.devices)
+                try:
+                    await scene(await self.pool.start())
+                finally:
+                    self.may_hash.set()
+
+        self.rig.run(whole())
+
+    def begin(self, executor: WorkerId) -> RunId:
+        """Order a run of one request of each function."""
+        run = RunId(self.rig.number())
+        self.pool.last = ids = [RequestId(self.rig.number()) for _ in self.functions]
+        for id_ in ids:
+            self.rig._ask(id_, {key: value[:1] for key, value in self.functions[0].inputs.items()})
+        order = RunOnDevice(executor, LARGE, run, self.whose[0], tuple(ids), functions=self.whose)
+        self.pool.effects.carry_out(order)
+        return run
+
+
+@pytest.mark.parametrize("leaving", [[], [0], [1], [0, 1]])
+def test_callers_that_leave_while_blocks_are_verified_are_left_out_of_the_run(rig, pool, leaving):
+    reopened = Reopened(rig, pool)
+    left = [each for number, each in enumerate(reopened.functions) if number not in leaving]
+    moved = {address: nbytes for each in left or reopened.functions for address, nbytes in each.weights.items()}
+
+    async def scene(executor):
+        run, asked = reopened.begin(executor), pool.last
+        pool.last = [id_ for number, id_ in enumerate(asked) if number not in leaving]
+        for number in leaving:
+            del rig.calls.payloads[asked[number]]
+        reopened.may_hash.set()
+        await rig.ended(run)
+        [ended] = [event for event in rig.events if isinstance(event, RunEnded)]
+        assert ended == RunEnded(executor, run, (), sum(moved.values()))
+        assert len(pool.answers()) == len(left)
+        assert all(pool.answers())
+        await rig.ended(reopened.begin(executor))
+        assert all(pool.answers())
+
+    reopened.run(scene)
+
+
+def test_a_programming_error_in_a_run_that_waited_ends_its_executor_alone(rig, pool, monkeypatch):
+    reopened = Reopened(rig, pool)
+
+    def mistaken(*of):
+        raise KeyError(7)
+
+    async def scene(executor):
+        monkeypatch.setattr(pool.effects.runs, "run", mistaken)
+        reopened.begin(executor)
+        reopened.may_hash.set()
+        await until(lambda: rig.exits(executor))
+        [exited] = rig.exits(executor)
+        assert (exited.error, "KeyError: 7" in exited.reason) == ("WorkerError", True)
+        monkeypatch.undo()
+        await rig.ended(reopened.begin(await pool.start()))
+        assert all(pool.answers())
+
+    reopened.run(scene)

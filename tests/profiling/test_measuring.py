@@ -155,3 +155,20 @@ def test_programs_whose_requests_cannot_be_joined_have_no_batches():
     [output] = program.outputs
     apart = msgspec.structs.replace(program, outputs=(TensorSpec(output.name, output.datatype, (3,)),))
     assert batch_limit(apart) == 1
+
+
+def test_inputs_that_no_buffer_can_hold_are_not_measured(rig):
+    function = Function(Grows(1), {"x": torch.zeros(2, 4)})
+
+    async def measure():
+        worker = measured(rig, function, Configuration(1, 1, 1))
+        [meta] = worker._metas
+        worker._metas = (msgspec.structs.replace(meta, nbytes=1 << 64),)
+        await worker.start(function.open())
+        try:
+            with pytest.raises(WorkerError, match=f"cannot be made to hold {1 << 64} bytes"):
+                await worker.waves(0.0, never)
+        finally:
+            await worker.end()
+
+    rig.run(measure())

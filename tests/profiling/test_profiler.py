@@ -16,7 +16,7 @@ from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.node.threads import usual
 from overwinter.profiling import profiler as module
-from overwinter.profiling.bench import Measurement
+from overwinter.profiling.bench import Layers, Measurement
 from overwinter.profiling.profiler import Profiler
 
 
@@ -120,3 +120,31 @@ def test_requests_for_measurements_read_the_program_once() -> None:
 
     asyncio.run(refused())
     assert len(read) == 1
+
+
+def test_a_background_measurement_that_fails_is_logged_and_its_turn_passes_on() -> None:
+    program = encode_program(export(Doubled(), {"x": torch.zeros(2, 4)}).program)
+    said: list[str] = []
+
+    async def point(function, program, configuration) -> Measurement:
+        if function.manifest.tenant == "odd":
+            raise OverflowError("Python int too large to convert to C long")
+        return Measurement(Point(1, 1, configuration.batch, 1, 0.1), 7, None)
+
+    async def layers(function, program, batch) -> Layers:
+        return Layers(batch, (0.1,) * len(program.layers), 7)
+
+    async def measured() -> Profile | None:
+        async with asyncio.TaskGroup() as tasks:
+            profiler = Profiler(parts_with(lambda address: program), tasks)
+            profiler._bench = SimpleNamespace(point=point, layers=layers)
+            profiler._functions = functions = {each: function_of(each) for each in ("odd", "usual")}
+            profiler._parts.post, profiler._log = lambda event: None, said.append
+            for function in functions.values():
+                profiler.measure_soon(function)
+        return functions["usual"].profile
+
+    assert asyncio.run(measured()).points
+    [line] = said
+    assert "odd@1 was not measured" in line
+    assert "OverflowError" in line

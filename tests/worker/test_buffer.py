@@ -96,3 +96,13 @@ def test_a_size_that_is_not_there_is_not_believed():
     with pytest.raises(ValueError, match="said to hold"):
         buffer.follow(FIRST_BYTES * 100)
     buffer.close()
+
+
+@pytest.mark.parametrize("nbytes", [1 << 63, 1 << 64, 1 << 300])
+def test_a_size_that_no_file_can_have_is_an_error_of_the_system(nbytes):
+    buffer = SharedBuffer.make("test")
+    with pytest.raises(OSError, match="too large"):
+        buffer.grow(nbytes)
+    buffer.grow(2 * FIRST_BYTES)
+    assert len(buffer.view) == 2 * FIRST_BYTES
+    buffer.close()

@@ -9,7 +9,7 @@ import pytest
 from overwinter.worker.channel import FDS_A_PACKET, MORE, Channel, ChannelClosedError, pair
 
 
-class Note(msgspec.Struct, tag=True):
+class Note(msgspec.Struct, tag=True, array_like=True):
     number: int
     text: str = ""
 
@@ -140,3 +140,15 @@ def test_of_the_untrusted_a_packet_that_announces_more_is_nonsense(fds_max):
     assert right.recv(10) == MORE
     left.close()
     right.close()
+
+
+def test_a_message_that_is_nested_too_deeply_is_invalid_and_its_descriptors_are_closed(ends):
+    left, right = ends
+    before = set(os.listdir("/proc/self/fd"))
+    nested = b"\x94\xa4Note\x01\xa0" + b"\x91" * 3000 + b"\xc0"
+    socket.send_fds(left._end, [nested], [left.fileno()])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        right.receive()
+    assert set(os.listdir("/proc/self/fd")) == before
+    left.send(Note(2))
+    assert right.receive() == (Note(2), [])

@@ -23,7 +23,9 @@ from overwinter.node import clock
 from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, placed_bytes, taken
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.copying import FAULTS, Copies
+from overwinter.node.faults import contain
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.policies.queueing import ORDINARY
@@ -61,11 +63,12 @@ class _Run:
 class Computing:
     """The runs of workers whose programs run on the pool, and their calls. Belongs to the loop's thread."""
 
-    def __init__(self, calls: Calls, copies: Copies, processes: Processes, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, calls: Calls, copies: Copies, processes: Processes, tasks: asyncio.TaskGroup, log: Log) -> None:
         self._calls = calls
         self._copies = copies
         self._processes = processes
         self._tasks = tasks
+        self._log = log
         self._runs: dict[WorkerProcess, dict[int, _Run]] = {}
         """By worker and slot."""
         self._turns: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
@@ -150,7 +153,8 @@ class Computing:
             raise ValueError(f"it may not run the program of {message.function:.100} now")
         run.calls_left -= 1
         if not self._closing:
-            run.call = self._tasks.create_task(self._answer(process, run, called, program, message))
+            work = self._answer(process, run, called, program, message)
+            run.call = self._tasks.create_task(contain(work, partial(self._call_failed, process)))
 
     async def _answer(
         self,
@@ -187,6 +191,12 @@ class Computing:
         run.call = None
         if not process.over:
             self._processes.forks.send(process, answer)
+
+    def _call_failed(self, process: WorkerProcess, error: Exception) -> None:
+        text = f"a call of a program by worker {process.worker} of {process.function} failed: {error}"
+        self._log(text, level="error", function=process.function)
+        if not process.over:
+            self._processes.forks.give_up(process, text)
 
     def _turn(self, run: _Run, function: DeployedFunction) -> AbstractAsyncContextManager[object]:
         """Let the calls of a tenant's trials take turns: no request exists whose memory limit counts their tensors."""

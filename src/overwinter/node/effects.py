@@ -37,7 +37,7 @@ from overwinter.node.calls import Calls
 from overwinter.node.computing import Computing
 from overwinter.node.copying import Copies
 from overwinter.node.executors import Executors
-from overwinter.node.faults import MACHINE
+from overwinter.node.faults import MACHINE, contain
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
@@ -81,7 +81,7 @@ class NodeEffects:
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
         copies = Copies()
-        self.computing = Computing(calls, copies, processes, tasks)
+        self.computing = Computing(calls, copies, processes, tasks, log)
         self.runs = Runs(processes, registry.functions, calls.payloads, self.computing, copies, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
         when_verified = self.worker_actions.when_verified
@@ -145,24 +145,23 @@ class NodeEffects:
         if all(host.holds(blob.address) for blob in function.blobs):
             self._loaded(function, operation, 0, ())
         else:
-            self._tasks.create_task(self._copy_blocks(function, operation, host))
+            work = self._copy_blocks(function, operation, host)
+            self._tasks.create_task(contain(work, partial(self._load_failed, function, operation)))
 
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
-        addresses = tuple(blob.address for blob in function.blobs)
-        try:
-            load = partial(host.load, function.blobs, self.worker_actions.check_closing)
-            added = await self._threads.run(function.manifest.tenant, load)
-        except StoppedError:
-            # `close` has failed all that wait for it.
-            return
-        except MACHINE as error:
-            name, message = type(error).__name__, self._registry.error_text(function, error)
-            self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
-        else:
-            self._loaded(function, operation, added, addresses)
+        check_closing = self.worker_actions.check_closing
+        # If the node stops, `close` has failed all that wait for it.
+        with suppress(StoppedError):
+            added = await self._threads.run(function.manifest.tenant, partial(host.load, function.blobs, check_closing))
+            self._loaded(function, operation, added, tuple(blob.address for blob in function.blobs))
             # No request waits for this; it makes later wakes cheaper.
-            with suppress(*MACHINE, StoppedError):
-                await asyncio.to_thread(host.collapse_pages, function.blobs, self.worker_actions.check_closing)
+            with suppress(*MACHINE):
+                await asyncio.to_thread(host.collapse_pages, function.blobs, check_closing)
+
+    def _load_failed(self, function: DeployedFunction, operation: OperationId, error: Exception) -> None:
+        name, message = type(error).__name__, self._registry.error_text(function, error)
+        addresses = tuple(blob.address for blob in function.blobs)
+        self._post(LoadFailed(function.id, operation, name, message, addresses, function.store))
 
     def _loaded(
         self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]

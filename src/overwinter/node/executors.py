@@ -47,8 +47,8 @@ from overwinter.worker.messages import (
 )
 from overwinter.worker.sandbox import uid_of
 
-WhenVerified = Callable[[DeployedFunction, HostStore, Callable[[], None]], None]
-"""Calls a function once the files of a deployed function are verified."""
+WhenVerified = Callable[[ContainedProcess, DeployedFunction, HostStore, Callable[[], None]], None]
+"""Calls a function once the files of a deployed function are verified, or kills the process that this is for."""
 
 OTHER_BYTES = 1 << 30
 """The private memory of an executor besides its device and what runs compute: programs, stacks, and freed memory that
@@ -226,7 +226,8 @@ class Executors:
             return
         host = self._hosts.store(function.store)
         again = partial(self._once_handed_over, process, functions, then, is_over)
-        self._when_verified(function, host, partial(self._hand_over, process, function, host, again, is_over))
+        hand_over = partial(self._hand_over, process, function, host, again, is_over)
+        self._when_verified(process, function, host, hand_over)
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
         """Let the next run copy blocks from another device, if it serves the same owner and the system has a descriptor

@@ -3,20 +3,35 @@
 They are temporary shortages of the machine: memory, a descriptor, a file of the kernel, space on a disk. Such a failure
 ends the current pass. It is logged once and counted, and the next pass runs as usual. A programming error is not among
 them: it ends the node, so that it is noticed. Threads are all started in advance (threads.py).
+
+Background work for one function is different: whatever it raises fails that work alone, because a function's author may
+have caused it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 
-from overwinter.core.errors import MachineError
+from overwinter.core.errors import MachineError, OverwinterError, WorkerError
 from overwinter.node import clock
 
 MACHINE = (OSError, MemoryError, MachineError)
 """The exceptions that failures of the machine raise."""
 SETTLED_S = 60.0
 """A failure that did not occur for this long is logged at once when it occurs again."""
+
+
+async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) -> None:
+    """Await background work for one function. `failed` gets what it raises; an error of the node's own code becomes a
+    WorkerError.
+    """
+    try:
+        await work
+    except (OverwinterError, *MACHINE) as error:
+        failed(error)
+    except Exception as error:  # noqa: BLE001 - the boundary to one function: the node goes on for all others
+        failed(WorkerError(f"the node failed on it ({type(error).__name__}: {error})"))
 
 
 class Faults:

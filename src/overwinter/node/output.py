@@ -82,9 +82,12 @@ class Output:
     def _take(self, words: bytes) -> None:
         if self._window is None:
             self._window = self._loop.call_later(WINDOW_S, self._end_window)
-        *lines, self._rest = (self._rest + words).split(b"\n")
+        # Lines beyond the limit are only counted: one read may have as many lines as bytes.
+        *lines, rest = (self._rest + words).split(b"\n", LINES_MAX - self._lines)
         for line in lines:
             self._add(line)
+        self._dropped += rest.count(b"\n")
+        self._rest = rest[rest.rfind(b"\n") + 1 :]
         if len(self._rest) > LINE_BYTES_MAX:
             self._add(self._rest)
             self._rest = b""

@@ -88,14 +88,18 @@ class Runs:
     def run(
         self, process: ContainedProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
-        """Send a worker or an executor a run of requests, each of a function that it has."""
-        # A run that only brings blocks names a function, and has no requests.
-        inputs = [self._taken(*each) for each in zip(functions, requests, strict=False)]
+        """Send a worker or an executor a run of requests, each of a function that it has. Requests whose callers have
+        gone since the run was ordered are left out. Without requests, a run only brings the blocks of its functions.
+        """
+        pairs = [each for each in zip(functions, requests, strict=False) if each[1] in self._payloads]
+        functions = tuple(function for function, _ in pairs) or tuple(dict.fromkeys(functions))
+        requests = tuple(request for _, request in pairs)
+        inputs = [self._taken(*each) for each in pairs]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests, functions)
         if isinstance(process, WorkerProcess) and process.calls_programs:
-            self._computing.begin(process, run, slot, [self._functions[function] for function in functions], requests)
+            self._computing.begin(process, run, slot, [self._functions[function] for function, _ in pairs], requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):

@@ -8,15 +8,15 @@ from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
 from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
-from overwinter.node.contained import new_buffer
-from overwinter.node.faults import MACHINE
+from overwinter.node.contained import ContainedProcess, new_buffer
+from overwinter.node.faults import MACHINE, contain
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.threads import SharedThreads
 from overwinter.node.verifying import StoppedError
-from overwinter.node.workers import WorkerListener
+from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
@@ -64,7 +64,8 @@ class WorkerActions:
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
             self._unverified_starts[action.worker] = action
-            self._tasks.create_task(self._verify_and_fork(action, function, host))
+            work = self._verify_and_fork(action, function, host)
+            self._tasks.create_task(contain(work, partial(self._start_failed, action, function)))
         else:
             self._fork(action, function, host)
 
@@ -77,10 +78,15 @@ class WorkerActions:
         except WorkerError as error:
             self._post(WorkerExited(worker, "WorkerError", str(error)))
 
-    def when_verified(self, function: DeployedFunction, host: HostStore, then: Callable[[], None]) -> None:
-        """Call `then` once the function's files are verified; never if the node stops meanwhile."""
+    def when_verified(
+        self, process: ContainedProcess, function: DeployedFunction, host: HostStore, then: Callable[[], None]
+    ) -> None:
+        """Call `then`, which is for this process, once the function's files are verified; never if the node stops
+        meanwhile. If that fails, the process is killed.
+        """
         if host.unverified(function.files()):
-            self._tasks.create_task(self._verify_first(function, host, then))
+            work = self._verify_first(function, host, then)
+            self._tasks.create_task(contain(work, partial(self._give_up_process, process, function)))
         else:
             then()
 
@@ -122,6 +128,19 @@ class WorkerActions:
             self._fork(action, function, host, whole=False)
             if await self._verify(function, host, function.files()):
                 self._send_blocks(action, function, host)
+
+    def _start_failed(self, action: StartWorker, function: DeployedFunction, error: Exception) -> None:
+        process = self._processes.process(action.worker)
+        if process is not None:
+            self._give_up_process(process, function, error)
+        else:
+            self._unverified_starts.pop(action.worker, None)
+            self._give_up(action, "WorkerError", self._registry.error_text(function, error))
+
+    def _give_up_process(self, process: ContainedProcess, function: DeployedFunction, error: Exception) -> None:
+        text = self._registry.error_text(function, error)
+        if not process.over:
+            self._processes.forks.give_up(process, text)
 
     def stop_worker(self, worker: WorkerId, kill: bool) -> None:
         """Stop a worker, whether it is forked or not."""
@@ -195,13 +214,13 @@ class WorkerActions:
 
     def bind(self, action: Bind) -> None:
         """Bind a further function in a worker."""
-        function = self._registry.functions[action.function]
-        host = self._hosts.store(function.store)
-        self.when_verified(function, host, partial(self._bind_now, action, function, host))
+        function, process = self._registry.functions[action.function], self._processes.process(action.worker)
+        if process is not None:
+            host = self._hosts.store(function.store)
+            self.when_verified(process, function, host, partial(self._bind_now, action, process, function, host))
 
-    def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        process = self._processes.process(action.worker)
-        if process is None:
+    def _bind_now(self, action: Bind, process: WorkerProcess, function: DeployedFunction, host: HostStore) -> None:
+        if process.over:
             # The worker's exit is about to reach the scheduler.
             return
         message = function.bind()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from overwinter.core.errors import OverwinterError, WorkerError
+from overwinter.core.errors import WorkerError
 from overwinter.core.events import Profiled
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
@@ -23,7 +23,7 @@ from overwinter.core.profiling import (
 )
 from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
-from overwinter.node.faults import MACHINE
+from overwinter.node.faults import contain
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
 from overwinter.node.threads import Threads
@@ -113,16 +113,9 @@ class Profiler:
         self._do_soon(self._correct(id_, correction), f"the profile of {id_} was not corrected")
 
     def _do_soon(self, work: Coroutine[Any, Any, object], failed: str) -> None:
-        task = self._tasks.create_task(self._reporting(work, failed))
+        task = self._tasks.create_task(contain(work, lambda error: self._log(f"{failed}: {error}")))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    async def _reporting(self, work: Coroutine[Any, Any, object], failed: str) -> None:
-        """Log the failure of a background measurement."""
-        try:
-            await work
-        except (OverwinterError, *MACHINE) as error:
-            self._log(f"{failed}: {error}")
 
     async def _correct(self, id_: FunctionId, correction: Correction) -> None:
         function = self._functions.get(id_)

@@ -4,9 +4,11 @@ A buffer is a memory file that both processes map. Its size only grows, so neith
 other.
 """
 
+import errno
 import fcntl
 import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -64,9 +66,12 @@ class SharedBuffer:
         return cls(fd, os.fstat(fd).st_size)
 
     def grow(self, nbytes: int) -> None:
-        """Grow to `nbytes`; raise OSError when the system lacks memory."""
+        """Grow to `nbytes`; raise OSError when the system lacks memory, or has no files of this size."""
         if nbytes > self.nbytes:
             grown = max(nbytes, 2 * self.nbytes, self._grown)
+            if grown > sys.maxsize:
+                # Neither call below takes such a number.
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             os.ftruncate(self.fd, grown)
             self._grown = grown
             self._remap(grown)

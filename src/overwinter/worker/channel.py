@@ -83,8 +83,8 @@ class Channel(Generic[In]):
     def receive(self) -> tuple[In, list[int]]:
         """Return the next message and its descriptors.
 
-        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and the decoder's ValueError for
-        an invalid message, whose descriptors are closed.
+        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and ValueError for an invalid
+        message, whose descriptors are closed.
         """
         while True:
             nbytes, fds = self._receive_packet()
@@ -103,6 +103,9 @@ class Channel(Generic[In]):
             except ValueError:
                 close_all(taken)
                 raise
+            except RecursionError as error:
+                close_all(taken)
+                raise ValueError(f"it is nested too deeply: {error}") from None
 
     def _receive_packet(self) -> tuple[int, list[int]]:
         fds = array.array("i")

@@ -202,7 +202,7 @@ class RunBatch(_Message, frozen=True):
 
     run: RunId
     functions: tuple[str, ...]
-    """The function of each request."""
+    """The function of each request; without requests, those whose blocks are brought."""
     slot: int
     """A slot that no other run uses until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
