@@ -50,7 +50,9 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
     assert 2700 < sum(number for _, number in found) < 3300
 
 
-@pytest.mark.parametrize("part", pool.PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "simulated")) for part in pool.PARTS]
+)
 def test_a_part_measures(part: str) -> None:
     figures = pool.run_part(part, TINY)
     if part == "throughput":
