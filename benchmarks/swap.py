@@ -28,7 +28,7 @@ from benchmarks.programs import flatten
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, CopyPath, FoundBlocks
+from overwinter.device.interface import Copy, CopyPath, Device, FoundBlocks
 from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
 from overwinter.device.peer import PeerMemory
@@ -71,10 +71,11 @@ class Stored(NamedTuple):
 class Model:
     """A model of the zoo and variants of it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device | None = None) -> None:
+        """`device`: where it runs, if not on the CPU."""
         self.name = name
         self.family = Family(name)
-        self.program = DeviceProgram(self.family.program, torch.device("cpu"))
+        self.program = DeviceProgram(self.family.program, device or torch.device("cpu"))
 
     def stored(self, variant: int = 0) -> Stored:
         """Store a variant with another head; 0 is the original."""
@@ -121,7 +122,7 @@ def host_route(host: Mapping[Address, torch.Tensor], switch: Switch | None = Non
     return Route(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
 
 
-def run_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> tuple[float, int]:
+def run_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> tuple[float, int]:
     """Run once; return its time and the bytes moved. RuntimeError if the answer is not plain PyTorch's."""
     began = time.perf_counter()
     outputs, moved = run(device, stored.function, stored.inputs, routes, swapping)
@@ -131,7 +132,7 @@ def run_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swa
     return took, sum(moved)
 
 
-def swap_once(device: VirtualDevice, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> float:
+def swap_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> float:
     """Run once with no block of the function on the device."""
     device.evict(stored.function.name)
     return run_once(device, stored, routes, swapping)[0]

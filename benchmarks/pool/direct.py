@@ -16,7 +16,7 @@ from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import Package
 from overwinter.core.actions import Action, PrepareOnDevice, Run, RunOnDevice, StartExecutor, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, FunctionId, OperationId, RequestId, RunId, WorkerId
 from overwinter.node.calls import Calls, Payload
@@ -24,9 +24,10 @@ from overwinter.node.effects import NodeEffects
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
+from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from overwinter.wiring import zygote_environment
 
 
 class Answered(NamedTuple):
@@ -66,7 +67,8 @@ class DirectProcesses:
             hosts.store(function.store).load(function.blobs)
             self._registry.functions[function.id] = function
             self.functions.append(function.id)
-        self._processes = Processes(self._registry, ZYGOTE_ENVIRONMENT, _log)
+        settings = ZygoteSettings(uses_gpus=bool(gpus_of([device])))
+        self._processes = Processes(self._registry, zygote_environment([device]), _log, settings)
         self._processes.start()
         self._calls = Calls(self._post, None, None)  # type: ignore[arg-type]
         config, tasks = SchedulerConfig(devices=(device,)), asyncio.TaskGroup()

@@ -13,7 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from overwinter.core.config import NodeConfig, SchedulerConfig
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event
 from overwinter.core.ids import FunctionName
@@ -176,6 +176,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
+    limits.check_gpus(scheduler.devices)
     device_bytes = sum(device.reserved_bytes for device in scheduler.devices)
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log, device_bytes)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
@@ -209,7 +210,8 @@ def _grouped(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConf
 def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
     """Return the settings of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
-    return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
+    start_s, uses_gpus = config.scheduler.start_timeout_s, bool(gpus_of(config.scheduler.devices))
+    return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, start_s, config.imports, uses_gpus)
 
 
 def _lock(path: Path) -> int:

@@ -6,7 +6,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
+from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
 from overwinter.node.log import Log
 from overwinter.node.node import Node
@@ -36,6 +37,15 @@ ZYGOTE_ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 """The environment of zygotes and workers, in addition to Python's own search path."""
+GPU_ENVIRONMENT = {
+    # Where containers with GPUs have the driver's libraries.
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+    # GPUs have the numbers that nvidia-smi shows.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # An executor writes no files.
+    "CUDA_CACHE_DISABLE": "1",
+}
+"""What the zygotes of a node with GPUs get in addition."""
 
 NO_THREAD = "can't start new thread"
 """Python's message when a thread cannot be started."""
@@ -44,6 +54,11 @@ SWITCH_S = 0.0005
 """How long a Python thread may keep the event loop waiting. Python's default of 5 ms exceeds the time of a whole
 request.
 """
+
+
+def zygote_environment(devices: Sequence[DeviceConfig]) -> dict[str, str]:
+    """Return the environment of zygotes and workers on a node with these devices."""
+    return {**ZYGOTE_ENVIRONMENT, **(GPU_ENVIRONMENT if gpus_of(devices) else {})}
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -89,7 +104,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, request_stop)
-    async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
+    async with running(config, zygote_environment(config.scheduler.devices), log) as node:
         access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         # Python's garbage collector stops the event loop while it traverses all objects, but not those that are frozen.

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from overwinter.core.devices import GROUP_BYTES, DeviceConfig
 from overwinter.core.ids import DeviceId
@@ -65,3 +66,11 @@ def test_only_links_that_were_measured_here_change() -> None:
     devices = (device(bytes_per_s=1e9), device(bytes_per_s=2e9), device(bytes_per_s=1e9, group_bytes=5))
     assert [each.group_bytes for each in in_measured_groups(devices, [SLOW], "m")] == [1 << 18, GROUP_BYTES, 5]
     assert in_measured_groups(devices, [SLOW], "another") == devices
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_named(local: Run, tmp_path: Path) -> None:
+    if torch.backends.cuda.is_built():
+        pytest.skip("this PyTorch can use GPUs")
+    failed = local("elbow", "--data", str(tmp_path), "--device-kind", "cuda", exit_code=1)
+    assert "cuda:0" in failed.stderr
+    assert not read_elbows(tmp_path)

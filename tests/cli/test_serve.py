@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from overwinter.cli.serve import config_of, configured, is_loopback, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, check_devices
 from overwinter.core.ids import DeviceId
+from overwinter.worker.gpu_files import GPU, gpu_devices
 from tests.cli.conftest import Run, Serving, serving
 
 
@@ -88,6 +90,23 @@ def test_null_devices_take_no_memory_and_have_no_peers() -> None:
     assert (device.name, device.kind, device.reserved_bytes) == ("null:0", "null", 0)
     with pytest.raises(ValueError, match="null:0"):
         config("--devices", "2", "--device-kind", "null", "--device-peers", "50GB")
+
+
+def test_cuda_devices_are_the_gpus_of_the_machine_and_take_none_of_its_memory() -> None:
+    first, second = config("--devices", "2", "--device-kind", "cuda", "--device-memory", "32GiB").scheduler.devices
+    assert (first.name, first.kind, first.gpu, first.reserved_bytes) == ("cuda:0", "cuda", 0, 0)
+    assert (second.name, second.gpu) == ("cuda:1", 1)
+    with pytest.raises(ValueError, match="cuda:0"):
+        config("--devices", "2", "--device-kind", "cuda", "--device-peers", "50GB")
+    with pytest.raises(ValueError, match="GPU 0"):
+        check_devices([first, structs.replace(second, gpu=0)])
+
+
+def test_a_gpu_that_the_machine_lacks_is_refused(local: Run, tmp_path: Path) -> None:
+    count = len(gpu_devices(GPU))
+    where = ("serve", "--port", "0", "--data", str(tmp_path / "data"))
+    failed = local(*where, "--devices", str(count + 1), "--device-kind", "cuda", exit_code=1)
+    assert f"cuda:{count}" in failed.stderr
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from overwinter.worker import seccomp
-from overwinter.worker.system_calls import ALLOWED, FORKING
+from overwinter.worker.system_calls import ALLOWED, FORKING, GPU
 
 MACHINES = ("x86_64", "aarch64")
 CHECKED = {"mmap", "sendto", "prlimit64", "ioctl", "fcntl", "prctl", "clone", "kill", "tgkill", "madvise"}
@@ -38,12 +38,15 @@ def verdict(code, number, arch, arguments=(0,) * 6) -> int:
                 return operand
 
 
-@pytest.mark.parametrize("stage", ["worker", "zygote"])
+FURTHER = {"worker": {}, "zygote": FORKING, "gpu": GPU}
+
+
+@pytest.mark.parametrize("stage", FURTHER)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, stage):
     code = seccomp._filter(machine, stage)
     column, arch = MACHINES.index(machine), seccomp._AUDIT_ARCH[machine]
-    listed = ALLOWED if stage == "worker" else {**ALLOWED, **FORKING}
+    listed = {**ALLOWED, **FURTHER[stage]}
     allowed = {numbers[column] for name, numbers in listed.items() if name not in CHECKED}
     checked = {numbers[column] for name, numbers in listed.items() if name in CHECKED}
     for number in set(range(600)) - checked:
@@ -64,6 +67,20 @@ def test_a_worker_makes_threads_and_no_processes_or_namespaces(machine):
     forks = seccomp._filter(machine, "zygote")
     assert verdict(forks, clone, arch, (fork, 0, 0, 0, 0, 0)) == ALLOW
     assert verdict(forks, clone, arch, (fork | new_user, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_only_the_executor_of_a_gpu_controls_a_driver_and_shares_memory_without_a_file(machine):
+    arch, column = seccomp._AUDIT_ARCH[machine], MACHINES.index(machine)
+    ioctl, mmap, fork = (ALLOWED[name][column] for name in ("ioctl", "mmap", "clone"))
+    shared_without_file, grows_down = 0x21, 0x100 | 0x22
+    for stage in FURTHER:
+        code = seccomp._filter(machine, stage)
+        allowed = ALLOW if stage == "gpu" else REFUSE | errno.EPERM
+        assert verdict(code, ioctl, arch, (3, 0xC020462A, 0, 0, 0, 0)) == allowed
+        assert verdict(code, mmap, arch, (0, 0, 0, shared_without_file, 0, 0)) == allowed
+        assert verdict(code, mmap, arch, (0, 0, 0, grows_down, 0, 0)) == REFUSE | errno.EPERM
+    assert verdict(seccomp._filter(machine, "gpu"), fork, arch, (0x1200011, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
 
 
 PROBE = """

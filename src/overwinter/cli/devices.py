@@ -29,8 +29,8 @@ def device_options() -> list[click.Option]:
             type=click.Choice(get_args(DeviceKind)),
             default="virtual",
             show_default=True,
-            help="virtual: computes on the CPU. null: takes the times in the profiles of functions, and answers as if "
-            "all weights and inputs were zeros.",
+            help="virtual: computes on the CPU. cuda: GPUs of this machine, from the first on. null: takes the "
+            "times in the profiles of functions, and answers as if all weights and inputs were zeros.",
         ),
         click.Option(
             ["--device-memory"],
@@ -85,6 +85,7 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
         structs.replace(
             alike,
             name=name,
+            gpu=each if kind == "cuda" else 0,
             switch=f"switch:{each // behind}" if behind > 1 else "",
             peers={peer: float(peer_bytes_per_s) for peer in names if peer_bytes_per_s and peer != name},
         )

@@ -5,6 +5,7 @@ import click
 from overwinter.cli.devices import device_options
 from overwinter.cli.options import as_json, print_json
 from overwinter.cli.serve import configured
+from overwinter.core.devices import DeviceKind
 
 MIB = 1 << 20
 
@@ -12,28 +13,33 @@ MIB = 1 << 20
 @click.command(
     params=[
         *(option for option in configured() if option.name == "data"),
-        *(option for option in device_options() if option.name == "device_bandwidth"),
+        *(option for option in device_options() if option.name in ("device_kind", "device_bandwidth")),
     ],
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
 )
 @as_json
-def elbow(data: str, device_bandwidth: int, as_json: bool) -> None:
+def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bool) -> None:
     """Measure transfers to a device by size, and store the elbow: the smallest that comes near the best throughput.
 
     A node that starts with this data directory, on this machine, with devices behind such a link, brings blocks in
-    groups of that size. Stop other load meanwhile.
+    groups of that size. Stop other load meanwhile. Of GPUs the first one is measured.
     """
     from pathlib import Path
 
     from overwinter.core.devices import DeviceConfig
+    from overwinter.core.errors import WorkerError
     from overwinter.core.ids import DeviceId
     from overwinter.device.swap import elbow as elbow_of
     from overwinter.profiling.links import SIZES, link_times
     from overwinter.profiling.machine import fingerprint
     from overwinter.store.elbows import Elbow, put_elbow
 
-    config = DeviceConfig(name=DeviceId("measured"), memory_bytes=SIZES[-1], bytes_per_s=float(device_bandwidth))
-    times = link_times(config)
+    name, bandwidth = DeviceId(f"{device_kind}:0"), float(device_bandwidth)
+    config = DeviceConfig(name=name, kind=device_kind, memory_bytes=SIZES[-1], bytes_per_s=bandwidth)
+    try:
+        times = link_times(config)
+    except (WorkerError, RuntimeError) as error:
+        raise click.ClickException(f"the link to {name} cannot be measured: {error}") from error
     found = Elbow(
         machine=fingerprint(),
         kind=config.kind,

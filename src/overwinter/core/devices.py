@@ -8,10 +8,10 @@ import msgspec
 from overwinter.core.bounds import Bound, check_bounds, seconds
 from overwinter.core.ids import DeviceId
 
-DeviceKind = Literal["virtual", "null"]
-"""What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link. A null
-one moves no bytes: it takes the time of the link and of the functions' profiles, and answers as if all weights and
-inputs were zeros.
+DeviceKind = Literal["virtual", "cuda", "null"]
+"""What a device is. A virtual one computes on the CPU, in a bounded memory of its own, behind a modelled link. A CUDA
+device is an NVIDIA GPU. A null one moves no bytes: it takes the time of the link and of the functions' profiles, and
+answers as if all weights and inputs were zeros.
 """
 
 DeviceIsolation = Literal["none", "tenant", "function"]
@@ -23,6 +23,7 @@ ACTIVATION_BYTES = 1 << 30
 """
 
 DEVICE_BOUNDS = {
+    "gpu": Bound(0, 63, "", "no machine has as many"),
     "memory_bytes": Bound(1 << 20, 1 << 50, "bytes", "a function's blocks must fit, and no device has a PiB"),
     "activation_bytes": Bound(1 << 20, 1 << 50, "bytes", "every run has inputs, and no device has a PiB"),
     "bytes_per_s": Bound(1 << 10, 1 << 50, "bytes a second", "blocks must arrive in time", whole=False),
@@ -46,6 +47,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: DeviceId
     kind: DeviceKind = "virtual"
+    gpu: int = 0
+    """The number of a CUDA device's GPU on this machine."""
     memory_bytes: int
     """The memory for blocks, reserved when its executor starts."""
     activation_bytes: int = ACTIVATION_BYTES
@@ -67,13 +70,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
-        if self.kind == "null" and self.peers:
-            raise ValueError(f"device {self.name!r} is a null device, which has no links from other devices")
+        if self.kind != "virtual" and self.peers:
+            raise ValueError(f"device {self.name!r} is a {self.kind} device, which has no links from other devices")
 
     @property
     def reserved_bytes(self) -> int:
-        """The memory of this machine that it takes."""
-        return 0 if self.kind == "null" else self.memory_bytes + self.activation_bytes
+        """The memory of this machine that it takes; that of a GPU is its own."""
+        return 0 if self.kind != "virtual" else self.memory_bytes + self.activation_bytes
 
 
 def early_groups(group_bytes: int) -> tuple[int, ...]:
@@ -83,12 +86,19 @@ def early_groups(group_bytes: int) -> tuple[int, ...]:
     return tuple(group_bytes >> shift for shift in EARLY_SHIFTS)
 
 
+def gpus_of(devices: Sequence[DeviceConfig]) -> tuple[int, ...]:
+    """Return the GPUs of CUDA devices."""
+    return tuple(each.gpu for each in devices if each.kind == "cuda")
+
+
 def check_devices(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ValueError if two devices have one name, or a device has a link from an unknown one."""
-    names = [each.name for each in devices]
+    """Raise ValueError if two devices have one name or one GPU, or a device has a link from an unknown one."""
+    names, gpus = [each.name for each in devices], gpus_of(devices)
     for each in devices:
         if names.count(each.name) > 1:
             raise ValueError(f"two devices are called {each.name!r}")
+        if each.kind == "cuda" and gpus.count(each.gpu) > 1:
+            raise ValueError(f"device {each.name!r} shares GPU {each.gpu} with another device")
         for peer in each.peers:
             if peer == each.name or peer not in names:
                 raise ValueError(f"device {each.name!r} has a link from {peer!r}, which is no other device")

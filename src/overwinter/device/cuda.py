@@ -1,7 +1,4 @@
-"""An NVIDIA GPU: an arena in its memory, a stream for copies, and programs that run there.
-
-This module has not run on a GPU yet. What it shares with the virtual device is tested there.
-"""
+"""An NVIDIA GPU: an arena in its memory, a stream for copies, and programs that run there."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,28 +8,28 @@ import torch
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address
+from overwinter.device import driver
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.host import HostBlocks
 from overwinter.device.interface import Copy, CopyPath, Event
 from overwinter.device.reserved import ReservedDevice
 from overwinter.model.compile import Compiled, Waiting
 
-_PORTABLE, _READ_ONLY = 0x01, 0x08
-"""The flags of cudaHostRegister for memory that all contexts use, and that is mapped read-only."""
+LIBRARIES_BYTES = 256 << 20
+"""The memory of a GPU for the workspaces of libraries and for kernels, besides the arena and what runs compute."""
 
 
 class Registration:
-    """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes about as long
-    as copying, so it is done once for each block.
+    """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes a third of the
+    time of a copy from other memory, so it is done once for each block.
     """
 
     def __init__(self, content: torch.Tensor) -> None:
         # Memory that the system does not register is copied all the same, only slower.
         self._content = content
-        runtime = torch.cuda.cudart()
-        if int(runtime.cudaHostRegister(content.data_ptr(), content.nbytes, _PORTABLE | _READ_ONLY)) == 0:
+        if driver.register(content.data_ptr(), content.nbytes):
             # It runs before the attribute is cleared, so the memory is still mapped.
-            weakref.finalize(self, runtime.cudaHostUnregister, content.data_ptr()).atexit = False
+            weakref.finalize(self, driver.unregister, content.data_ptr()).atexit = False
 
 
 class CudaEvent(Event):
@@ -63,22 +60,36 @@ class CudaEvent(Event):
 class CudaDevice(ReservedDevice):
     """A GPU. Its process uses no other one."""
 
-    def __init__(self, name: str, allocator: Allocator, index: int = 0) -> None:
-        """Reserve all of the allocator's memory. Raises WorkerError, which names the device, without such a GPU, and
-        PyTorch's OutOfMemoryError if it has less free memory.
+    def __init__(self, name: str, allocator: Allocator, gpu: int = 0, activation_bytes: int | None = None) -> None:
+        """Reserve all of the allocator's memory. `activation_bytes`: the most memory for what runs compute; None: what
+        is left. Raises WorkerError, which names the device, without such a GPU, and PyTorch's OutOfMemoryError if it
+        has less free memory.
         """
-        check_gpu(name, index)
-        torch.cuda.set_device(index)
+        check_gpu(name, gpu)
+        torch.cuda.set_device(gpu)
         # The answers should be those of the CPU as closely as possible.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        memory = torch.zeros(allocator.nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
+        if activation_bytes is not None:
+            _, total = torch.cuda.mem_get_info(gpu)
+            most = allocator.nbytes + activation_bytes + LIBRARIES_BYTES
+            torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), gpu)
+        memory = torch.zeros(allocator.nbytes, dtype=torch.uint8, device=torch.device("cuda", gpu))
         super().__init__(name, allocator, memory)
         self._stream = torch.cuda.Stream()
         self._registered: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
+        self._load_libraries()
 
     def close(self) -> None:
         """Wait for all work. No tensor in the arena may be used afterwards."""
         torch.cuda.synchronize()
+
+    def fault(self) -> str | None:
+        """Why the GPU computes nothing any more in this process, after a run has failed; None: it does."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+        return None
 
     def host(self, blocks: Mapping[Address, torch.Tensor]) -> "RegisteredBlocks":
         """Register these blocks, unless they are already, and return them as a source."""
@@ -96,11 +107,10 @@ class CudaDevice(ReservedDevice):
         """
         point = torch.cuda.Event()
         try:
-            with torch.cuda.stream(self._stream):
-                self._stream.wait_stream(torch.cuda.default_stream())
-                for copy in copies:
-                    self._copy(copy, paths)
-                point.record()
+            self._stream.wait_stream(torch.cuda.default_stream())
+            for copy in copies:
+                self._copy(copy, paths)
+            point.record(self._stream)
         except RuntimeError as error:
             return CudaEvent(error, 0)
         return CudaEvent(point, sum(copy.nbytes for copy in copies))
@@ -108,7 +118,10 @@ class CudaDevice(ReservedDevice):
     def _copy(self, copy: Copy, paths: Sequence[CopyPath]) -> None:
         address, offset, nbytes = copy
         source = next(path.found.blocks[address] for path in paths if address in path.found.blocks)
-        self._bytes(address)[offset : offset + nbytes].copy_(source[offset : offset + nbytes], non_blocking=True)
+        extent = self._arena.extent(address)
+        assert offset + nbytes <= min(extent.nbytes, source.nbytes), "a copy stays within its block"
+        target = self._memory.data_ptr() + extent.offset + offset
+        driver.copy_to_gpu(target, source.data_ptr() + offset, nbytes, self._stream.cuda_stream)
 
     def bring(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs in the GPU's memory."""
@@ -127,6 +140,13 @@ class CudaDevice(ReservedDevice):
         torch.cuda.current_stream().wait_stream(self._stream)  # Copies that were asked for use the old places.
         super()._move(moves)
 
+    def _load_libraries(self) -> None:
+        """Let PyTorch load the libraries of products and convolutions, for which the first run would wait."""
+        with torch.inference_mode():
+            image = torch.ones(1, 1, 8, 8, device=self.torch_device)
+            torch.nn.functional.conv2d(image, image[..., :3, :3]).sum().item()
+            (image[0, 0] @ image[0, 0]).sum().item()
+
 
 class RegisteredBlocks(HostBlocks):
     """Blocks of the host store that stay registered as long as this object."""
@@ -136,10 +156,10 @@ class RegisteredBlocks(HostBlocks):
         self._registrations = registrations
 
 
-def check_gpu(name: str, index: int) -> None:
+def check_gpu(name: str, gpu: int) -> None:
     """Raise WorkerError if PyTorch cannot use this GPU."""
     if not torch.backends.cuda.is_built():
         raise WorkerError(f"device {name}: PyTorch {torch.__version__} was built without CUDA; install a build with it")
     count = torch.cuda.device_count()
-    if index >= count:
-        raise WorkerError(f"device {name} would be GPU {index}, and PyTorch finds {count} on this machine")
+    if gpu >= count:
+        raise WorkerError(f"device {name} would be GPU {gpu}, and PyTorch finds {count} on this machine")

@@ -117,6 +117,10 @@ class Device(Protocol):
         """
         ...
 
+    def fault(self) -> str | None:
+        """Why it computes nothing any more in this process, after a run has failed; None: it does."""
+        ...
+
     def close(self) -> None:
         """Wait for the copies, and end. No tensor in the memory may be used afterwards."""
         ...

@@ -52,6 +52,10 @@ class ReservedDevice(Device):
         """Forget a holder, and the blocks that nobody else holds; return those."""
         return self._arena.evict(holder)
 
+    def fault(self) -> str | None:
+        """Why it computes nothing any more in this process: a processor goes on after every error."""
+        return None
+
     def storage(self, address: Address) -> torch.UntypedStorage:
         """Return the memory of a block. Views of the arena would share one storage: `as_strided` reaches all of it."""
         offset, nbytes = self._arena.extent(address)

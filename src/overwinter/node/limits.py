@@ -8,13 +8,16 @@ control group (cgroups.py).
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from overwinter.core.config import WORKERS_MOST
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.errors import ConflictError
 from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL, group_of, number_in
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
+from overwinter.worker.gpu_files import GPU, gpu_devices
 
 MEMORY_SHARE = 0.5
 """The share of the memory available at the start that workers may use."""
@@ -42,6 +45,17 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
     if share < BYTES_LEAST:
         log(f"only {2 * share} bytes of memory are available: workers may still use {BYTES_LEAST}")
     return max(share, BYTES_LEAST)
+
+
+def check_gpus(devices: Sequence[DeviceConfig]) -> None:
+    """Raise ConflictError if this machine lacks the GPU of one of these devices."""
+    count = len(gpu_devices(GPU))
+    for each in devices:
+        if each.kind == "cuda" and each.gpu >= count:
+            raise ConflictError(
+                f"device {each.name!r} would be GPU {each.gpu}, and this machine shows {count} of NVIDIA: serve "
+                "with fewer --devices, or with another --device-kind"
+            )
 
 
 def workers_ahead(memory_bytes: int) -> int:

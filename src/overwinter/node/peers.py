@@ -9,6 +9,13 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.device.shared import forbid_writing, shared_bytes, shared_memory, sized_file
 from overwinter.worker.messages import Reserve
 
+DRIVER_BYTES = 3 << 30
+"""The private memory of this machine that the driver of a GPU and PyTorch's libraries for it take (1.4 GiB were
+measured).
+"""
+ADDRESSES_BYTES = 1 << 42
+"""The address space that the driver of a GPU reserves, without memory; it grows with the memory of all GPUs."""
+
 
 class SharedFile:
     """A descriptor that is closed with this object, or before."""
@@ -39,13 +46,17 @@ class Sharing:
         return SharedFile(shared_memory(device.memory_bytes)) if device.name in self._peers else None
 
     def private_bytes(self, device: DeviceConfig) -> int:
-        """The private memory that the device's executor needs for blocks."""
+        """The private memory that the device's executor needs for blocks, and on a GPU for its driver."""
+        if device.kind == "cuda":
+            return DRIVER_BYTES
         return 0 if device.name in self._peers or device.kind == "null" else device.memory_bytes
 
     def mapped_bytes(self, device: DeviceConfig) -> int:
         """The most address space that the device's executor needs for shared memory; on a null device, for the
-        addresses of blocks, which have no memory.
+        addresses of blocks, which have no memory; on a GPU, for the addresses of its memory.
         """
+        if device.kind == "cuda":
+            return ADDRESSES_BYTES
         if device.kind == "null":
             return device.memory_bytes
         own = [device.memory_bytes] if device.name in self._peers else []

@@ -17,13 +17,16 @@ SLOW: frozenset[Pending] = frozenset(("up", "program"))
 
 
 class ZygoteSettings(NamedTuple):
-    """The settings of zygotes: their maximum number, their timeouts, and the additional imports of the base zygote."""
+    """The settings of zygotes: their maximum number, their timeouts, the additional imports of the base zygote, and
+    whether it forks executors of GPUs.
+    """
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0
     warm_up_timeout_s: float = 10.0
     start_timeout_s: float = 120.0
     imports: str = ""
+    uses_gpus: bool = False
 
 
 class ZygoteMemory(NamedTuple):

@@ -110,12 +110,14 @@ class Zygotes:
     def start(self) -> None:
         """Start the base zygote and the supervision; `is_up` reports when it can fork."""
         zygote = ZygoteProcess(None, None)
-        arguments = [str(zygote.far_end.fileno()), str(os.getpid()), self._settings.imports, *self.groups.make()]
+        end, settings = zygote.far_end.fileno(), self._settings
+        words = (end, os.getpid(), settings.imports, int(settings.uses_gpus))
+        arguments = [*map(str, words), *self.groups.make()]
         self._report_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
                 [sys.executable, "-m", "overwinter.worker.launch", *arguments],
-                pass_fds=[zygote.far_end.fileno()],
+                pass_fds=[end],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output.far_end,

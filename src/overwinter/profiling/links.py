@@ -6,26 +6,24 @@ import torch
 
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import Address, TenantId
-from overwinter.device.host import HostBlocks
 from overwinter.device.link import Link
-from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.swap import Route, transfer_times
-from overwinter.device.virtual import VirtualDevice
+from overwinter.worker.own_device import reserved
 
-SIZES = tuple(1 << power for power in range(14, 26))
-"""16 KiB to 32 MiB."""
+SIZES = tuple(1 << power for power in range(14, 27))
+"""16 KiB to 64 MiB."""
 ROUNDS = 5
 _BLOCK = Address("0" * 64)
 
 
 def link_times(config: DeviceConfig) -> dict[int, float]:
-    """Return the seconds of one transfer of each size from the host, the best of several. The device need not be in
-    use, and its memory is not reserved.
+    """Return the seconds of one transfer of each size from the host, the best of several. The device may be in use, but
+    must have the memory of `config` beside that. Raises the errors of `own_device`.
     """
-    device = VirtualDevice(config.name, PartitionedAllocator(SIZES[-1], SIZES[-1]))
+    device = reserved(config)
     device.hold("elbow", TenantId("elbow"), {_BLOCK: SIZES[-1]})
     link = Link(config.bytes_per_s, time.perf_counter, time.sleep, config.latency_s)
-    route = Route(HostBlocks({_BLOCK: torch.ones(SIZES[-1], dtype=torch.uint8)}), link)
+    route = Route(device.host({_BLOCK: torch.ones(SIZES[-1], dtype=torch.uint8)}), link)
     times = transfer_times(device, route, _BLOCK, SIZES, time.perf_counter, ROUNDS)
     device.close()
     return times

@@ -16,7 +16,7 @@ import torch
 from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError, ProgramError
+from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError, ProgramError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
@@ -213,7 +213,10 @@ class Executor:
             return False
         match message:
             case RunBatch():
-                self._channel.send(self._run(message))
+                answer = self._run(message)
+                fault = self._fault_after(answer)
+                self._channel.send(answer if fault is None else self._failed(answer, message.functions, fault))
+                return fault is None
             case HandOver():
                 self._add_function(message, fds)
             case WarmUp(function):
@@ -257,6 +260,18 @@ class Executor:
             peer_bytes=sum(each.peer_bytes for each in swapped),
             unplaced=unplaced,
         )
+
+    def _fault_after(self, answer: Answer) -> str | None:
+        """Why the device computes nothing any more in this process, if a run has failed; None: it does."""
+        failed = any(isinstance(each, Failure) for each in answer.outcomes)
+        return self._own.device.fault() if failed and not answer.unplaced else None
+
+    def _failed(self, answer: Answer, functions: Sequence[str], fault: str) -> Answer:
+        """Return what the requests of the run get that ended this."""
+        who, device = ", ".join(dict.fromkeys(functions)), self._own.device.name
+        text = f"device {device} failed while it ran {who}, and its executor is replaced: {fault}"
+        sys.stderr.write(f"overwinter executor: {text}\n")
+        return structs.replace(answer, outcomes=(Failure("ProgramError", text),) * len(answer.outcomes))
 
     def _warm_up(self, function: str) -> bool:
         """Warm a function up that was handed over; return whether a message interrupted it. An error is no reason to
@@ -339,7 +354,7 @@ def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
     assert isinstance(first, Reserve), "it is the first message"
     try:
         own = own_device(config, first, fds)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, WorkerError) as error:
         reason = f"the {config.memory_bytes} bytes of device {config.name} could not be reserved: {error}"
         channel.send(LoadFailed("WorkerError", reason))
         return

@@ -1,9 +1,10 @@
 """Starts the base zygote in its own namespaces, without importing PyTorch, so that this process stays small.
 
-Run as `python -m overwinter.worker.launch FD PARENT IMPORTS [GROUP ...]`, where FD is the zygote's end of a channel,
-IMPORTS the additional modules to import, separated by commas, and each GROUP a file by which a control group is
-entered. The zygote is the first process of its process namespace: when it ends, the kernel ends all processes in it.
-The zygote ends with this process, which ends with its parent.
+Run as `python -m overwinter.worker.launch FD PARENT IMPORTS GPUS [GROUP ...]`, where FD is the zygote's end of a
+channel, IMPORTS the additional modules to import, separated by commas, GPUS 1 if executors of GPUs are to be forked and
+0 otherwise, and each GROUP a file by which a control group is entered. The zygote is the first process of its process
+namespace: when it ends, the kernel ends all processes in it. The zygote ends with this process, which ends with its
+parent.
 """
 
 import os
@@ -16,18 +17,19 @@ from overwinter.worker import namespaces, sandbox
 
 def main() -> None:
     """Become the zygote, or the process that waits for it."""
-    end, parent, imports = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    end, parent, imports, uses_gpus = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "1"
     # The daemon ends its zygotes itself; a signal to the whole process group is for the daemon only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lacking = _enter(sys.argv[4:])
+    lacking = _enter(sys.argv[5:])
     unshared = namespaces.enter()
     sandbox.die_with_parent(parent)
     if not unshared:
         _fork(end)
     from overwinter.worker import zygote
 
-    zygote.main(end, [name for name in imports.replace(" ", "").split(",") if name], unshared, lacking)
+    names = [name for name in imports.replace(" ", "").split(",") if name]
+    zygote.main(end, names, unshared, lacking, uses_gpus)
 
 
 def _enter(groups: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ from ctypes import c_double, sizeof
 from typing import NamedTuple
 
 from overwinter.core.devices import DeviceConfig, DeviceKind
+from overwinter.device.cuda import CudaDevice
 from overwinter.device.interface import Device
 from overwinter.device.link import Link, Switch
 from overwinter.device.null import NullDevice
@@ -30,8 +31,8 @@ class OwnDevice(NamedTuple):
 
 
 def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnDevice:
-    """Reserve the memory of a device. `fds`: those of the message (`Reserve`), which are closed. Raises OSError or
-    ValueError if the system refuses.
+    """Reserve the memory of a device. `fds`: those of the message (`Reserve`), which are closed. Raises OSError,
+    ValueError or RuntimeError if the system refuses, and WorkerError if PyTorch cannot use the GPU.
     """
     memory = fds[0] if order.shared else None
     free_at = fds[-1] if order.sharers else None
@@ -42,13 +43,15 @@ def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnD
     return OwnDevice(device, config.kind, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
 
 
-def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice:
-    """Reserve the memory of a device. `shared`: a file for it, if other devices may copy from it. Raises OSError if the
-    system refuses.
+def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice | CudaDevice:
+    """Reserve the memory of a device. `shared`: a file for it, if other devices may copy from it. Raises the errors of
+    `own_device`.
     """
     allocator = allocator_of(config.memory_bytes)
     if config.kind == "null":
         return NullDevice(config.name, allocator)
+    if config.kind == "cuda":
+        return CudaDevice(config.name, allocator, config.gpu, config.activation_bytes)
     return VirtualDevice(config.name, allocator, shared)
 
 

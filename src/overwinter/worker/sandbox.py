@@ -6,17 +6,19 @@ where the node runs as root, and limits on its resources. Namespaces, which it s
 namespaces.py.
 
 There are two stages. A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files of /proc.
-A worker that it forks enters a second stage, after which it may do neither.
+A worker that it forks enters a second stage, after which it may do neither. The executor of a GPU has the sandbox of a
+worker, but may use the GPU's driver, and read what the driver's library reads.
 """
 
 import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from overwinter.worker import namespaces
+from overwinter.worker.gpu_files import gpu_devices, gpu_paths
 from overwinter.worker.python_paths import python_paths, reach_python, unreadable
 from overwinter.worker.seccomp import Filter, Stage
 
@@ -26,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
+_READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE, _CONTROL_DEVICE = 1 << 2, 1 << 3, 1 << 0, 1 << 1, 1 << 15
 _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
@@ -76,14 +78,17 @@ class WorkerLimits(NamedTuple):
 class Sandbox:
     """The resources that contain the workers of a zygote, created once and inherited by its forks."""
 
-    def __init__(self, threads_max: int | None = None) -> None:
+    def __init__(self, threads_max: int | None = None, uses_gpus: bool = False) -> None:
         """Create them. `threads_max` limits the threads of all workers together that have no separate user; None:
-        unlimited.
+        unlimited. `uses_gpus`: whether executors of GPUs enter it.
         """
         self._python = reach_python()
         places = [*python_paths(), *_PROCESSOR]
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
+        if uses_gpus:
+            self._rulesets["gpu"] = _ruleset([*places, *gpu_paths(), PROC], gpu_devices())
+            self._filters["gpu"] = Filter("gpu")
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._held = _held()
         """The memory of this process when this object was created, or when it entered the sandbox."""
@@ -97,13 +102,14 @@ class Sandbox:
     def _ruleset_fds(self) -> list[int]:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
-    def enter(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
-        """Put the calling process into a worker's sandbox permanently; return what could not be applied.
+    def enter(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int], stage: Stage = "worker") -> list[str]:
+        """Put the calling process into a worker's sandbox permanently, or into that of a GPU's executor; return what
+        could not be applied.
 
         `uid` is its new user; None: the user does not change, as in a fork of a tenant's zygote.
         """
         os.setpgid(0, 0)
-        missing = self._contain("worker", uid, limits, keep)
+        missing = self._contain(stage, uid, limits, keep)
         for fd in self._ruleset_fds():
             os.close(fd)
         return missing
@@ -218,16 +224,17 @@ def _landlock_abi() -> int:
     return int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
 
 
-def _ruleset(paths: list[str]) -> int:
-    """Create a Landlock ruleset: no files except those below `paths`, read only; no TCP; no signals or abstract sockets
-    to processes outside.
+def _ruleset(paths: list[str], devices: Collection[str] = ()) -> int:
+    """Create a Landlock ruleset: no files except those below `paths`, read only, but for `devices` among them; no TCP;
+    no signals or abstract sockets to processes outside.
 
     Returns a descriptor, or a negative number if the system has no Landlock.
     """
     abi = _landlock_abi()
     if abi < 1:
         return -1
-    rules = _Ruleset(max(mask for least, mask in _FILES_BY_ABI.items() if abi >= least), 0, 0)
+    handled = max(mask for least, mask in _FILES_BY_ABI.items() if abi >= least)
+    rules = _Ruleset(handled, 0, 0)
     rules.network = 0b11 if abi >= _NETWORK_ABI else 0
     rules.scoped = 0b11 if abi >= _SCOPE_ABI else 0
     size = 24 if abi >= _SCOPE_ABI else 16 if abi >= _NETWORK_ABI else 8
@@ -240,7 +247,8 @@ def _ruleset(paths: list[str]) -> int:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = _READ_FILE | _READ_DIR | _EXECUTE if os.path.isdir(path) else _READ_FILE
         allowed = _READ_FILE if path == PROC else allowed
-        allowed |= _WRITE_FILE if path == "/dev/null" else 0
+        allowed |= _WRITE_FILE if path == "/dev/null" or path in devices else 0
+        allowed |= _CONTROL_DEVICE & handled if path in devices else 0
         _libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(_PathRule(allowed, fd)), 0)
         os.close(fd)
     return ruleset

@@ -12,10 +12,12 @@ import struct
 from collections.abc import Mapping
 from typing import Literal
 
-from overwinter.worker.system_calls import ALLOWED, FORKING
+from overwinter.worker.system_calls import ALLOWED, FORKING, GPU, Numbers
 
-Stage = Literal["zygote", "worker"]
-"""A tenant's zygote may fork and contain its children; a worker may only create threads."""
+Stage = Literal["zygote", "worker", "gpu"]
+"""A tenant's zygote may fork and contain its children; a worker may only create threads. The executor of a GPU may also
+control the GPU's driver.
+"""
 
 _MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -30,10 +32,12 @@ _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
 _ANONYMOUS, _SHARED, _GROWS_DOWN = 0x20, 0x01, 0x100
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
+_FURTHER: Mapping[Stage, Mapping[str, Numbers]] = {"zygote": FORKING, "worker": {}, "gpu": GPU}
 _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 """PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT."""
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
+_F_SETFL = 4
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
 _MADV_HUGEPAGE = 14
@@ -87,7 +91,7 @@ class Filter:
 
 def _filter(machine: str, stage: Stage) -> list[_Instruction]:
     column = _MACHINES.index(machine)
-    names = ALLOWED if stage == "worker" else {**ALLOWED, **FORKING}
+    names = {**ALLOWED, **_FURTHER[stage]}
     checks = _checks(stage)
     calls = {numbers[column]: checks.get(name, [_ALLOW]) for name, numbers in names.items()}
     rules = {number: rule for number, rule in calls.items() if number is not None}
@@ -144,8 +148,14 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
             "prctl": _one_of(0, *_PRCTL, *_PRCTL_OF_ZYGOTES),
             "clone": [_low(0), (_ANY_BIT, 0, 1, ~_CHILD_FLAGS & 0xFFFFFFFF), _REFUSE, _ALLOW],
         }
+    gpu: dict[str, list[_Instruction]] = {}
+    if stage == "gpu":
+        # The driver's requests differ between versions; Landlock decides for which files they are allowed. It shares
+        # memory without a file with its threads.
+        gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
     return {
         **checks,
+        **gpu,
         # A heap that grows fast in huge pages can stop a whole virtual machine for a tenth of a second: while the
         # kernel clears such a page, the host has to provide its memory. The C library asks for them; it is told "done".
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
@@ -176,6 +186,7 @@ def _high(argument: int) -> _Instruction:
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument + 4)
 
 
+_ANY_SHARING = [_low(3), (_ANY_BIT, 0, 1, _GROWS_DOWN), _REFUSE, _ALLOW]
 _MMAP = [
     _low(3),
     # Resource limits do not count a mapping that grows down, or shared memory without a file.

@@ -128,3 +128,11 @@ FORKING: Mapping[str, Numbers] = {
     "landlock_restrict_self": (446, 446),
 }
 """The further calls that a tenant's zygote may make."""
+
+GPU: Mapping[str, Numbers] = {
+    # The driver of an NVIDIA GPU, by threads of its own.
+    "eventfd2": (290, 19),
+    "pipe2": (293, 59),
+    "get_mempolicy": (239, 236),
+}
+"""The further calls that the executor of a GPU may make."""

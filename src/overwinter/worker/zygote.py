@@ -29,6 +29,7 @@ from overwinter.worker import namespaces, sandbox
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.executor import execute
+from overwinter.worker.gpu_files import gpu_paths
 from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
@@ -255,7 +256,9 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resourc
         ]
         limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        means.box.enter(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
+        keep = [end, *buffers] if gauge is None else [end, *buffers, gauge.fd]
+        uses_gpu = message.device is not None and message.device.kind == "cuda"
+        means.box.enter(message.uid, limits, keep, "gpu" if uses_gpu else "worker")
         # If the zygote died before the first call, this process had another parent by then.
         sandbox.die_with_parent(parent)
         if message.ahead:
@@ -345,11 +348,11 @@ def _serve(
     Zygote(Resources(channel, wakeup, box, programs)).serve()()
 
 
-def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) -> None:
+def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], uses_gpus: bool) -> None:
     """Serve the channel whose descriptor is `end`, after importing `imports`.
 
     `unshared` contains the reasons why this process has no separate namespaces; it is empty if it has them. `lacking`
-    names the other protections that are missing.
+    names the other protections that are missing. `uses_gpus`: whether it forks executors of GPUs.
     """
     faulthandler.enable()
     # Standard output is a pipe here and in all forks. Without line buffering the output of a function would be delayed.
@@ -365,12 +368,12 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
     lacking = [*lacking, *unshared]
     threads_max = None
     if not unshared:
-        lacking += namespaces.show_only(python_paths())
+        lacking += namespaces.show_only([*python_paths(), *(gpu_paths() if uses_gpus else ())])
         if os.geteuid() != 0:
             namespaces.drop_privileges()
             # In this namespace the user has no other processes.
             threads_max = THREADS_MAX
-    box = sandbox.Sandbox(threads_max)
+    box = sandbox.Sandbox(threads_max, uses_gpus)
     lacking += box.test()
     smaps = _own_smaps()
     gc.collect()
