@@ -22,7 +22,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_NEW = 424
 """From this number on, calls have the same number on every architecture, and all are newer than Linux 5.0."""
 
-_THREAD = 0x10000
+_THREAD, _FILES = 0x10000, 0x400
 _THREAD_FLAGS = 0x7D0F00
 """The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
@@ -34,6 +34,8 @@ _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 """PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT."""
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
+_CLOSE_RANGE = (0, 4)
+"""None, CLOSE_RANGE_CLOEXEC. CLOSE_RANGE_UNSHARE gives a thread descriptors of its own."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
 _MADV_HUGEPAGE = 14
@@ -135,6 +137,7 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         "prlimit64": _one_of(0, 0),
         "ioctl": _one_of(1, *_IOCTL),
         "fcntl": _one_of(1, *_FCNTL),
+        "close_range": _one_of(2, *_CLOSE_RANGE),
     }
     # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
     # clone.
@@ -150,10 +153,12 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         # kernel clears such a page, the host has to provide its memory. The C library asks for them; it is told "done".
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
         "prctl": _one_of(0, *_PRCTL),
+        # Threads share their descriptors: otherwise each could have as many as the limit allows.
         "clone": [
             _low(0),
-            (_ANY_BIT, 1, 0, ~_THREAD_FLAGS & 0xFFFFFFFF),
-            (_ANY_BIT, 1, 0, _THREAD),
+            (_ANY_BIT, 2, 0, ~_THREAD_FLAGS & 0xFFFFFFFF),
+            (_ANY_BIT, 0, 1, _THREAD),
+            (_ANY_BIT, 1, 0, _FILES),
             _REFUSE,
             _ALLOW,
         ],
