@@ -25,6 +25,7 @@ from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.kept_blocks import KeptBlocks
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
@@ -148,6 +149,7 @@ def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[
         watch_host_capacity(parts.hosts, parts.upkeep, host_bytes, config.scheduler.host_bytes, post, faults),
         parts.unneeded.run(faults),
         verifier.run(faults),
+        KeptBlocks(parts.processes, parts.hosts.root, parts.log).run(faults),
     ]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.errors import OverwinterError
 from overwinter.node.bindings import Bindings
+from overwinter.worker.channel import close_all
 from overwinter.worker.family import Family
 
 from .rig import Function
@@ -67,6 +68,39 @@ def bind(node: Bindings, family: Family, function: Function) -> bool:
         results.append(True)
     node.answered(asked.function)
     return bool(results)
+
+
+def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(functions):
+    first, second = (functions[number].deployed for number in (0, 1))
+    node, fds = Bindings(), {}
+
+    def opened(function, addresses) -> list[int]:
+        fds.update({address: function.open_blob(address) for address in addresses})
+        return [fds[address] for address in addresses]
+
+    def files(function) -> set[int]:
+        return {os.fstat(fds[address]).st_ino for address, _ in function.bind().blocks}
+
+    try:
+        bind = first.bind()
+        node.begin_first(first, bind, opened(functions[0], [*dict(bind.blocks), *first.assets()]))
+        bind = second.bind()
+        lacking = [bind.blocks[number][0] for number in node.lacking(bind)]
+        assert 0 < len(lacking) < len(bind.blocks)
+        node.begin(second, bind, lambda failure: None, opened(functions[1], lacking))
+        assert node.inodes == files(first) | files(second)
+        assert node.binding == {first.id, second.id}
+        node.answered(first.id)
+        node.answered(second.id)
+        assert node.binding == set()
+        assert not node.has_unbound
+        node.end(first.id)
+        assert node.has_unbound
+        assert node.inodes == files(second) != files(first)
+        node.end(second.id)
+        assert node.inodes == set()
+    finally:
+        close_all(fds.values())
 
 
 @settings(max_examples=40, deadline=None)

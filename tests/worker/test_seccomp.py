@@ -12,7 +12,21 @@ from overwinter.worker import seccomp
 from overwinter.worker.system_calls import ALLOWED, FORKING, GPU
 
 MACHINES = ("x86_64", "aarch64")
-CHECKED = {"mmap", "sendto", "prlimit64", "ioctl", "fcntl", "prctl", "clone", "kill", "tgkill", "madvise"}
+CHECKED = {
+    "mmap",
+    "sendto",
+    "prlimit64",
+    "ioctl",
+    "fcntl",
+    "close_range",
+    "prctl",
+    "clone",
+    "kill",
+    "tgkill",
+    "madvise",
+    "mkdir",
+    "mkdirat",
+}
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
@@ -60,9 +74,9 @@ def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, stage):
 def test_a_worker_makes_threads_and_no_processes_or_namespaces(machine):
     code, arch = seccomp._filter(machine, "worker"), seccomp._AUDIT_ARCH[machine]
     clone = ALLOWED["clone"][MACHINES.index(machine)]
-    thread, fork, new_user = 0x3D0F00, 0x1200011, 0x10000000
+    thread, files, fork, new_user = 0x3D0F00, 0x400, 0x1200011, 0x10000000
     assert verdict(code, clone, arch, (thread, 0, 0, 0, 0, 0)) == ALLOW
-    for flags in (fork, 0, thread | new_user, 0x10000 | new_user):
+    for flags in (fork, 0, thread | new_user, 0x10000 | new_user, thread & ~files):
         assert verdict(code, clone, arch, (flags, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
     forks = seccomp._filter(machine, "zygote")
     assert verdict(forks, clone, arch, (fork, 0, 0, 0, 0, 0)) == ALLOW
@@ -159,6 +173,7 @@ print(json.dumps({
         "mlock": call("mlock", place, 4096),
         "fallocate": call("fallocate", log, 0, 0, 4096),
         "nonblocking": call("fcntl", log, 4, os.O_NONBLOCK),
+        "own descriptors": call("syscall", 436, 4000, 4095, 2),
         "nonblocking by ioctl": call("ioctl", log, 0x5421, place),
         "pipe size": call("fcntl", log, 1031, 1 << 20),
         "owner of signals": call("fcntl", log, 8, other),
@@ -188,6 +203,7 @@ print(json.dumps({
         "private mapping": mapped(mmap.MAP_PRIVATE),
         "random": call("getrandom", place, 16, 0),
         "affinity": call("sched_getaffinity", 0, 128, place),
+        "close many": call("syscall", 436, 4000, 4095, 0),
         "duplicate": call("fcntl", log, 1030, 3),
     },
 }))

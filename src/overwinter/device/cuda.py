@@ -119,7 +119,8 @@ class CudaDevice(ReservedDevice):
         address, offset, nbytes = copy
         source = next(path.found.blocks[address] for path in paths if address in path.found.blocks)
         extent = self._arena.extent(address)
-        assert offset + nbytes <= min(extent.nbytes, source.nbytes), "a copy stays within its block"
+        if offset + nbytes > min(extent.nbytes, source.nbytes):
+            raise RuntimeError(f"block {address} has only {source.nbytes} bytes")
         target = self._memory.data_ptr() + extent.offset + offset
         driver.copy_to_gpu(target, source.data_ptr() + offset, nbytes, self._stream.cuda_stream)
 

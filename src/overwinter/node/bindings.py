@@ -1,7 +1,8 @@
 """Tracks the functions that each worker was instructed to bind, and the blocks that it received for them."""
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from overwinter.core.ids import Address
 from overwinter.node.functions import DeployedFunction
@@ -22,6 +23,9 @@ class Bindings:
         self._functions: dict[str, DeployedFunction] = {}
         self._blocks: dict[str, tuple[Address, ...]] = {}
         self._users: Counter[Address] = Counter()
+        self._inodes: dict[Address, int] = {}
+        self.has_unbound = False
+        """Whether it was instructed to unbind a function."""
         self._pending: dict[str, BindCallback] = {}
 
     def functions(self) -> list[DeployedFunction]:
@@ -41,24 +45,38 @@ class Bindings:
         """Whether the worker was instructed to bind the function, and not yet to unbind it."""
         return function in self._blocks
 
-    def add(self, function: DeployedFunction, bind: Bind) -> None:
+    @property
+    def inodes(self) -> set[int]:
+        """The files that the worker received as its blocks, as far as they were recorded."""
+        return set(self._inodes.values())
+
+    def add(self, function: DeployedFunction, bind: Bind, fds: Sequence[int] = ()) -> None:
         """Record that a function was handed to an executor, which answers only if it cannot run it. Raises ValueError
-        if it was handed over already.
+        if it was handed over already. `fds`: see `begin`.
         """
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
+        for number, fd in zip(self.lacking(bind), fds, strict=False):
+            self._inodes[bind.blocks[number][0]] = os.fstat(fd).st_ino
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
 
-    def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback) -> None:
-        """Record that the worker was instructed to bind a function; raise ValueError if it was already."""
-        self.add(function, bind)
+    def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback, fds: Sequence[int] = ()) -> None:
+        """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`: the
+        descriptors of the blocks that it lacks, and others after them, if their files are to be recorded.
+        """
+        self.add(function, bind, fds)
         self._pending[bind.function] = report
 
-    def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
+    def begin_first(self, function: DeployedFunction, bind: Bind, fds: Sequence[int] = ()) -> None:
         """Record the function for which the worker is forked. Its readiness confirms the bind."""
-        self.begin(function, bind, lambda failure: None)
+        self.begin(function, bind, lambda failure: None, fds)
+
+    @property
+    def binding(self) -> frozenset[str]:
+        """The functions whose bind the worker has not answered yet."""
+        return frozenset(self._pending)
 
     def answered(self, function: str) -> BindCallback:
         """Return the callback of an answered bind; raise ValueError if no bind was requested."""
@@ -71,8 +89,10 @@ class Bindings:
         """Record the order to unbind a function; raise ValueError unless the worker has answered the bind."""
         if function not in self._blocks or function in self._pending:
             raise ValueError(f"{function} is not bound")
+        self.has_unbound = True
         del self._functions[function]
         for address in self._blocks.pop(function):
             self._users[address] -= 1
             if not self._users[address]:
                 del self._users[address]
+                self._inodes.pop(address, None)

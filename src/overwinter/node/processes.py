@@ -130,7 +130,7 @@ class Processes:
             process = self._fork_new(function, order, load, bind, fds, listener)
         process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family.id)
         if bind is not None:
-            process.bindings.begin_first(function, bind)
+            process.bindings.begin_first(function, bind, fds[_load_fds(load) :])
         self._workers[order.worker] = process
         self.listen(process)
 
@@ -147,7 +147,7 @@ class Processes:
             process = WorkerProcess(order.worker, function, load, listener, self._log)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
-        load_fds = 1 if load.source_bytes is None else 2
+        load_fds = _load_fds(load)
         try:
             # A message that cannot be sent fails here, before the worker is forked.
             process.channel.send(load, fds[:load_fds])
@@ -172,7 +172,7 @@ class Processes:
         function.recent_output = process.recent_output
         bind = function.bind()
         handed = tuple(process.bindings.lacking(bind))
-        process.bindings.begin(function, bind, done)
+        process.bindings.begin(function, bind, done, fds)
         self.forks.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
@@ -238,6 +238,11 @@ class Processes:
         """Kill all processes, and wait until they have ended."""
         self._closing = True
         await self.forks.close()
+
+
+def _load_fds(load: Load) -> int:
+    """The number of descriptors that are sent with a load."""
+    return 1 if load.source_bytes is None else 2
 
 
 def _require(condition: bool, message: str) -> None:

@@ -205,8 +205,9 @@ class WorkerActions:
         try:
             fds += _samples(function)
             bind = function.bind(action.on_trial)
-            process.bindings.begin_first(function, bind)
-            self._processes.forks.send(process, bind, fds[len(function.code()) :])
+            sent = fds[len(function.code()) :]
+            process.bindings.begin_first(function, bind, sent)
+            self._processes.forks.send(process, bind, sent)
         except OSError as error:
             self._processes.forks.give_up(process, f"the function to bind could not be sent: {error}")
         finally:

@@ -64,7 +64,8 @@ class WorkerProcess(ContainedProcess):
         self.answer_check = AnswerCheck(load.outputs)
         self.tried = False
         """Whether it has reported the start of a trial."""
-        self._has_handler = load.source_bytes is not None
+        self.has_handler = load.source_bytes is not None
+        """Whether its author's Python code runs in it."""
         self.calls_programs = load.handler_only or load.pool_first
         """Whether its programs may run on the pool."""
         self._slo_spent_at_s: dict[RunId, float] = {}
@@ -78,7 +79,7 @@ class WorkerProcess(ContainedProcess):
         self.worker, self.function, self.family = worker, function.id, function.family
         self._slo_ms = function.manifest.settings.slo_ms
         self.answer_check = AnswerCheck(load.outputs)
-        self._has_handler = load.source_bytes is not None
+        self.has_handler = load.source_bytes is not None
         self.calls_programs = load.handler_only or load.pool_first
         self.is_ahead = False
         self.output.assign(function.id)
@@ -133,6 +134,11 @@ class WorkerProcess(ContainedProcess):
             self._outside_runs_from = max(computed_s, self._outside_runs_from or 0.0)
         return self._outside_runs_s
 
+    @property
+    def in_progress(self) -> frozenset[RunId | str]:
+        """The runs and binds that it has not answered yet."""
+        return frozenset(self._flights) | self.bindings.binding
+
     def _computed_s(self) -> float | None:
         return None if self.pid is None else clock.computed_s(self.pid)
 
@@ -143,7 +149,7 @@ class WorkerProcess(ContainedProcess):
         if self.ready or not self.tried or self.dismissed:
             return Failure("WorkerError", how)
         message = f"the trial of {self.function} failed: {how}"
-        if not self._has_handler:
+        if not self.has_handler:
             return Failure("ProgramError", f"{message}. Its program ended it; if it needs more memory, set memory_mib")
         return Failure(
             "HandlerError",

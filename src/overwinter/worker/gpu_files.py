@@ -5,7 +5,16 @@ import glob
 GPU = "/dev/nvidia[0-9]*"
 """The files of the GPUs."""
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", GPU)
-_READ = ("/usr/local/nvidia", "/sys/module/nvidia", "/sys/module/nvidia_uvm", "/sys/devices/system/node")
+_READ = (
+    "/usr/local/nvidia",
+    "/dev/nvidia-caps",
+    "/sys/module/nvidia",
+    "/sys/module/nvidia_uvm",
+    "/sys/bus/pci/devices",
+    "/sys/devices/pci*",
+    "/sys/devices/system/memory",
+    "/sys/devices/system/node",
+)
 """Libraries of the driver that lie outside of the usual directories, and what they read of the system."""
 
 
@@ -18,4 +27,4 @@ def gpu_devices(*patterns: str) -> list[str]:
 
 def gpu_paths() -> list[str]:
     """Return all files and directories that such an executor may read by name, except /proc."""
-    return [*gpu_devices(), *(path for path in _READ if glob.glob(path))]
+    return [*gpu_devices(), *gpu_devices(*_READ)]

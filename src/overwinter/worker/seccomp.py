@@ -24,7 +24,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_NEW = 424
 """From this number on, calls have the same number on every architecture, and all are newer than Linux 5.0."""
 
-_THREAD = 0x10000
+_THREAD, _FILES = 0x10000, 0x400
 _THREAD_FLAGS = 0x7D0F00
 """The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
@@ -38,6 +38,8 @@ _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
 _F_SETFL = 4
+_CLOSE_RANGE = (0, 4)
+"""None, CLOSE_RANGE_CLOEXEC. CLOSE_RANGE_UNSHARE gives a thread descriptors of its own."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
 _MADV_HUGEPAGE = 14
@@ -46,6 +48,7 @@ _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x4
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
 _IGNORE = (_RETURN, 0, 0, 0x00050000)
+_EXISTS = (_RETURN, 0, 0, 0x00050000 | errno.EEXIST)
 _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 _OWN = 0xFFFFFFFE
 """A placeholder for the process id, which is unknown when the filter is built."""
@@ -139,6 +142,7 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         "prlimit64": _one_of(0, 0),
         "ioctl": _one_of(1, *_IOCTL),
         "fcntl": _one_of(1, *_FCNTL),
+        "close_range": _one_of(2, *_CLOSE_RANGE),
     }
     # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
     # clone.
@@ -153,6 +157,8 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         # The driver's requests differ between versions; Landlock decides for which files they are allowed. It shares
         # memory without a file with its threads.
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
+        # It creates its directory in /dev unless that exists, and uses no GPU if that fails.
+        gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS]}
     return {
         **checks,
         **gpu,
@@ -160,10 +166,12 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         # kernel clears such a page, the host has to provide its memory. The C library asks for them; it is told "done".
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
         "prctl": _one_of(0, *_PRCTL),
+        # Threads share their descriptors: otherwise each could have as many as the limit allows.
         "clone": [
             _low(0),
-            (_ANY_BIT, 1, 0, ~_THREAD_FLAGS & 0xFFFFFFFF),
-            (_ANY_BIT, 1, 0, _THREAD),
+            (_ANY_BIT, 2, 0, ~_THREAD_FLAGS & 0xFFFFFFFF),
+            (_ANY_BIT, 0, 1, _THREAD),
+            (_ANY_BIT, 1, 0, _FILES),
             _REFUSE,
             _ALLOW,
         ],

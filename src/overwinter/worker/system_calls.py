@@ -134,5 +134,8 @@ GPU: Mapping[str, Numbers] = {
     "eventfd2": (290, 19),
     "pipe2": (293, 59),
     "get_mempolicy": (239, 236),
+    # Answered, not made (seccomp.py).
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
 }
 """The further calls that the executor of a GPU may make."""
