@@ -26,6 +26,12 @@ CHECKED = {
     "madvise",
     "mkdir",
     "mkdirat",
+    "socket",
+    "connect",
+    "unlink",
+    "unlinkat",
+    "symlink",
+    "symlinkat",
 }
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 

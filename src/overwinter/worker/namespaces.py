@@ -57,17 +57,17 @@ def enter() -> list[str]:
     return []
 
 
-def show_only(places: Sequence[str]) -> list[str]:
+def show_only(places: Sequence[str], writable_proc: bool = False) -> list[str]:
     """Replace the file tree by one with only these places, read-only, and this process namespace's /proc; return what
-    could not be applied.
+    could not be applied. `writable_proc`: whether processes may change their own entries in /proc.
     """
     try:
-        return _show_only(places)
+        return _show_only(places, writable_proc)
     except OSError as error:
         return [f"the names of other files are visible: {error}"]
 
 
-def _show_only(places: Sequence[str]) -> list[str]:
+def _show_only(places: Sequence[str], writable_proc: bool) -> list[str]:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     sources = {place: os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for place in _outermost(places)}
     _mount("tmpfs", _ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=755,size=1m")
@@ -81,7 +81,9 @@ def _show_only(places: Sequence[str]) -> list[str]:
     except OSError as error:
         missing.append(f"/proc shows other processes: {error}")
         _mount("/proc", _ROOT + "/proc", None, _MS_BIND | _MS_REC)
-    _make_readonly(_ROOT)
+    _set_readonly(_ROOT)
+    if writable_proc:
+        _set_readonly(_ROOT + "/proc", readonly=False)
     os.chdir(_ROOT)
     _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount")
@@ -119,8 +121,8 @@ def _bind(source: int, target: str) -> None:
     _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
 
 
-def _make_readonly(root: str) -> None:
-    attributes = _Attributes(_MS_RDONLY | _MS_NOSUID, 0, 0, 0)
+def _set_readonly(root: str, readonly: bool = True) -> None:
+    attributes = _Attributes(_MS_RDONLY | _MS_NOSUID, 0, 0, 0) if readonly else _Attributes(0, _MS_RDONLY, 0, 0)
     size = ctypes.sizeof(attributes)
     done = _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, root.encode(), _AT_RECURSIVE, ctypes.byref(attributes), size)
     _check(done, "mount_setattr")

@@ -28,7 +28,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE, _CONTROL_DEVICE = 1 << 2, 1 << 3, 1 << 0, 1 << 1, 1 << 15
+_READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE, _TRUNCATE, _CONTROL_DEVICE = (
+    1 << 2,
+    1 << 3,
+    1 << 0,
+    1 << 1,
+    1 << 14,
+    1 << 15,
+)
 _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
@@ -87,7 +94,7 @@ class Sandbox:
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         if uses_gpus:
-            self._rulesets["gpu"] = _ruleset([*places, *gpu_paths(), PROC], gpu_devices())
+            self._rulesets["gpu"] = _ruleset([*places, *gpu_paths(), PROC], [*gpu_devices(), PROC])
             self._filters["gpu"] = Filter("gpu")
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._held = _held()
@@ -224,8 +231,8 @@ def _landlock_abi() -> int:
     return int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
 
 
-def _ruleset(paths: list[str], devices: Collection[str] = ()) -> int:
-    """Create a Landlock ruleset: no files except those below `paths`, read only, but for `devices` among them; no TCP;
+def _ruleset(paths: list[str], written: Collection[str] = ()) -> int:
+    """Create a Landlock ruleset: no files except those below `paths`, read only, but for `written` among them; no TCP;
     no signals or abstract sockets to processes outside.
 
     Returns a descriptor, or a negative number if the system has no Landlock.
@@ -247,8 +254,8 @@ def _ruleset(paths: list[str], devices: Collection[str] = ()) -> int:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = _READ_FILE | _READ_DIR | _EXECUTE if os.path.isdir(path) else _READ_FILE
         allowed = _READ_FILE if path == PROC else allowed
-        allowed |= _WRITE_FILE if path == "/dev/null" or path in devices else 0
-        allowed |= _CONTROL_DEVICE & handled if path in devices else 0
+        allowed |= _WRITE_FILE if path == "/dev/null" or path in written else 0
+        allowed |= (_TRUNCATE | _CONTROL_DEVICE) & handled if path in written else 0
         _libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(_PathRule(allowed, fd)), 0)
         os.close(fd)
     return ruleset

@@ -38,6 +38,7 @@ _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
 _F_SETFL = 4
+_AF_UNIX = 1
 _CLOSE_RANGE = (0, 4)
 """None, CLOSE_RANGE_CLOEXEC. CLOSE_RANGE_UNSHARE gives a thread descriptors of its own."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
@@ -49,6 +50,7 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
 _IGNORE = (_RETURN, 0, 0, 0x00050000)
 _EXISTS = (_RETURN, 0, 0, 0x00050000 | errno.EEXIST)
+_MISSING = (_RETURN, 0, 0, 0x00050000 | errno.ENOENT)
 _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 _OWN = 0xFFFFFFFE
 """A placeholder for the process id, which is unknown when the filter is built."""
@@ -157,8 +159,10 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         # The driver's requests differ between versions; Landlock decides for which files they are allowed. It shares
         # memory without a file with its threads.
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
-        # It creates its directory in /dev unless that exists, and uses no GPU if that fails.
-        gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS]}
+        # It creates its directory in /dev unless that exists, removes files and links before it makes them, and looks
+        # for a server with which processes share a GPU. It uses no GPU if it may not; these answers let it go on.
+        gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS], "socket": _one_of(0, _AF_UNIX)}
+        gpu |= {call: [_MISSING] for call in ("connect", "unlink", "unlinkat", "symlink", "symlinkat")}
     return {
         **checks,
         **gpu,

@@ -134,8 +134,18 @@ GPU: Mapping[str, Numbers] = {
     "eventfd2": (290, 19),
     "pipe2": (293, 59),
     "get_mempolicy": (239, 236),
+    # It holds one of its descriptors in a socket of its own.
+    "socket": (41, 198),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "setsockopt": (54, 208),
     # Answered, not made (seccomp.py).
     "mkdir": (83, None),
     "mkdirat": (258, 34),
+    "connect": (42, 203),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
 }
 """The further calls that the executor of a GPU may make."""

@@ -368,7 +368,9 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], 
     lacking = [*lacking, *unshared]
     threads_max = None
     if not unshared:
-        lacking += namespaces.show_only([*python_paths(), *(gpu_paths() if uses_gpus else ())])
+        # The driver of a GPU names its threads through /proc, and uses no GPU if that fails.
+        places = [*python_paths(), *(gpu_paths() if uses_gpus else ())]
+        lacking += namespaces.show_only(places, writable_proc=uses_gpus)
         if os.geteuid() != 0:
             namespaces.drop_privileges()
             # In this namespace the user has no other processes.
