@@ -39,6 +39,7 @@ class Memory:
         self.blocks = blocks
         self.granules = [""] * (ARENA // GRANULE_BYTES)
         self.holders = {}
+        self.offsets = {}
 
     def span(self, address):
         offset, nbytes = self.arena.extent(address)
@@ -84,6 +85,9 @@ class Memory:
                 assert set(self.granules[span]) == {address}
                 taken += rounded(nbytes)
         assert self.arena.free_bytes == ARENA - taken
+        for holder, addresses in self.holders.items():
+            offsets = {address: self.arena.extent(address).offset for address in addresses}
+            assert self.offsets.setdefault((holder, self.arena.placing(holder)), offsets) == offsets
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

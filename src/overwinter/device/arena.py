@@ -19,8 +19,9 @@ class Arena:
         self._at: dict[int, Address] = {}
         self._holders: dict[Address, set[str]] = {}
         self._held: dict[str, set[Address]] = {}
-        self.epoch = 0
-        """Counts the changes after which a block may lie elsewhere than before."""
+        self._placings: dict[str, int] = {}
+        """The number of the last change after which blocks of a holder may lie elsewhere than before."""
+        self._changes = 0
 
     @property
     def nbytes(self) -> int:
@@ -52,11 +53,14 @@ class Arena:
         for address in blocks:
             self._holders.setdefault(address, set()).add(holder)
         self._held.setdefault(holder, set()).update(blocks)
+        self._changes += 1
+        self._placings[holder] = self._changes
         return tuple(missing)
 
     def evict(self, holder: str) -> tuple[Address, ...]:
         """Forget a holder, and the blocks that nobody else holds; return those."""
         freed = []
+        self._placings.pop(holder, None)
         for address in sorted(self._held.pop(holder, ())):
             self._holders[address].remove(holder)
             if not self._holders[address]:
@@ -65,7 +69,6 @@ class Arena:
                 del self._at[offset]
                 self._allocator.free(offset)
                 freed.append(address)
-        self.epoch += bool(freed)
         return tuple(freed)
 
     def extent(self, address: Address) -> Extent:
@@ -85,5 +88,11 @@ class Arena:
             address = self._at.pop(move.source)
             self._at[move.target] = address
             self._extents[address] = Extent(move.target, self._extents[address].nbytes)
-        self.epoch += bool(moves)
+        if moves:
+            self._changes += 1
+            self._placings = dict.fromkeys(self._placings, self._changes)
         return moves
+
+    def placing(self, holder: str) -> int:
+        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
+        return self._placings[holder]

@@ -83,7 +83,7 @@ class DeviceFunction:
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
         self._views = [_view(*place) for place in self._places]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
-        """The weights on a device, and its epoch when they were made."""
+        """The weights on a device, and the placing of their blocks when they were made."""
         used = block_bytes(program.program.weights, program.first_uses, places)
         self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
         """The bytes of each block up to the end of its last weight, in the order of their first uses."""
@@ -118,15 +118,20 @@ class DeviceFunction:
 
         They are made again only if a block may lie elsewhere, because that takes microseconds for each.
         """
-        if self._bound is None or self._bound[:2] != (device, device.epoch):
+        placing = device.placing(self.name)
+        if self._bound is None or self._bound[:2] != (device, placing):
+            whole: dict[tuple[Address, torch.dtype], torch.Tensor] = {}
             storages = {address: device.storage(address) for address in self.blocks}
-            weights = [
-                torch.empty(0, dtype=view.dtype, device=device.torch_device).set_(
-                    storages[view.address], view.offset, view.shape, view.strides
-                )
-                for view in self._views
-            ]
-            self._bound = device, device.epoch, weights
+            for address, dtype in dict.fromkeys((view.address, view.dtype) for view in self._views):
+                count = storages[address].nbytes() // dtype.itemsize
+                empty = torch.empty(0, dtype=dtype, device=device.torch_device)
+                whole[address, dtype] = empty.set_(storages[address], 0, (count,), (1,))
+            with torch.inference_mode():
+                weights = [
+                    whole[view.address, view.dtype].as_strided(view.shape, view.strides, view.offset)
+                    for view in self._views
+                ]
+            self._bound = device, placing, weights
         return self._bound[2]
 
 

@@ -64,9 +64,8 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
 
-    @property
-    def epoch(self) -> int:
-        """Counts the changes after which a block may lie elsewhere than before."""
+    def placing(self, holder: str) -> int:
+        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
         ...
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:

@@ -28,10 +28,9 @@ class ReservedDevice(Device):
         self._tenancy = Tenancy(allocator.nbytes)
         self._memory = memory
 
-    @property
-    def epoch(self) -> int:
-        """Counts the changes after which a block may lie elsewhere than before."""
-        return self._arena.epoch
+    def placing(self, holder: str) -> int:
+        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
+        return self._arena.placing(holder)
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
         """Return those of these blocks that do not lie here, with their bytes."""
