@@ -236,16 +236,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="model", default=MODELS, help="models of the zoo")
     parser.add_argument("--rounds", type=int, default=10, help="measurements of each figure; default 10")
-    parser.add_argument("--no-executor", action="store_true", help="only in this process")
+    parser.add_argument("--only", choices=("models", "siblings", "executor"), help="measure only one table")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error(f"PyTorch {torch.__version__} finds no GPU on this machine")
+    # As every device has it: eager PyTorch is to compute the same bits.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     models = [Model(name, torch.device("cuda", 0)) for name in options.models]
-    group_bytes = measure_elbow(options.rounds)
-    figures = print_models(models, group_bytes, options.rounds)
-    figures["sibling_bytes_share"] = print_siblings(models, group_bytes, options.rounds)
-    figures["elbow_mib"] = group_bytes / MIB
-    if not options.no_executor:
+    figures: dict[str, Any] = {}
+    if options.only != "executor":
+        group_bytes = measure_elbow(options.rounds)
+        figures["elbow_mib"] = group_bytes / MIB
+    if options.only in (None, "models"):
+        figures |= print_models(models, group_bytes, options.rounds)
+    if options.only in (None, "siblings"):
+        figures["sibling_bytes_share"] = print_siblings(models, group_bytes, options.rounds)
+    if options.only in (None, "executor"):
         figures["executor_ms"] = print_executor(models, options.rounds)
     print_result(figures)
 
