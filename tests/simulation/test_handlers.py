@@ -133,7 +133,11 @@ def test_a_call_that_fails_fails_the_requests_of_its_run_with_its_reason():
 @pytest.mark.parametrize("faults", [None, FAULTS | {"worker_life_s": 5.0}], ids=["sound", "faults"])
 @pytest.mark.parametrize("policy", [{}, {"device_binding": "torpor"}, {"joins": False}])
 def test_no_request_is_lost_and_the_journal_replays(tmp_path, faults, policy):
-    models = (handled({"max_batch": 4}, name="f", rate=30.0, jitter=0.1), handled(name="g", variants=2, rate=10.0))
+    models = (
+        handled({"max_batch": 4}, name="f", rate=30.0, jitter=0.1),
+        handled(name="g", variants=2, rate=10.0),
+        either(20.0, name="h", variants=2),
+    )
     made = scenario(*models, faults=faults, scheduler={"policy": policy})
     journals = tmp_path / "one", tmp_path / "other"
     for path in journals:
@@ -143,6 +147,43 @@ def test_no_request_is_lost_and_the_journal_replays(tmp_path, faults, policy):
     assert report.total.answered > 0.9 * report.total.requests
     assert journals[0].read_bytes() == journals[1].read_bytes()
     assert replayed(journals[0])
+
+
+def either(rate, settings=None, **changes):
+    """Return a function with a handler, whose program takes 40 ms in its worker and 10 ms on a device."""
+    settings = {"device": "any", "max_workers": 8} | (settings or {})
+    return handled(settings, latency_ms={"1": 40}, device_ms={"1": 10}, rate=rate, **changes)
+
+
+def test_with_any_a_device_answers_a_call_or_the_worker_that_makes_it():
+    report, steps = recorded(scenario(either(75.0), node={"cores": 2}))
+    assert report.total.lost == 0
+    assert report.total.answered == report.total.requests > 1000
+    calls = calls_of(steps)
+    assert len(calls) == len(of(steps, Run))
+    on_device = {request for each in of(steps, RunOnDevice) for request in each.requests}
+    left = {each.request for each in of(steps, Refuse)} & {each.request for each in calls}
+    assert {each.request for each in calls} == on_device | left
+    assert on_device
+    assert left
+    program_s = [each.program_s for each in of(steps, RunEnded) if each.program_s]
+    assert len(program_s) == len(left)
+    # Longer where more workers than cores compute.
+    assert min(program_s) == pytest.approx(0.04)
+
+
+def test_with_any_workers_answer_alone_without_devices():
+    report, steps = recorded(scenario(either(5.0), devices=()))
+    assert report.total.answered == report.total.requests > 50
+    assert not calls_of(steps)
+    # The handler's parts, and the program.
+    assert report.total.p50_ms == pytest.approx(3 + 40 + 1, rel=0.1)
+
+
+def test_with_any_a_slow_device_gets_few_calls():
+    report, steps = recorded(scenario(handled({"device": "any"}, device_ms={"1": 400}, rate=10.0)))
+    assert report.total.answered == report.total.requests
+    assert len([each for each in of(steps, RunOnDevice) if each.requests]) < 0.1 * report.total.requests
 
 
 def test_a_handler_is_a_stage_of_an_application():
@@ -155,7 +196,7 @@ def test_a_handler_is_a_stage_of_an_application():
     ("changes", "said"),
     [
         ({"settings": {"device": "cpu"}}, 'handler needs device = "pool"'),
-        ({"settings": {"device": "any"}, "handler": None, "sandboxed": True}, 'handler with device = "any"'),
+        ({"settings": {"device": "any"}, "handler": None, "sandboxed": True}, 'device = "any" needs the times'),
         ({"handler": None, "sandboxed": True}, "give handler"),
         ({"handler": {"before_ms": {}}}, r"before_ms needs a time.*functions\[0\]\.handler"),
         ({"handler": {"before_ms": {"1": 3}, "after_ms": {"0": 1}}}, "after_ms needs batches from 1"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Reply, RunOnDevice
+from overwinter.core.actions import Reply, Run, RunOnDevice
 from overwinter.core.ids import whole_id
 from overwinter.simulation.models import MIB
 from overwinter.simulation.world import World
@@ -79,8 +79,23 @@ def test_a_program_of_a_handler_is_cut_too():
         assert [run.function for run in runs if call.request in run.requests] == ["f:program@1", *SLICES[1:]]
 
 
-def test_with_any_a_program_that_no_device_holds_runs_in_workers():
-    report, in_workers, on_devices = runs_of(scenario(large({"device": "any"})))
+def test_with_any_a_request_runs_through_all_slices_or_in_a_worker():
+    report, steps = recorded(scenario(large({"device": "any"}, rate=40.0), node={"cores": 2}))
+    assert report.total.answered == report.total.requests
+    assert list(report.functions) == ["f"]
+    in_workers = {request for run in of(steps, Run) for request in run.requests}
+    runs = [each for each in of(steps, RunOnDevice) if each.requests]
+    replies = of(steps, Reply)
+    assert in_workers
+    assert len(in_workers) < 0.9 * len(replies)
+    for reply in replies:
+        if reply.request not in in_workers:
+            on_devices = [run.function for run in runs if reply.request in run.requests]
+            assert on_devices == ["f:program@1", *SLICES[1:]]
+
+
+def test_with_any_a_program_that_cannot_be_cut_runs_in_workers():
+    report, in_workers, on_devices = runs_of(scenario(large({"device": "any"}, blocks=[{"mib": 100}])))
     assert report.total.answered == report.total.requests == in_workers
     assert not on_devices
 
@@ -109,6 +124,5 @@ def test_no_request_is_lost_and_the_journal_replays(tmp_path, faults, policy):
 def test_errors_name_what_cannot_be_cut(blocks, said):
     with pytest.raises(ValueError, match=said):
         scenario(large(blocks=blocks))
-    assert scenario(large({"device": "any"}, blocks=blocks)).simulated()
     with pytest.raises(ValueError, match="work of all blocks or of none"):
         scenario(large(blocks=[{"mib": 1}, {"mib": 1, "work": 1}]))

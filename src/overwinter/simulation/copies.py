@@ -36,10 +36,24 @@ def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> 
     ones.
     """
     found = [_copy(model, name, index) for model in models for index, name in enumerate(model.names())]
-    programs = [_program(each) for each in found if _has_program(each, devices)]
+    begins = {model.name: _begins(model, devices) for model in models}
+    programs = [_program(each) for each in found if each.spec.has_program and begins[each.model.name] is not None]
     whole = [*programs, *(each if each.model.handler is None else _handler(each) for each in found)]
-    begins = {model.name: cuts(model, devices) for model in models if model.settings.device == "pool"}
-    return tuple(part for each in whole for part in _slices(each, begins.get(each.model.name, ())))
+    return tuple(part for each in whole for part in _slices(each, begins[each.model.name] or ()))
+
+
+def _begins(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int] | None:
+    """Return the blocks at which the slices of its program begin; empty if a device holds all of it. None: it runs in
+    workers only.
+    """
+    if model.settings.device == "cpu" or not devices:
+        return None
+    try:
+        return cuts(model, devices)
+    except ValueError:
+        if model.settings.device == "pool":
+            raise
+        return None
 
 
 def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]:
@@ -63,14 +77,6 @@ def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]
 def _sizes(model: FunctionModel) -> list[tuple[str, int]]:
     """Return a key and the bytes of each block of a function, in order; equal blocks have equal keys."""
     return [(blob.address, blob.nbytes) for blob in _blobs(model.blocks, model.name)]
-
-
-def _has_program(function: Simulated, devices: Sequence[DeviceConfig]) -> bool:
-    """Whether its program runs on devices as another function: with `device = "any"`, if a device holds all of it."""
-    if not function.spec.has_program or not devices:
-        return False
-    nbytes = sum(function.spec.weights.values())
-    return function.spec.settings.device == "pool" or nbytes <= max(each.memory_bytes for each in devices)
 
 
 def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
@@ -100,14 +106,17 @@ def _program(function: Simulated) -> Simulated:
 
 
 def _handler(function: Simulated) -> Simulated:
-    """Return the function that runs in workers for one with a handler, whose program runs on devices. As on a node,
-    nothing is compiled for it, and the profile is that of its program.
+    """Return the function that runs in workers for one with a handler. As on a node, if its program runs on devices
+    only, its worker compiles nothing and has neither weights nor a profile.
     """
     spec, model = function.spec, function.model
     assert model.handler is not None
     blobs = _blobs(model.handler.blocks, f"{spec.name} handler")
-    own = {"program": _address(model.name, "handler"), "blobs": blobs, "profile": None}
-    return Simulated(msgspec.structs.replace(spec, **own), msgspec.structs.replace(model, prepare_s=0.0), function.copy)
+    spec = msgspec.structs.replace(spec, program=_address(model.name, "handler"), blobs=(*spec.blobs, *blobs))
+    if spec.settings.device == "pool":
+        spec = msgspec.structs.replace(spec, blobs=blobs, profile=None)
+        model = msgspec.structs.replace(model, prepare_s=0.0)
+    return Simulated(spec, model, function.copy)
 
 
 def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:

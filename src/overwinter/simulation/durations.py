@@ -29,12 +29,24 @@ class Durations:
 
         `functions`: the function of each request in a shared run.
         """
-        seconds = self._one_s(worker, batch)
+        seconds = self.alone_s(worker, batch)
         if functions:
             counts = Counter(functions)
             own = self._own_part([self._functions[id_] for id_ in counts])
-            seconds = joint_s(seconds, sum(self._one_s(worker, count) for count in counts.values()), own)
+            seconds = joint_s(seconds, sum(self.alone_s(worker, count) for count in counts.values()), own)
         return seconds * self.variation(worker.function)
+
+    def alone_s(self, worker: ModelledWorker, batch: int) -> float:
+        """Return the seconds of a run of one function, without variation, next to the worker's other runs."""
+        name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
+        seconds = self._run_s.get((name, cores, runs, batch))
+        if seconds is None:
+            profile = worker.function.spec.profile
+            measured = range(runs, worker.concurrency + 1)
+            known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
+            seconds = next(each for each in known if each is not None)
+            self._run_s[name, cores, runs, batch] = seconds
+        return seconds
 
     def on_device_s(self, functions: Sequence[FunctionId]) -> float:
         """Return the seconds of a run on a device that has all blocks. `functions`: the function of each request."""
@@ -56,16 +68,4 @@ class Durations:
         profile = function.spec.profile
         seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
         assert seconds is not None  # A model has latencies for its own settings.
-        return seconds
-
-    def _one_s(self, worker: ModelledWorker, batch: int) -> float:
-        """Return the seconds of a run of one function."""
-        name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
-        seconds = self._run_s.get((name, cores, runs, batch))
-        if seconds is None:
-            profile = worker.function.spec.profile
-            measured = range(runs, worker.concurrency + 1)
-            known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
-            seconds = next(each for each in known if each is not None)
-            self._run_s[name, cores, runs, batch] = seconds
         return seconds

@@ -2,17 +2,28 @@
 
 As on a node, all requests to one function in a run make one call, and the functions of a shared run make their calls
 one after the other. A call is as urgent as the most urgent of its requests, and is cancelled when none of them waits
-any more.
+any more. With `device = "any"` the worker runs the program itself if the call is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 from overwinter.core.actions import Refuse, Reply, Run
-from overwinter.core.errors import WorkerError
+from overwinter.core.errors import DeadlineError, WorkerError
 from overwinter.core.events import Arrived, Cancelled, Event, RunEnded, RunFailure
-from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId, program_name, whole_names
+from overwinter.core.ids import (
+    FunctionId,
+    FunctionName,
+    RequestId,
+    RunId,
+    Seconds,
+    WorkerId,
+    program_id,
+    program_name,
+    whole_names,
+)
 from overwinter.scheduler.policies.queueing import ORDINARY
 from overwinter.simulation.copies import Simulated
 from overwinter.simulation.machine import ModelledWorker
@@ -55,6 +66,8 @@ class _HandlerRun:
         """The calls that follow."""
         self.call: RequestId | None = None
         """The call in progress."""
+        self.program_s: list[float] = []
+        """The times of the calls that the worker answered itself."""
         self.failures: list[RunFailure] = []
         self.over = False
 
@@ -64,7 +77,9 @@ class _HandlerRun:
 
 
 class Handlers:
-    """All runs of handlers. `ids` numbers their calls, `handle` gets the events."""
+    """All runs of handlers. `ids` numbers their calls, `handle` gets the events; `alone_s` returns the time of a run of
+    a worker's program with this many requests.
+    """
 
     def __init__(
         self,
@@ -73,6 +88,7 @@ class Handlers:
         timeline: Timeline,
         handle: Callable[[Event], None],
         work: Work,
+        alone_s: Callable[[ModelledWorker, int], float],
     ) -> None:
         self._functions = functions
         self._names: set[FunctionName] = {
@@ -82,6 +98,7 @@ class Handlers:
         self._timeline = timeline
         self._handle = handle
         self._work = work
+        self._alone_s = alone_s
         self._waiting: dict[RequestId, _Waiting] = {}
         self._runs: dict[WorkerId, list[_HandlerRun]] = {}
         self._calls: dict[RequestId, _Call] = {}
@@ -106,6 +123,10 @@ class Handlers:
             self._ended(action.request)
         elif call.run.call == action.request:
             if isinstance(action, Refuse):
+                if call.function.spec.settings.device == "any" and action.error != DeadlineError.__name__:
+                    call.run.call = None
+                    self._timeline.after(0.0, partial(self._run_program, call))
+                    return
                 call.run.fail(call, action.error, whole_names(action.message))
             self._go_on(call.run)
 
@@ -150,6 +171,19 @@ class Handlers:
         run.call = None
         self._timeline.after(0.0, partial(self._call, run))
 
+    def _run_program(self, call: _Call) -> None:
+        """The worker runs the program itself, and then goes on."""
+        run, began = call.run, self._timeline.now
+        if run.over:
+            return
+
+        def answered() -> None:
+            run.program_s.append(self._timeline.now - began)
+            self._call(run)
+
+        seconds = self._alone_s(run.process, len(call.requests)) * run.variation
+        self._work(run.process, run.process.run_cores, seconds, None, answered)
+
     def _call(self, run: _HandlerRun) -> None:
         """Call the program for the next function; after the last one comes the handler's part after the program."""
         if run.over:
@@ -157,6 +191,9 @@ class Handlers:
         while run.left:
             call = run.left.pop(0)
             waiting = [self._waiting[request] for request in call.requests if request in self._waiting]
+            if waiting and program_id(call.function.spec.id) not in self._functions:
+                self._run_program(call)
+                return
             if waiting:
                 run.call = RequestId(next(self._ids))
                 self._calls[run.call] = call
@@ -171,7 +208,8 @@ class Handlers:
     def _end(self, run: _HandlerRun) -> None:
         run.over = True
         self._runs[run.process.worker].remove(run)
-        self._handle(RunEnded(run.process.worker, run.id, tuple(run.failures)))
+        program_s = fmean(run.program_s) if run.program_s else 0.0
+        self._handle(RunEnded(run.process.worker, run.id, tuple(run.failures), program_s=program_s))
 
 
 def _request(run: _HandlerRun, id_: RequestId, function: Simulated, waiting: list[_Waiting]) -> Arrived:

@@ -41,7 +41,7 @@ class Blocks(Part, frozen=True, kw_only=True):
 
 
 class HandlerModel(Part, frozen=True, kw_only=True):
-    """The own code of a function whose program runs on the pool. It runs in a worker, before and after the program."""
+    """The own code of a function for devices. It runs in a worker, before and after the program."""
 
     before_ms: dict[int, float]
     """The time before the call of the program by batch size; linear between and beyond the given sizes."""
@@ -73,8 +73,7 @@ class FunctionModel(Part, frozen=True, kw_only=True):
     variants: int = 1
     """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
-    """In the order of their use. If no device holds a function with `device = "pool"`, it is cut between two of them.
-    """
+    """In the order of their use. If no device holds a function for devices, its program is cut between two of them."""
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
     settings: on a device that has all blocks.
@@ -108,9 +107,10 @@ class FunctionModel(Part, frozen=True, kw_only=True):
     worker_mib: float = 20.0
     """The private memory of one worker."""
     sandboxed: bool = False
-    """Whether it has a handler. With `device = "pool"` in the settings, `handler` says so."""
+    """Whether it has a handler. If its settings have a `device` other than "cpu", `handler` says so."""
     handler: HandlerModel | None = None
-    """With `device = "pool"` in the settings: its handler, which runs in a worker, and calls the program on a device.
+    """If its settings have a `device` other than "cpu": its handler, which runs in a worker and calls the program. All
+    other times are those of the program.
     """
     tenant: TenantId = TenantId("simulated")
     """The owner. With `dedicated` in the settings, blocks are shared only with functions of this tenant."""
@@ -179,9 +179,7 @@ class FunctionModel(Part, frozen=True, kw_only=True):
 
     def _check_handler(self) -> None:
         device = self.settings.device
-        if self.handler is not None and device != "pool":
-            raise ValueError('handler needs device = "pool": elsewhere latency_ms contains its time')
-        if self.sandboxed and device == "any":
-            raise ValueError('a handler with device = "any" is not simulated: choose "pool" or "cpu"')
-        if self.sandboxed and self.handler is None and device == "pool":
-            raise ValueError('sandboxed = true with device = "pool" needs the times of the handler: give handler')
+        if self.handler is not None and device == "cpu":
+            raise ValueError('handler needs device = "pool" or "any": elsewhere latency_ms contains its time')
+        if self.sandboxed and self.handler is None and device != "cpu":
+            raise ValueError(f'sandboxed = true with device = "{device}" needs the times of the handler: give handler')
