@@ -290,6 +290,22 @@ def test_memory_is_cleared_when_it_changes_tenant(device):
     assert not content("3").any()
 
 
+def test_many_blocks_are_cleared_and_those_between_them_kept(device):
+    def content(address):
+        return torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(device.storage(address))
+
+    sizes = [5000, 4096, 1, 9000, 300_000, 4097, 70_000, 12_288] * 4
+    device.hold("kept", "ada", {f"{at}": size for at, size in enumerate(sizes) if at % 3 == 0})
+    device.hold("gone", "ada", {f"{at}": size for at, size in enumerate(sizes) if at % 3})
+    for at in range(len(sizes)):
+        content(f"{at}").fill_(7)
+    device.evict("gone")
+    device.hold("bob's", "bob", {f"b{at}": size for at, size in enumerate(sizes)})
+    for at in range(len(sizes)):
+        assert not content(f"b{at}").any()
+        assert at % 3 or content(f"{at}").eq(7).all()
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.sampled_from("abc")), max_size=20))
 def test_tenancy_knows_the_last_tenant_of_every_byte(given_):
     tenancy, last = Tenancy(60), [None] * 60

@@ -1,6 +1,6 @@
 """What devices have in common: an arena over memory that was reserved at the start, whatever memory it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -9,6 +9,7 @@ from overwinter.core.ids import Address, TenantId
 from overwinter.device.allocation import Allocator, Extent, Move
 from overwinter.device.arena import Arena
 from overwinter.device.interface import Device
+from overwinter.device.partitions import GRANULE_BYTES
 from overwinter.device.scrubbing import Tenancy
 
 FRAGMENTED = 2
@@ -43,8 +44,8 @@ class ReservedDevice(Device):
             while new is None and (moves := self._arena.consolidate(blocks)):
                 self._move(moves)
                 new = self._arena.hold(holder, blocks)
-        for address in new or ():
-            self._clear(self._arena.extent(address), tenant)
+        for extent in _joined(self._arena.extent(address) for address in new or ()):
+            self._clear(extent, tenant)
         return new
 
     def evict(self, holder: str) -> tuple[Address, ...]:
@@ -80,3 +81,15 @@ class ReservedDevice(Device):
             for start, stop, tenant in kept:
                 if tenant is not None:
                     self._tenancy.give(start - source + target, stop - source + target, tenant)
+
+
+def _joined(extents: Iterable[Extent]) -> list[Extent]:
+    """Join extents between which no block fits. There are far fewer, because a function's blocks lie together."""
+    joined: list[Extent] = []
+    for extent in sorted(extents):
+        last = joined[-1] if joined else Extent(-GRANULE_BYTES, 0)
+        if extent.offset - (last.offset + last.nbytes) < GRANULE_BYTES:
+            joined[-1] = Extent(last.offset, extent.offset + extent.nbytes - last.offset)
+        else:
+            joined.append(extent)
+    return joined
