@@ -147,6 +147,21 @@ def test_weights_are_made_again_only_when_blocks_may_lie_elsewhere(stored, devic
     assert first.bind(device) is not weights
 
 
+def test_a_run_whose_inputs_cannot_be_brought_leaves_no_blocks(stored, device, monkeypatch):
+    model = stored["minilm"]
+    function = model.functions[0]
+
+    def lacks(inputs):
+        raise torch.OutOfMemoryError("no memory for the inputs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "bring", lacks)
+        with pytest.raises(torch.OutOfMemoryError):
+            run(device, function, model.inputs, [model.route], SWAPPINGS[0])
+    assert device.missing(function.blocks) == function.blocks
+    model.check(device, 0, [model.route])
+
+
 def test_a_sibling_brings_only_what_differs(stored, device):
     model = stored["minilm"]
     model.check(device, 0, [model.route])

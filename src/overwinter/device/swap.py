@@ -65,12 +65,13 @@ def run(
     Raises NoSpaceError if they do not fit: something must be evicted first. If a transfer fails, the function is
     evicted.
     """
+    # What fails before the device holds the function leaves nothing to evict.
+    inputs = device.bring(inputs)
     new = device.hold(function.name, function.tenant, function.blocks)
     if new is None:
         lacking = sum(device.missing(function.blocks).values())
         raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
     missing = {address: function.blocks[address] for address in new}
-    inputs = device.bring(inputs)
     if not missing:
         return Outcome(device.run(function.program.run, function.bind(device), inputs), (0,) * len(routes))
     failed = f"the blocks of {function.name} could not be brought to device {device.name}"
