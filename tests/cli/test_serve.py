@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import stat
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,9 @@ from msgspec import structs
 
 from overwinter.cli.serve import config_of, configured, is_loopback, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
-from overwinter.core.devices import DeviceConfig, check_devices
+from overwinter.core.devices import GPU_PROCESS_BYTES, DeviceConfig, check_devices
 from overwinter.core.ids import DeviceId
-from overwinter.worker.gpu_files import GPU, gpu_devices
+from overwinter.worker.gpu_files import gpus
 from tests.cli.conftest import Run, Serving, serving
 
 
@@ -92,9 +93,9 @@ def test_null_devices_take_no_memory_and_have_no_peers() -> None:
         config("--devices", "2", "--device-kind", "null", "--device-peers", "50GB")
 
 
-def test_cuda_devices_are_the_gpus_of_the_machine_and_take_none_of_its_memory() -> None:
+def test_cuda_devices_are_the_gpus_of_the_machine_whose_memory_is_their_own() -> None:
     first, second = config("--devices", "2", "--device-kind", "cuda", "--device-memory", "32GiB").scheduler.devices
-    assert (first.name, first.kind, first.gpu, first.reserved_bytes) == ("cuda:0", "cuda", 0, 0)
+    assert (first.name, first.kind, first.gpu, first.reserved_bytes) == ("cuda:0", "cuda", 0, GPU_PROCESS_BYTES)
     assert (second.name, second.gpu) == ("cuda:1", 1)
     with pytest.raises(ValueError, match="cuda:0"):
         config("--devices", "2", "--device-kind", "cuda", "--device-peers", "50GB")
@@ -102,11 +103,19 @@ def test_cuda_devices_are_the_gpus_of_the_machine_and_take_none_of_its_memory() 
         check_devices([first, structs.replace(second, gpu=0)])
 
 
+def test_gpus_that_the_environment_selects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert config("--devices", "1").scheduler.devices
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
+        config("--devices", "1", "--device-kind", "cuda")
+
+
 def test_a_gpu_that_the_machine_lacks_is_refused(local: Run, tmp_path: Path) -> None:
-    count = len(gpu_devices(GPU))
+    count = len(gpus())
     where = ("serve", "--port", "0", "--data", str(tmp_path / "data"))
     failed = local(*where, "--devices", str(count + 1), "--device-kind", "cuda", exit_code=1)
-    assert f"cuda:{count}" in failed.stderr
+    lacking = "CUDA" if version("torch").endswith("+cpu") else f"cuda:{count}"
+    assert lacking in failed.stderr
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:

@@ -87,7 +87,7 @@ class Memory:
         assert self.arena.free_bytes == ARENA - taken
         for holder, addresses in self.holders.items():
             offsets = {address: self.arena.extent(address).offset for address in addresses}
-            assert self.offsets.setdefault((holder, self.arena.placing(holder)), offsets) == offsets
+            assert self.offsets.setdefault((holder, self.arena.placement_version(holder)), offsets) == offsets
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

@@ -49,6 +49,25 @@ print(json.dumps({
 }), flush=True)
 """
 )
+FALL_BACK = (
+    BEGIN
+    + """
+mount = namespaces._mount
+
+def without_proc(source, target, kind, flags, options=None):
+    if kind == "proc":
+        raise OSError("no new /proc")
+    mount(source, target, kind, flags, options)
+
+namespaces._mount = without_proc
+missing = namespaces.show_only(python_paths.python_paths(), writable_proc=True)
+try:
+    written = open("/proc/self/comm", "w").write("changed")
+except OSError as error:
+    written = type(error).__name__
+print(json.dumps({"missing": missing, "root": sorted(os.listdir("/")), "written": written}), flush=True)
+"""
+)
 STAY = (
     BEGIN
     + """
@@ -80,6 +99,14 @@ def test_no_files_but_those_named_can_be_seen_and_none_can_be_written(seen):
     assert (seen["write"], seen["make"]) == ("OSError", "OSError")
     assert seen["python"]
     assert seen["null"] == 1
+
+
+def test_without_a_new_proc_the_old_one_is_shown_and_cannot_be_written(seen):
+    with started(FALL_BACK) as process:
+        found = json.loads(process.stdout.read())
+    assert found["missing"] == ["/proc shows other processes: no new /proc"]
+    assert found["root"] == seen["root"]
+    assert found["written"] == "OSError"
 
 
 def test_it_is_the_first_process_and_sees_its_own(seen):

@@ -46,6 +46,8 @@ def verdict(code, number, arch, arguments=(0,) * 6) -> int:
         match operation:
             case 0x20:
                 [loaded] = struct.unpack_from("=I", data, operand)
+            case 0x54:
+                loaded &= operand
             case 0x05:
                 at += operand
             case 0x15:
@@ -101,6 +103,18 @@ def test_only_the_executor_of_a_gpu_controls_a_driver_and_shares_memory_without_
         assert verdict(code, mmap, arch, (0, 0, 0, shared_without_file, 0, 0)) == allowed
         assert verdict(code, mmap, arch, (0, 0, 0, grows_down, 0, 0)) == REFUSE | errno.EPERM
     assert verdict(seccomp._filter(machine, "gpu"), fork, arch, (0x1200011, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_executor_of_a_gpu_makes_only_sockets_that_cannot_send_unless_they_are_connected(machine):
+    code, arch, column = seccomp._filter(machine, "gpu"), seccomp._AUDIT_ARCH[machine], MACHINES.index(machine)
+    unix, inet, netlink, flags = 1, 2, 16, 0o2004000
+    stream, datagram, raw, packets = 1, 2, 3, 5
+    for family, kind in ((unix, stream), (unix, packets), (unix, packets | flags)):
+        assert verdict(code, GPU["socket"][column], arch, (family, kind, 0, 0, 0, 0)) == ALLOW
+    for family, kind in ((unix, datagram), (unix, datagram | flags), (unix, raw), (inet, stream), (netlink, raw)):
+        assert verdict(code, GPU["socket"][column], arch, (family, kind, 0, 0, 0, 0)) == REFUSE | errno.EPERM
+    assert verdict(code, GPU["connect"][column], arch) == REFUSE | errno.ENOENT
 
 
 PROBE = """

@@ -1,5 +1,6 @@
 """The options of a node that describe its devices; the same for all of them."""
 
+import os
 from typing import Any, get_args
 
 import click
@@ -73,6 +74,8 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
     number, behind, peer_bytes_per_s = (values.pop(name) for name in ("devices", "device_switch", "device_peers"))
     kind: DeviceKind = values.pop("device_kind")
+    if number and kind == "cuda":
+        check_environment()
     alike = DeviceConfig(
         name=DeviceId(kind),
         kind=kind,
@@ -91,3 +94,12 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
         )
         for each, name in enumerate(names)
     )
+
+
+def check_environment() -> None:
+    """Raise ValueError if the environment selects GPUs, which executors would not see."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        raise ValueError(
+            "CUDA_VISIBLE_DEVICES is set, and a node uses the GPUs of the machine in the order of their PCI addresses, "
+            "from the first on: unset it"
+        )

@@ -1,8 +1,10 @@
 """The command that measures the link to a device, for the groups in which blocks are brought."""
 
+import os
+
 import click
 
-from overwinter.cli.devices import device_options
+from overwinter.cli.devices import check_environment, device_options
 from overwinter.cli.options import as_json, print_json
 from overwinter.cli.serve import configured
 from overwinter.core.devices import DeviceKind
@@ -33,7 +35,15 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
     from overwinter.profiling.links import SIZES, link_times
     from overwinter.profiling.machine import fingerprint
     from overwinter.store.elbows import Elbow, put_elbow
+    from overwinter.wiring import GPU_ENVIRONMENT
 
+    if device_kind == "cuda":
+        try:
+            check_environment()
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        # The first GPU is to be that of the node.
+        os.environ.update(GPU_ENVIRONMENT)
     name, bandwidth = DeviceId(f"{device_kind}:0"), float(device_bandwidth)
     config = DeviceConfig(name=name, kind=device_kind, memory_bytes=SIZES[-1], bytes_per_s=bandwidth)
     try:

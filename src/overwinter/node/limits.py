@@ -9,15 +9,16 @@ control group (cgroups.py).
 import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from overwinter.core.config import WORKERS_MOST
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
 from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL, group_of, number_in
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
-from overwinter.worker.gpu_files import GPU, gpu_devices
+from overwinter.worker.gpu_files import gpus
 
 MEMORY_SHARE = 0.5
 """The share of the memory available at the start that workers may use."""
@@ -48,8 +49,13 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
 
 
 def check_gpus(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ConflictError if this machine lacks the GPU of one of these devices."""
-    count = len(gpu_devices(GPU))
+    """Raise ConflictError if this machine lacks the GPU of one of these devices, or PyTorch cannot use it."""
+    if gpus_of(devices) and version("torch").endswith("+cpu"):
+        raise ConflictError(
+            f"PyTorch {version('torch')} was built without CUDA: install its build for GPUs, or serve with another "
+            "--device-kind"
+        )
+    count = len(gpus())
     for each in devices:
         if each.kind == "cuda" and each.gpu >= count:
             raise ConflictError(

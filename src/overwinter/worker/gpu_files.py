@@ -2,9 +2,8 @@
 
 import glob
 
-GPU = "/dev/nvidia[0-9]*"
-"""The files of the GPUs."""
-_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", GPU)
+_GPU = "/dev/nvidia[0-9]*"
+_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", _GPU)
 _READ = (
     "/usr/local/nvidia",
     "/dev/nvidia-caps",
@@ -18,13 +17,20 @@ _READ = (
 """Libraries of the driver that lie outside of the usual directories, and what they read of the system."""
 
 
-def gpu_devices(*patterns: str) -> list[str]:
-    """Return the files through which the driver is used, or those of these patterns. They are those of all GPUs,
-    because the driver looks for each.
-    """
-    return sorted(path for pattern in patterns or _DEVICES for path in glob.glob(pattern))
+def gpus() -> list[str]:
+    """Return the files of the GPUs."""
+    return _existing(_GPU)
+
+
+def gpu_devices() -> list[str]:
+    """Return the files through which the driver is used. They are those of all GPUs, because it looks for each."""
+    return _existing(*_DEVICES)
 
 
 def gpu_paths() -> list[str]:
     """Return all files and directories that such an executor may read by name, except /proc."""
-    return [*gpu_devices(), *gpu_devices(*_READ)]
+    return _existing(*_DEVICES, *_READ)
+
+
+def _existing(*patterns: str) -> list[str]:
+    return sorted(path for pattern in patterns for path in glob.glob(pattern))

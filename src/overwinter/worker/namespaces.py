@@ -59,7 +59,7 @@ def enter() -> list[str]:
 
 def show_only(places: Sequence[str], writable_proc: bool = False) -> list[str]:
     """Replace the file tree by one with only these places, read-only, and this process namespace's /proc; return what
-    could not be applied. `writable_proc`: whether processes may change their own entries in /proc.
+    could not be applied. `writable_proc`: whether processes may change their own entries in the new /proc.
     """
     try:
         return _show_only(places, writable_proc)
@@ -76,14 +76,14 @@ def _show_only(places: Sequence[str], writable_proc: bool) -> list[str]:
         os.close(source)
     missing = []
     os.makedirs(_ROOT + "/proc")
+    _make_readonly(_ROOT)
+    readonly = 0 if writable_proc else _MS_RDONLY
     try:
-        _mount("proc", _ROOT + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=2")
+        _mount("proc", _ROOT + "/proc", "proc", readonly | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=2")
     except OSError as error:
         missing.append(f"/proc shows other processes: {error}")
         _mount("/proc", _ROOT + "/proc", None, _MS_BIND | _MS_REC)
-    _set_readonly(_ROOT)
-    if writable_proc:
-        _set_readonly(_ROOT + "/proc", readonly=False)
+        _make_readonly(_ROOT + "/proc")
     os.chdir(_ROOT)
     _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount")
@@ -121,8 +121,8 @@ def _bind(source: int, target: str) -> None:
     _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
 
 
-def _set_readonly(root: str, readonly: bool = True) -> None:
-    attributes = _Attributes(_MS_RDONLY | _MS_NOSUID, 0, 0, 0) if readonly else _Attributes(0, _MS_RDONLY, 0, 0)
+def _make_readonly(root: str) -> None:
+    attributes = _Attributes(_MS_RDONLY | _MS_NOSUID, 0, 0, 0)
     size = ctypes.sizeof(attributes)
     done = _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, root.encode(), _AT_RECURSIVE, ctypes.byref(attributes), size)
     _check(done, "mount_setattr")

@@ -5,9 +5,9 @@ except Python's own (Landlock), no system calls except those that it needs (secc
 where the node runs as root, and limits on its resources. Namespaces, which it shares with its zygote, are in
 namespaces.py.
 
-There are two stages. A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files of /proc.
-A worker that it forks enters a second stage, after which it may do neither. The executor of a GPU has the sandbox of a
-worker, but may use the GPU's driver, and read what the driver's library reads.
+There are three stages. A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files of
+/proc. A worker that it forks enters a second stage, after which it may do neither. The executor of a GPU has the
+sandbox of a worker, but may use the GPU's driver, and read what the driver's library reads.
 """
 
 import ctypes
@@ -145,11 +145,15 @@ class Sandbox:
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
     def test(self) -> list[str]:
-        """Put an idle child into the sandbox, to report at start which protections workers will lack."""
+        """Put idle children into the sandbox, to report at start which protections workers will lack."""
+        stages = [stage for stage in self._filters if stage != "zygote"]
+        return list(dict.fromkeys(missing for stage in stages for missing in self._test(stage)))
+
+    def _test(self, stage: Stage) -> list[str]:
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there])
+            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there], stage)
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)

@@ -38,14 +38,16 @@ _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
 _F_SETFL = 4
-_AF_UNIX = 1
+_AF_UNIX, _STREAM, _SEQPACKET = 1, 1, 5
+_SOCKET_FLAGS = 0o2004000
+"""SOCK_CLOEXEC, SOCK_NONBLOCK."""
 _CLOSE_RANGE = (0, 4)
 """None, CLOSE_RANGE_CLOEXEC. CLOSE_RANGE_UNSHARE gives a thread descriptors of its own."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
 _MADV_HUGEPAGE = 14
 
-_LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
 _IGNORE = (_RETURN, 0, 0, 0x00050000)
@@ -161,7 +163,7 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
         # It creates its directory in /dev unless that exists, removes files and links before it makes them, and looks
         # for a server with which processes share a GPU. It uses no GPU if it may not; these answers let it go on.
-        gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS], "socket": _one_of(0, _AF_UNIX)}
+        gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS], "socket": _SOCKET}
         gpu |= {call: [_MISSING] for call in ("connect", "unlink", "unlinkat", "symlink", "symlinkat")}
     return {
         **checks,
@@ -198,6 +200,17 @@ def _high(argument: int) -> _Instruction:
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument + 4)
 
 
+_SOCKET = [
+    _low(0),
+    (_EQUAL, 0, 4, _AF_UNIX),
+    _low(1),
+    (_AND, 0, 0, ~_SOCKET_FLAGS & 0xFFFFFFFF),
+    # Those that must be connected before they send: a datagram would reach any socket whose name is known.
+    (_EQUAL, 2, 0, _STREAM),
+    (_EQUAL, 1, 0, _SEQPACKET),
+    _REFUSE,
+    _ALLOW,
+]
 _ANY_SHARING = [_low(3), (_ANY_BIT, 0, 1, _GROWS_DOWN), _REFUSE, _ALLOW]
 _MMAP = [
     _low(3),

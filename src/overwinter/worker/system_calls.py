@@ -1,6 +1,6 @@
 """The system calls that a worker may make: their names, and their numbers on x86_64 and aarch64.
 
-No allowed call creates a process, a socket, a pipe, a memory file or a System V object, because these escape the
+No call of `ALLOWED` creates a process, a socket, a pipe, a memory file or a System V object, because these escape the
 limits, outlive the worker, or reach other processes. Some calls are allowed with some arguments only (seccomp.py).
 """
 
@@ -134,7 +134,7 @@ GPU: Mapping[str, Numbers] = {
     "eventfd2": (290, 19),
     "pipe2": (293, 59),
     "get_mempolicy": (239, 236),
-    # It holds one of its descriptors in a socket of its own.
+    # Its library listens at an abstract address, for processes that share memory of a GPU; none can connect.
     "socket": (41, 198),
     "bind": (49, 200),
     "listen": (50, 201),
