@@ -74,13 +74,13 @@ class Devices:
         self.given[action.worker].remove(action.function)
         self.resident[device].pop(action.function, None)
 
-    def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool) -> RunEnded:
+    def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool, fault: str = "") -> RunEnded:
         del self.running[run.run]
         if unplaced:
             for id_ in {run.function, *run.functions}:
                 del self.resident[run.device][id_]
         moved = 0 if unplaced else run.missing_bytes
-        return RunEnded(run.executor, run.run, () if unplaced else failures, moved, unplaced)
+        return RunEnded(run.executor, run.run, () if unplaced else failures, moved, unplaced, fault=fault)
 
     def exit(self, executor: int) -> None:
         action = self.executors.pop(executor, None)

@@ -11,6 +11,7 @@ from overwinter.core.actions import (
     Unbind,
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.scheduler import shared_runs
 from overwinter.scheduler.device_admission import SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
@@ -281,3 +282,57 @@ def test_each_owner_that_waits_drains_one_device():
     assert len(world.devices.running) == 2
     until_killed(world)
     assert (kills(world), len(world.devices.running)) == ([True], 2)
+
+
+def broken(world) -> None:
+    """Let the oldest run break its device, whose executor then ends."""
+    run = next(iter(world.devices.running.values()))
+    world.finish_on_device(run.requests, fault="an illegal address")
+    assert world.stopping == {run.executor}
+    assert not world.devices.running
+    world.die(run.executor, reason="exit 0")
+
+
+def run_of(world, id_) -> None:
+    """Go on until a function runs on a device."""
+    while all(each.function != id_ for each in world.devices.running.values()):
+        world.settle_processes()
+        if not world.devices.running:
+            world.ring()
+
+
+def test_a_run_that_breaks_its_device_fails_and_counts_against_its_function_alone():
+    world = World(devices=(device(),))
+    for name, tenant in (("f", "t"), ("g", "t"), ("h", "u")):
+        world.deploy(pooled(name, 100_000, tenant=tenant, timeout_s=1000.0))
+    served(world, "f", "g")
+    for number in (1, 2):
+        request = world.arrive("f")
+        run_of(world, "f@1")
+        waits = world.arrive("g")
+        broken(world)
+        assert world.answers[request].error == "ProgramError"
+        assert waits in world.open
+        assert world.state.functions["f@1"].failures == number
+        assert world.state.functions["g@1"].failures == 0
+        assert backs_off(world) == (number == 2)
+        assert known(world).blamed == {"f@1": "t"}
+        assert (known(world).failures, known(world).fault) == (1, "an illegal address")
+        if number == 1:
+            # An answer would clear what is counted.
+            world.send(Cancelled(waits))
+    run_of(world, "g@1")
+    world.settle()
+    assert isinstance(world.answers[waits], Reply)
+    assert known(world).blamed == {}
+
+
+def test_functions_whose_shared_run_breaks_a_device_run_alone_for_a_while():
+    world = world_of(variant("f"), variant("g"))
+    arrive_during_a_run(world, "f", "g")
+    [run] = world.devices.running.values()
+    assert run.functions == ("f@1", "g@1")
+    broken(world)
+    functions = [world.state.functions[id_] for id_ in run.functions]
+    assert [each.failures for each in functions] == [0, 0]
+    assert all(shared_runs.is_suspect(each) for each in functions)

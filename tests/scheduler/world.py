@@ -297,11 +297,11 @@ class World:
         failed = tuple(RunFailure(r, "HandlerError", "bad") for r in failures)
         return self.send(RunEnded(run.worker, run.run, failed, program_s=program_s))
 
-    def finish_on_device(self, failures=(), unplaced=False) -> list:
+    def finish_on_device(self, failures=(), unplaced=False, fault="") -> list:
         """Let the oldest run on a device end."""
         run = next(iter(self.devices.running.values()))
         failed = tuple(RunFailure(request, "ProgramError", "bad") for request in failures)
-        return self.send(self.devices.end(run, failed, unplaced))
+        return self.send(self.devices.end(run, failed, unplaced, fault))
 
     def end_preparation(self, interrupted=False) -> list:
         return self.send(self.devices.end_preparation(interrupted))

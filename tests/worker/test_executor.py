@@ -153,3 +153,33 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):
         with torch.inference_mode():
             torch.testing.assert_close(read(slot.outputs, meta, at), model(x)["y"])
+
+
+class Breaking(VirtualDevice):
+    """A device that is unusable after its first run, which fails."""
+
+    def run(self, program, weights, *arguments):
+        raise RuntimeError("an illegal address")
+
+    def fault(self):
+        return "an illegal address"
+
+
+def test_an_executor_ends_with_the_answer_of_the_run_that_made_its_device_unusable(stack):
+    channel, theirs, slot = ends(stack)
+    device = stack.enter_context(closing(Breaking("a", PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES))))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    sent = EncodedTensor("x", torch.randn(1, 32))
+    write(slot, sent)
+    hand_over(channel, "first", Headed(torch.nn.Linear(32, 64, bias=False)).eval(), set())
+    for number in (1, 2):
+        channel.send(RunBatch(number, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
+    own = OwnDevice(device, "cuda", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
+    _, answer = [channel.receive()[0] for _ in range(2)]
+    assert (answer.run, answer.fault) == (1, "an illegal address")
+    [failure] = answer.outcomes
+    assert failure.error == "WorkerError"
+    assert "first@1" in failure.message
+    [left, _] = Channel(theirs, ToExecutor).receive()
+    assert left.run == 2

@@ -160,6 +160,8 @@ class RunEnded(_Event, frozen=True):
     """The part of the moved bytes that came from another device."""
     program_s: float = 0.0
     """The mean seconds of the calls of the program that a handler's worker ran itself; 0: there were none."""
+    fault: str = ""
+    """Why the executor ends after this run: its device is unusable in this process."""
 
 
 class PreparedOnDevice(_Event, frozen=True):

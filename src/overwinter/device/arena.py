@@ -19,8 +19,8 @@ class Arena:
         self._at: dict[int, Address] = {}
         self._holders: dict[Address, set[str]] = {}
         self._held: dict[str, set[Address]] = {}
-        self._placings: dict[str, int] = {}
-        """The number of the last change after which blocks of a holder may lie elsewhere than before."""
+        self._placed_at: dict[str, int] = {}
+        """The last change that may have given blocks of a holder other places."""
         self._changes = 0
 
     @property
@@ -54,13 +54,13 @@ class Arena:
             self._holders.setdefault(address, set()).add(holder)
         self._held.setdefault(holder, set()).update(blocks)
         self._changes += 1
-        self._placings[holder] = self._changes
+        self._placed_at[holder] = self._changes
         return tuple(missing)
 
     def evict(self, holder: str) -> tuple[Address, ...]:
         """Forget a holder, and the blocks that nobody else holds; return those."""
         freed = []
-        self._placings.pop(holder, None)
+        self._placed_at.pop(holder, None)
         for address in sorted(self._held.pop(holder, ())):
             self._holders[address].remove(holder)
             if not self._holders[address]:
@@ -90,9 +90,9 @@ class Arena:
             self._extents[address] = Extent(move.target, self._extents[address].nbytes)
         if moves:
             self._changes += 1
-            self._placings = dict.fromkeys(self._placings, self._changes)
+            self._placed_at = dict.fromkeys(self._placed_at, self._changes)
         return moves
 
-    def placing(self, holder: str) -> int:
-        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
-        return self._placings[holder]
+    def placement_version(self, holder: str) -> int:
+        """Return a number that changes whenever blocks of the holder may have got other places."""
+        return self._placed_at[holder]

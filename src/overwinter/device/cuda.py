@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ LIBRARIES_BYTES = 256 << 20
 
 
 class Registration:
-    """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes a third of the
-    time of a copy from other memory, so it is done once for each block.
+    """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes nearly as long
+    as a copy from other memory, so it is done once for each block.
     """
 
     def __init__(self, content: torch.Tensor) -> None:
@@ -81,10 +82,12 @@ class CudaDevice(ReservedDevice):
 
     def close(self) -> None:
         """Wait for all work. No tensor in the arena may be used afterwards."""
-        torch.cuda.synchronize()
+        # After a fault nothing is left to wait for.
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()
 
     def fault(self) -> str | None:
-        """Why the GPU computes nothing any more in this process, after a run has failed; None: it does."""
+        """Return why the GPU is unusable in this process, or None."""
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -112,6 +115,9 @@ class CudaDevice(ReservedDevice):
                 self._copy(copy, paths)
             point.record(self._stream)
         except RuntimeError as error:
+            # The function is evicted next, so nothing may still be written to its places.
+            with suppress(RuntimeError):
+                self._stream.synchronize()
             return CudaEvent(error, 0)
         return CudaEvent(point, sum(copy.nbytes for copy in copies))
 
@@ -119,8 +125,9 @@ class CudaDevice(ReservedDevice):
         address, offset, nbytes = copy
         source = next(path.found.blocks[address] for path in paths if address in path.found.blocks)
         extent = self._arena.extent(address)
-        if offset + nbytes > min(extent.nbytes, source.nbytes):
-            raise RuntimeError(f"block {address} has only {source.nbytes} bytes")
+        most = min(extent.nbytes, source.nbytes)
+        if offset + nbytes > most:
+            raise RuntimeError(f"block {address} has only {most} bytes")
         target = self._memory.data_ptr() + extent.offset + offset
         driver.copy_to_gpu(target, source.data_ptr() + offset, nbytes, self._stream.cuda_stream)
 

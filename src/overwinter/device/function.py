@@ -83,7 +83,7 @@ class DeviceFunction:
         self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
         self._views = [_view(*place) for place in self._places]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
-        """The weights on a device, and the placing of their blocks when they were made."""
+        """The weights on a device, and the version of its placement when they were made."""
         used = block_bytes(program.program.weights, program.first_uses, places)
         self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
         """The bytes of each block up to the end of its last weight, in the order of their first uses."""
@@ -118,8 +118,8 @@ class DeviceFunction:
 
         They are made again only if a block may lie elsewhere, because that takes microseconds for each.
         """
-        placing = device.placing(self.name)
-        if self._bound is None or self._bound[:2] != (device, placing):
+        version = device.placement_version(self.name)
+        if self._bound is None or self._bound[:2] != (device, version):
             whole: dict[tuple[Address, torch.dtype], torch.Tensor] = {}
             storages = {address: device.storage(address) for address in self.blocks}
             for address, dtype in dict.fromkeys((view.address, view.dtype) for view in self._views):
@@ -131,7 +131,7 @@ class DeviceFunction:
                     whole[view.address, view.dtype].as_strided(view.shape, view.strides, view.offset)
                     for view in self._views
                 ]
-            self._bound = device, placing, weights
+            self._bound = device, version, weights
         return self._bound[2]
 
 

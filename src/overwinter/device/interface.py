@@ -64,8 +64,8 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
 
-    def placing(self, holder: str) -> int:
-        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
+    def placement_version(self, holder: str) -> int:
+        """Return a number that changes whenever blocks of the holder may have got other places."""
         ...
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
@@ -117,7 +117,7 @@ class Device(Protocol):
         ...
 
     def fault(self) -> str | None:
-        """Why it computes nothing any more in this process, after a run has failed; None: it does."""
+        """Return why the device is unusable in this process, or None."""
         ...
 
     def close(self) -> None:

@@ -29,9 +29,9 @@ class ReservedDevice(Device):
         self._tenancy = Tenancy(allocator.nbytes)
         self._memory = memory
 
-    def placing(self, holder: str) -> int:
-        """Return a number that differs from earlier ones if a block of the holder may lie elsewhere than then."""
-        return self._arena.placing(holder)
+    def placement_version(self, holder: str) -> int:
+        """Return a number that changes whenever blocks of the holder may have got other places."""
+        return self._arena.placement_version(holder)
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
         """Return those of these blocks that do not lie here, with their bytes."""
@@ -53,7 +53,7 @@ class ReservedDevice(Device):
         return self._arena.evict(holder)
 
     def fault(self) -> str | None:
-        """Why it computes nothing any more in this process: a processor goes on after every error."""
+        """Return None: a processor goes on after every error."""
         return None
 
     def storage(self, address: Address) -> torch.UntypedStorage:

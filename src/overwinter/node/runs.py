@@ -175,7 +175,8 @@ class Runs:
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
             failures.clear()
-        measured = answer.moved_bytes, answer.unplaced, answer.peer_bytes, answer.program_s
+        fault = answer.fault[:MESSAGE_MAX]
+        measured = answer.moved_bytes, answer.unplaced, answer.peer_bytes, answer.program_s, fault
         self._post(RunEnded(process.worker, answer.run, tuple(failures), *measured))
 
     def _taken(self, id_: FunctionId, request: RequestId) -> list[Tensor]:

@@ -168,11 +168,11 @@ def end_operation(cycle: Cycle, device: Device) -> Operation | None:
     return operation
 
 
-def run_ended(cycle: Cycle, event: RunEnded) -> None:
-    """An executor answered a run."""
+def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
+    """An executor answered a run; return it, or None if it is none of a device."""
     device = cycle.state.pool.executors.get(event.worker)
     if device is None or device.executor is None or device.executor.run != event.run:
-        return
+        return None
     operation = end_operation(cycle, device)
     assert operation is not None
     cycle.current = operation.function.spec.id
@@ -184,17 +184,20 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     else:
         device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
         _placed(device, event.moved_bytes)
-        device.failures, device.fault = 0, ""
-        device.blamed.clear()
         failures = {failure.request: failure for failure in event.failures}
+        if not event.fault:
+            device.failures, device.fault = 0, ""
+            device.blamed.clear()
         for part in operation.parts:
             facts(part.function).unplaced.clear()
-            part.function.failures, part.function.lost = 0, False
+            if not event.fault:
+                part.function.failures, part.function.lost = 0, False
             _answer(cycle, part, failures)
     for function in draining:
         residency.unbind(cycle, device, function.spec.id)
     for function in operation.functions:
         cycle.mark(function)
+    return operation
 
 
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:

@@ -9,9 +9,9 @@ takes neither the devices nor the other functions out of service.
 from math import inf
 
 from overwinter.core.actions import StartExecutor, StopWorker
-from overwinter.core.events import WorkerExited
+from overwinter.core.events import RunEnded, WorkerExited
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.scheduler import device_ahead, functions, residency
+from overwinter.scheduler import device_ahead, device_runs, functions, residency
 from overwinter.scheduler.answers import refuse, why_unloaded
 from overwinter.scheduler.backoff import backoff_s, may_retry
 from overwinter.scheduler.blocks import evict_blocks_of, release
@@ -60,6 +60,18 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
     executor.since = executor.ready_at = cycle.now
     cycle.timers.disarm(id_)
     cycle.devices_changed = True
+
+
+def run_ended(cycle: Cycle, event: RunEnded) -> None:
+    """An executor answered a run, which may be its last."""
+    operation = device_runs.run_ended(cycle, event)
+    device = cycle.state.pool.executors.get(event.worker)
+    if operation is None or device is None or not event.fault:
+        return
+    stop(cycle, device)
+    _failed(cycle, device, operation.function, event.fault)
+    for part in operation.parts:
+        _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> None:
@@ -219,14 +231,18 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
     # Missing blocks do not count as a failure, unless it happens twice in a row.
     spared = event.lost_blocks and not function.lost
     function.lost = event.lost_blocks
+    _try_again(cycle, part, event.error, event.reason)
+    if not (spared and is_alone):
+        _count_failure(cycle, function, event.error, event.reason, is_alone)
+
+
+def _count_failure(cycle: Cycle, function: Function, error: str, reason: str, is_alone: bool) -> None:
+    """An executor ended in a run of a function, which was alone in it or not."""
     if not is_alone:
         # Separate runs will show which function it was.
         function.killed_at = function.runs
-    _try_again(cycle, part, event.error, event.reason)
-    if spared or function.removed or not is_alone:
-        return
-    if function.failures:
-        functions.fail(cycle, function, event.error, event.reason)
+    elif function.failures and not function.removed:
+        functions.fail(cycle, function, error, reason)
     else:
         function.failures = 1
 

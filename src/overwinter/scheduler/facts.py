@@ -44,7 +44,6 @@ from overwinter.scheduler import (
     any_device,
     counterpart,
     device_ahead,
-    device_runs,
     executors,
     families,
     functions,
@@ -192,7 +191,7 @@ def _cancelled(cycle: Cycle, id_: RequestId) -> None:
 def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     worker = cycle.state.workers.get(event.worker)
     if worker is None or event.run not in worker.runs:
-        device_runs.run_ended(cycle, event)
+        executors.run_ended(cycle, event)
         return
     run = end_run(cycle, worker, event.run)
     cycle.current = run.function.spec.id

@@ -213,10 +213,9 @@ class Executor:
             return False
         match message:
             case RunBatch():
-                answer = self._run(message)
-                fault = self._fault_after(answer)
-                self._channel.send(answer if fault is None else self._failed(answer, message.functions, fault))
-                return fault is None
+                answer = self._checked(self._run(message), message.functions)
+                self._channel.send(answer)
+                return not answer.fault
             case HandOver():
                 self._add_function(message, fds)
             case WarmUp(function):
@@ -261,17 +260,16 @@ class Executor:
             unplaced=unplaced,
         )
 
-    def _fault_after(self, answer: Answer) -> str | None:
-        """Why the device computes nothing any more in this process, if a run has failed; None: it does."""
+    def _checked(self, answer: Answer, functions: Sequence[str]) -> Answer:
+        """Return the answer of a run of these functions, with the fault of the device if it is unusable since then."""
         failed = any(isinstance(each, Failure) for each in answer.outcomes)
-        return self._own.device.fault() if failed and not answer.unplaced else None
-
-    def _failed(self, answer: Answer, functions: Sequence[str], fault: str) -> Answer:
-        """Return what the requests of the run get that ended this."""
+        fault = self._own.device.fault() if failed and not answer.unplaced else None
+        if fault is None:
+            return answer
         who, device = ", ".join(dict.fromkeys(functions)), self._own.device.name
         text = f"device {device} failed while it ran {who}, and its executor is replaced: {fault}"
         sys.stderr.write(f"overwinter executor: {text}\n")
-        return structs.replace(answer, outcomes=(Failure("ProgramError", text),) * len(answer.outcomes))
+        return structs.replace(answer, outcomes=(Failure("WorkerError", text),) * len(answer.outcomes), fault=fault)
 
     def _warm_up(self, function: str) -> bool:
         """Warm a function up that was handed over; return whether a message interrupted it. An error is no reason to
@@ -354,7 +352,10 @@ def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
     assert isinstance(first, Reserve), "it is the first message"
     try:
         own = own_device(config, first, fds)
-    except (OSError, ValueError, RuntimeError, WorkerError) as error:
+    except WorkerError as error:
+        channel.send(LoadFailed("WorkerError", str(error)))
+        return
+    except (OSError, ValueError, RuntimeError) as error:
         reason = f"the {config.memory_bytes} bytes of device {config.name} could not be reserved: {error}"
         channel.send(LoadFailed("WorkerError", reason))
         return

@@ -367,6 +367,8 @@ class Answer(_Message, frozen=True):
     """Whether nothing ran because the blocks did not fit on the device."""
     program_s: float = 0.0
     """The mean seconds of the calls of the program that the pool left to the worker; 0: there were none."""
+    fault: str = ""
+    """Why the executor ends after this run: its device is unusable in this process."""
 
 
 class WarmedUp(_Message, frozen=True):
