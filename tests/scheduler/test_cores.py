@@ -1,5 +1,6 @@
 """Which request gets the next free core: the one due first that can be in time, and no request waits forever."""
 
+from overwinter.core.events import LoadAsked
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.order import LATE_EVERY
 from tests.scheduler.world import World, spec
@@ -62,6 +63,61 @@ def test_the_core_of_a_start_is_its_own_also_while_siblings_wait_for_its_worker(
     world.arrive("x")
     world.settle_processes()
     assert running(world) == {"f"}
+
+
+def of_tenants(*names: str, cores: int = 2) -> World:
+    """Return a world in which these functions, whose first letter is their tenant, have an idle worker each."""
+    world = World(cores=cores)
+    for name in names:
+        world.deploy(spec(name, profile=profile(), tenant=name[0], keep_alive_s=1000.0, timeout_s=500.0))
+        world.arrive(name)
+        world.settle()
+    world.answers.clear()
+    return world
+
+
+def test_starts_that_serve_no_request_keep_no_core_from_requests():
+    world = of_tenants("v")
+    for number in range(30):
+        world.deploy(spec(f"e{number}", profile=profile(), tenant="e", timeout_s=500.0))
+        world.send(LoadAsked(f"e{number}@1"))
+        while world.loads:
+            world.load_blocks()
+    assert len(world.starting) == 30
+    world.arrive("v")
+    world.arrive("v")
+    assert running(world) == {"v"}
+    assert world.state.holding.keys() == {("run", run) for run in world.running}
+
+
+def test_a_tenant_without_a_core_need_not_wait_for_those_of_others():
+    evil = [f"e{number}" for number in range(20)]
+    world = of_tenants(*evil, "v1", "v2")
+    for name in evil:
+        world.arrive(name)
+    assert len(world.running) == 2
+    asked = [world.arrive(name) for name in ("v1", "v2")]
+    assert len(world.running) == 3
+    while asked[1] not in world.answers:
+        run = next(each for each in world.running.values() if each.requests[0] in asked)
+        world.finish_run(run)
+    assert [answer.request for answer in world.answers.values()] == asked
+
+
+def test_the_core_of_a_tenant_without_one_goes_to_its_request_that_is_due_first():
+    world = of_tenants("e1", "e2", "v1", cores=1)
+    world.deploy(spec("v2", profile=profile(), tenant="v", slo_ms=900, timeout_s=500.0))
+    world.arrive("v2")
+    world.settle()
+    # Each of the tenants has one run, and the other function of each waits.
+    for name in ("e1", "v1", "e2"):
+        world.arrive(name)
+    again, urgent = world.arrive("v1"), world.arrive("v2")
+    assert len(world.running) == 2
+    [mine] = [run for run in world.running.values() if world.state.workers[run.worker].tenant == "v"]
+    world.finish_run(mine)
+    assert any(urgent in run.requests for run in world.running.values())
+    assert not any(again in run.requests for run in world.running.values())
 
 
 def test_the_request_due_first_goes_first():

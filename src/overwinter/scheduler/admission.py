@@ -188,20 +188,20 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 
 def _give_cores(cycle: Cycle) -> None:
-    """Assign free cores to the functions in the queue."""
+    """Assign free cores to the functions in the queue, and one more to each tenant that has none."""
     queue, cores = cycle.state.cores, cycle.resources.cores
     while queue.waits:
-        late_first = False
-        if cores.fits(1):
-            function = order.first_for_cores(cycle)
-            if function is None or not cores.fits(order.needs(function)):
-                break
-            late_first = function.spec.id not in queue.timely or order.is_turn_of_late(queue.given)
-            queue.given += 1
-        else:
+        function, late_first = None, False
+        if not cores.fits(1):
             function = order.urgent(cycle)
-            if function is None:
-                break
+        else:
+            first = order.first_for_cores(cycle)
+            if first is not None and cores.fits(order.needs(first)):
+                function, late_first = first, first.spec.id not in queue.timely or order.is_turn_of_late(queue.given)
+                queue.given += 1
+        function = function or order.first_of_unserved(cycle)
+        if function is None:
+            break
         order.leave(cycle, function)
         serve(cycle, function, True, late_first)
     cycle.cores_changed = False

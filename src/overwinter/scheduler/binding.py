@@ -133,7 +133,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     if worker.keeps_s is not None:
         worker.keeps_s = max(worker.keeps_s, keepalive.at_most_s(function, cycle.policy))
     function.workers[worker.id] = worker
-    keep_cores(cycle, function, bind_owner(operation), bind, 1)
+    keep_cores(cycle, function, bind_owner(operation), bind, 1, serves=not function.wants_wake)
     cycle.timers.arm(worker.id, hangs_at)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from overwinter.core.ids import FunctionId
+from overwinter.core.ids import FunctionId, TenantId
 
 
 class CoreQueue(msgspec.Struct):
@@ -16,6 +16,8 @@ class CoreQueue(msgspec.Struct):
     """
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions with a request that cannot meet its SLO, the longest waiting first."""
+    tenants: dict[TenantId, dict[FunctionId, None]] = msgspec.field(default_factory=dict)
+    """The functions of each tenant that waits, the longest waiting first."""
     number: int = 0
     """The number of functions that have joined."""
     given: int = 0

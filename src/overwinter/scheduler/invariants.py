@@ -264,9 +264,15 @@ def _check_queues(cycle: Cycle) -> None:
 
 
 def _check_cores(cycle: Cycle) -> None:
-    """No core is free while a function waits for one, and runs do not exceed the cores, except one urgent run."""
+    """No core is free while a function waits for one, and runs do not exceed the cores, except one urgent run and one
+    of each tenant.
+    """
     state, cores = cycle.state, cycle.resources.cores
     waiting = [state.functions[id_] for id_ in (*state.cores.timely, *state.cores.late)]
+    of_tenants = {id_: tenant for tenant, own in state.cores.tenants.items() for id_ in own}
+    assert of_tenants == {each.spec.id: each.spec.tenant for each in waiting}, "the tenants of waiting functions differ"
+    served = {operation.function.spec.tenant for operation in state.holding.values()}
+    assert state.cores.tenants.keys() <= served, "a tenant without a core waits for one"
     if waiting:
         assert cycle.orders_cores, "a function waits for unlimited cores"
         assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"
@@ -274,7 +280,8 @@ def _check_cores(cycle: Cycle) -> None:
         keeping = [
             worker.point.run_cores for worker in state.workers.values() for run in worker.runs if _keeps(cycle, run)
         ]
-        assert sum(keeping) <= max(cores.capacity, *keeping, 0) + 1, "the runs exceed the cores"
+        beyond = 1 + sum(sorted(keeping)[-len(served) :]) if served else 0
+        assert sum(keeping) <= cores.capacity + beyond, "the runs exceed the cores"
 
 
 def _keeps(cycle: Cycle, run: int) -> bool:

@@ -52,7 +52,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     worker = Worker(id_, spec.id, function.family, spec.tenant, point, now, bound, start=operation)
     state.workers[id_] = function.workers[id_] = function.family.workers[id_] = worker
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
-    keep_cores(cycle, function, start_owner(id_), operation, 1)
+    keep_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
     # Its blocks are in use again: its time slice may have ended while it had no worker.
@@ -263,9 +263,13 @@ def watch_overdue(cycle: Cycle) -> None:
         cycle.timers.arm("cores", at)
 
 
-def keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
-    """Claim cores for an operation, unless it runs user code, which may wait for something other than a core."""
-    keeps = cycle.orders_cores and not function.spec.sandboxed
+def keep_cores(
+    cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int, serves: bool = True
+) -> None:
+    """Claim cores for an operation, unless it runs user code, which may wait for something other than a core.
+    `serves`: whether it serves a request. A trial or a load does not wait for a core, so it keeps none from requests.
+    """
+    keeps = cycle.orders_cores and serves and not function.spec.sandboxed
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
     if keeps:
         state = cycle.state

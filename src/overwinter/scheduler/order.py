@@ -6,7 +6,8 @@ A function has one want at a time, and waits in the queue of the one resource th
   could miss their SLO. Of the requests that can still meet it, the one due first is next; then the late ones, in the
   order of their arrival. Every LATE_EVERY-th core goes to a late request, so that each is answered eventually; a
   function with requests of both kinds waits for both. One additional run may begin for a request that would otherwise
-  be late and is not late at the slower pace, so that short runs need not wait for long ones.
+  be late and is not late at the slower pace, so that short runs need not wait for long ones. So may one operation of
+  each tenant that has none in progress: the kernel then shares the cores among the tenants.
 * Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
@@ -29,6 +30,8 @@ from overwinter.scheduler.tenant import Tenant
 LATE_EVERY = 10
 URGENT_CHECKED = 16
 """The approximate number of functions waiting for a core that are checked for an additional urgent run."""
+UNSERVED_CHECKED = 64
+"""The number of a tenant's waiting functions of which the one due first gets the core of a tenant that has none."""
 REQUESTS_CHECKED = 32
 """The number of a function's latest requests that are checked; late ones among them are moved to the end."""
 SHARED_PACE = 1.5
@@ -62,6 +65,10 @@ def leave(cycle: Cycle, function: Function) -> None:
     if function.waits_in == "cores":
         state.cores.timely.pop(id_, None)
         state.cores.late.pop(id_, None)
+        own = state.cores.tenants[function.spec.tenant]
+        own.pop(id_)
+        if not own:
+            del state.cores.tenants[function.spec.tenant]
         # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
     elif function.waits_in == "places":
@@ -115,6 +122,24 @@ def is_calm(cycle: Cycle) -> bool:
     return not (cycle.state.waiting or cycle.state.cores.waits) and (not busy or busy + 1 < cycle.cores)
 
 
+def first_of_unserved(cycle: Cycle) -> Function | None:
+    """A function of a tenant without any operation that keeps a core, while others keep them all; None: there is none.
+
+    The kernel shares the cores among the tenants, so that the runs of others cannot stop those of a tenant.
+    """
+    state, served = cycle.state, _served(cycle)
+    own = next((functions for tenant, functions in state.cores.tenants.items() if tenant not in served), None)
+    if own is None:
+        return None
+    first = [state.functions[id_] for id_ in islice(own, UNSERVED_CHECKED)]
+    return min(first, key=lambda each: (_first(cycle, each).level, _first(cycle, each).due))
+
+
+def _served(cycle: Cycle) -> set[TenantId]:
+    """The tenants whose operations keep cores."""
+    return {each.function.spec.tenant for each in cycle.state.holding.values()}
+
+
 def is_turn_of_late(count: int) -> bool:
     """Whether, after this many cores, the next one is for late requests."""
     return (count + 1) % LATE_EVERY == 0
@@ -132,7 +157,7 @@ def first_for_cores(cycle: Cycle) -> Function | None:
 def urgent(cycle: Cycle) -> Function | None:
     """The function whose first request justifies one run more than there are cores, or None."""
     cores, now, state = cycle.resources.cores, cycle.now, cycle.state
-    if cores.taken > cycle.cores:
+    if cores.taken > cycle.cores + max(0, len(_served(cycle)) - 1):
         return None
     ends = min((operation.ends for operation in state.holding.values()), default=now)
     wait_s = max(0.0, ends - now)
@@ -154,6 +179,7 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
     arrange(cycle, function)
     first = _first(cycle, function)
     level, due = first.level, first.due
+    queue.tenants.setdefault(function.spec.tenant, {}).setdefault(id_)
     cycle.cores_changed = True
     if not queue.waits:
         watch_overdue(cycle)

@@ -61,7 +61,7 @@ class Resources:
 
     def of_cores(self, cores: int, keeps: bool) -> Claim:
         """The claim of a run, a bind or a start until it ends. `keeps`: whether it keeps its cores from others, unlike
-        user code and overdue operations, which may wait for something other than a core.
+        user code and overdue operations, which may wait for something other than a core, and what serves no request.
         """
         return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
 
