@@ -5,6 +5,7 @@ import pytest
 
 from overwinter.core.errors import ConflictError, ForbiddenError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName, TenantId
+from overwinter.store import catalog as catalog_module
 from overwinter.store.catalog import _SCHEMAS, SCHEMA_VERSION, Catalog
 
 NAME = FunctionName("one")
@@ -43,6 +44,25 @@ def test_a_version_number_is_never_given_out_again(catalog, path):
     again = Catalog(path)
     assert again.add(NAME, TENANT, b"d", 1.0) == 4
     again.close()
+
+
+def test_old_names_that_nothing_has_are_dropped_and_their_versions_not_given_again(catalog, monkeypatch):
+    monkeypatch.setattr(catalog_module, "NAMES_MAX", 3)
+    names = [FunctionName(f"n{number}") for number in range(8)]
+    catalog.add(FunctionName("kept"), TENANT, b"k", 0.0)
+    catalog.put_pipeline(FunctionName("kept-too"), TENANT, b"p", 0.5)
+    catalog.add(FunctionName("other"), TenantId("other"), b"o", 0.0)
+    for number, name in enumerate(names):
+        for _ in range(3 if number == 1 else 1):
+            last = catalog.add(name, TENANT, b"n", 1.0 + number)
+        catalog.remove(name, None)
+    with catalog.file.reading() as db:
+        known = {name for (name,) in db.execute("SELECT name FROM names")}
+    assert known == {"kept", "kept-too", "other", *names[-4:]}
+    assert catalog.add(names[1], TENANT, b"n", 20.0) > 3
+    assert catalog.add(names[7], TENANT, b"n", 21.0) == last + 1
+    assert catalog.add(FunctionName("kept"), TENANT, b"k", 22.0) == 2
+    assert catalog.add(FunctionName("new"), TenantId("other"), b"o", 23.0) == 1
 
 
 def test_the_newest_or_a_given_version_is_found(catalog):

@@ -3,6 +3,9 @@
 It is one SQLite file beside the blocks. A version number is assigned in the transaction that adds the function and is
 never reused for that name, so `name@3` always means the same version, even after its removal. Functions and pipelines
 share one namespace; only the newest version of a pipeline is kept.
+
+Of the names of a tenant that nothing has any more, the catalog knows the latest NAMES_MAX. Of those before it knows
+only the highest version, and a name that is new to it starts above that.
 """
 
 import sqlite3
@@ -18,6 +21,8 @@ from overwinter.store.traffic import check_removal, forget
 
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX = 10_000
+NAMES_MAX = 10_000
+"""The names that the catalog knows of a tenant, besides those of its functions and pipelines."""
 _SCHEMAS = (
     (
         "CREATE TABLE node (identity TEXT NOT NULL)",
@@ -40,6 +45,12 @@ _SCHEMAS = (
         "ALTER TABLE pipelines ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
     ),
     ("CREATE TABLE traffic (name TEXT PRIMARY KEY, shares BLOB NOT NULL) WITHOUT ROWID",),
+    (
+        "ALTER TABLE names ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE names ADD COLUMN given REAL NOT NULL DEFAULT 0",
+        "CREATE INDEX names_by_tenant ON names (tenant, given)",
+        "CREATE TABLE dropped_names (tenant TEXT PRIMARY KEY, last_version INTEGER NOT NULL) WITHOUT ROWID",
+    ),
 )
 """The statements by which each version of the schema extends the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)
@@ -83,7 +94,7 @@ class Catalog:
             if db.execute("SELECT 1 FROM pipelines WHERE name = ?", (name,)).fetchone() is not None:
                 raise ConflictError(f"{name!r} is a pipeline: remove it first, or give the function another name")
             _check_tenant(db, "functions", "function", name, tenant)
-            version = _next_version(db, name)
+            version = _next_version(db, name, tenant, created)
             values = (name, version, manifest, created, proven, tenant)
             db.execute("INSERT INTO functions VALUES (?, ?, ?, ?, ?, ?)", values)
         return version
@@ -98,7 +109,7 @@ class Catalog:
             if _versions(db, name):
                 raise ConflictError(f"{name!r} is a function: remove it first, or give the pipeline another name")
             _check_tenant(db, "pipelines", "pipeline", name, tenant)
-            version = _next_version(db, name)
+            version = _next_version(db, name, tenant, created)
             values = (name, version, pipeline, created, tenant)
             db.execute("INSERT OR REPLACE INTO pipelines VALUES (?, ?, ?, ?, ?)", values)
         return version
@@ -214,13 +225,28 @@ class Catalog:
         return str(identity)
 
 
-def _next_version(db: sqlite3.Connection, name: FunctionName) -> int:
+def _next_version(db: sqlite3.Connection, name: FunctionName, tenant: TenantId, created: float) -> int:
     (version,) = db.execute(
-        """INSERT INTO names VALUES (?, 1)
-           ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
-        (name,),
+        """INSERT INTO names SELECT ?1, 1 + coalesce(max(last_version), 0), ?2, ?3 FROM dropped_names WHERE tenant = ?2
+           ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1, tenant = ?2, given = ?3
+           RETURNING last_version""",
+        (name, tenant, created),
     ).fetchone()
+    _drop_names(db, tenant)
     return int(version)
+
+
+def _drop_names(db: sqlite3.Connection, tenant: TenantId) -> None:
+    """Drop the names of a tenant that nothing has any more, but for the latest."""
+    unused = """FROM names WHERE tenant = ?1 AND given < (SELECT given FROM names WHERE tenant = ?1
+                                                         ORDER BY given DESC LIMIT 1 OFFSET ?2)
+                AND name NOT IN (SELECT name FROM functions) AND name NOT IN (SELECT name FROM pipelines)"""
+    db.execute(
+        f"""INSERT INTO dropped_names SELECT ?1, max(last_version) {unused} HAVING count(*)
+            ON CONFLICT (tenant) DO UPDATE SET last_version = max(last_version, excluded.last_version)""",
+        (tenant, NAMES_MAX),
+    )
+    db.execute(f"DELETE {unused}", (tenant, NAMES_MAX))
 
 
 def _versions(db: sqlite3.Connection, name: FunctionName, proven: bool = False) -> tuple[int, ...]:

@@ -378,9 +378,7 @@ class WarmedUp(_Message, frozen=True):
 
 
 class Compute(_Message, frozen=True):
-    """Let a function's program run on the pool. Its inputs are in the slot's second buffer in this order; the buffer is
-    the node's until `Computed`.
-    """
+    """Let a function's program run on the pool. Until `Computed` its inputs lie, in order, in the second buffer."""
 
     number: int
     """Identifies the answer."""
