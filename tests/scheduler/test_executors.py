@@ -327,6 +327,26 @@ def test_a_run_that_breaks_its_device_fails_and_counts_against_its_function_alon
     assert known(world).blamed == {}
 
 
+def test_good_runs_between_those_that_break_a_device_clear_nothing_for_a_while():
+    world = World(devices=(device(),))
+    world.deploy(pooled("f", 100_000, timeout_s=1000.0))
+    served(world, "f")
+    function = world.state.functions["f@1"]
+    for number in (1, 2, 3):
+        request = world.arrive("f")
+        run_of(world, "f@1")
+        broken(world)
+        assert world.answers[request].error == "ProgramError"
+        assert (function.failures, backs_off(world)) == (number, number > 1)
+        request = world.arrive("f")
+        run_of(world, "f@1")
+        world.settle()
+        assert (type(world.answers[request]), function.failures) == (Reply, number)
+    for _ in range(shared_runs.SUSPECT_RUNS + 1):
+        served(world, "f")
+    assert function.failures == 0
+
+
 def test_functions_whose_shared_run_breaks_a_device_run_alone_for_a_while():
     world = world_of(variant("f"), variant("g"))
     arrive_during_a_run(world, "f", "g")

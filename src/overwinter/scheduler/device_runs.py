@@ -191,13 +191,19 @@ def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
         for part in operation.parts:
             facts(part.function).unplaced.clear()
             if not event.fault:
-                part.function.failures, part.function.lost = 0, False
+                _ran_well(part.function)
             _answer(cycle, part, failures)
     for function in draining:
         residency.unbind(cycle, device, function.spec.id)
     for function in operation.functions:
         cycle.mark(function)
     return operation
+
+
+def _ran_well(function: Function) -> None:
+    function.lost = False
+    if not shared_runs.is_suspect(function):
+        function.failures = 0
 
 
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:

@@ -72,6 +72,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     _failed(cycle, device, operation.function, event.fault)
     for part in operation.parts:
         _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
+        # Each time the device is lost to all tenants for a start, so good runs in between do not clear what is counted.
+        part.function.killed_at = part.function.runs
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> None:
