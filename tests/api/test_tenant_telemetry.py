@@ -133,7 +133,7 @@ def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None
 
 
 TOTALS = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)
-TOTALS |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "functions_deployed": 99}
+TOTALS |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "versions_deployed": 99}
 
 
 def function_activity(name: str) -> FunctionActivity:
@@ -151,7 +151,7 @@ def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]
     node = NodeActivity(**TOTALS, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
     own = own_activity(node, "me")
-    assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.functions_deployed) == (3, 3, 3, 3, 1)
+    assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.versions_deployed) == (3, 3, 3, 3, 1)
     assert (own.cores_running, own.host_budget, own.private_budget) == (None, None, None)
     assert [(each.name, each.exclusive_bytes) for each in own.functions] == [("mine", None)]
     assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})

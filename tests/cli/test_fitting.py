@@ -33,7 +33,7 @@ FEW = {
 }  # fmt: skip
 ACTIVITY = {
     "cores": 128, "cores_running": 128, "worker_states": {"idle": 10_000, "busy": 128, "starting": 1000},
-    "functions_deployed": 20_000, "running": 123_456, "queued": 1_234_567, "host_bytes": 1 << 40,
+    "versions_deployed": 20_000, "running": 123_456, "queued": 1_234_567, "host_bytes": 1 << 40,
     "host_budget": 2 << 40, "private_bytes": 1 << 40, "private_budget": 2 << 40, "functions": [MANY, FEW],
 }  # fmt: skip
 LISTED = {

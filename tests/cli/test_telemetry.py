@@ -11,7 +11,7 @@ FUNCTION = {
     "private_bytes": 1 << 20, "wakes": 7, "requests": 9, "refused": 1,
 }  # fmt: skip
 ACTIVITY = {
-    "cores": 4, "cores_running": 2, "worker_states": {"idle": 1}, "functions_deployed": 3, "running": 2, "queued": 3,
+    "cores": 4, "cores_running": 2, "worker_states": {"idle": 1}, "versions_deployed": 3, "running": 2, "queued": 3,
     "host_bytes": 2048, "host_budget": None, "private_bytes": 1 << 20, "private_budget": 1 << 30,
     "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)], "workers": [],
 }  # fmt: skip
@@ -54,7 +54,7 @@ def text(*what: object) -> str:
 
 def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
     shown = text(activity_table(ACTIVITY, 2))
-    assert "cores 2 of 4 run   workers: 1 idle   requests: 2 running, 3 waiting   versions: 3" in shown
+    assert "cores in use: 2 of 4   workers: 1 idle   requests: 2 running, 3 waiting   versions: 3" in shown
     assert "host store 2.0 KiB   private memory of workers 1.0 MiB of 1.0 GiB" in shown
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("f")] == ["f0", "f1"]
     assert "and 1 more" in shown
@@ -71,7 +71,7 @@ def test_an_explanation_tells_why() -> None:
     )
     assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
     assert "80 ms, met by 50.0%; no configuration meets it on this machine" in shown
-    assert "2 configurations, known for 2 min; in service at 1.50 of the measured latency" in shown
+    assert "2 configurations, known for 2 min; in service the latency is 1.50 times that" in shown
     assert "the fastest takes 250 ms with 2 cores, batch 4, concurrency 2, 1.0 KiB" in shown
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
@@ -116,7 +116,7 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": pool})).split())
     assert "after 3 failures, on virtual:0, 0 waiting" in shown
-    assert "runs on devices 7 on virtual:0, 2 on virtual:1; 50.0% missed no bytes; 2.0 KiB moved" in shown
+    assert "runs on devices 7 on virtual:0, 2 on virtual:1; 50.0% found all blocks; 2.0 KiB moved" in shown
     assert "last device virtual:0: 5 bytes were missing there" in shown
     assert "8 of the last 9 answers were in time; 4 more in time are required to meet the SLO" in shown
     assert "runs take 100 ms" in shown

@@ -135,7 +135,7 @@ def test_one_function_is_seen(shared_node):
     assert used["core_ms"] > 0
     seen = pool.client.activity()
     assert [(each["name"], each["requests"], each["device"]) for each in seen["functions"]] == [("seen", 4, "pool")]
-    assert (seen["functions_deployed"], seen["functions"][0]["attainment"]) == (1, 1.0)
+    assert (seen["versions_deployed"], seen["functions"][0]["attainment"]) == (1, 1.0)
     assert {each["function"] for device in seen["devices"] for each in device["functions"]} == {"seen@1"}
     for ask_for in (pool.client.function, pool.client.remove, pool.client.load, lambda name: ask(pool, name)):
         with pytest.raises(OverwinterError):

@@ -152,7 +152,7 @@ def test_answers_do_not_depend_on_functions_of_other_tenants(tenants: Tenants) -
     assert (used["disk_byte_s"], used["host_byte_s"]) == (None, None)
     activity = tenants.bob.activity()
     assert [each["exclusive_bytes"] for each in activity["functions"]] == [None]
-    assert (activity["functions_deployed"], activity["cores_running"], activity["host_budget"]) == (1, None, None)
+    assert (activity["versions_deployed"], activity["cores_running"], activity["host_budget"]) == (1, None, None)
     assert "overwinter_function_bytes" not in tenants.bob.metrics()
     assert "overwinter_workers" not in tenants.bob.metrics()
 

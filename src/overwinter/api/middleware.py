@@ -1,8 +1,8 @@
 """The one layer around the routes, which every request passes.
 
-It authenticates the caller before anything else of the request is handled, reserves memory of the budget until the
-answer is sent, converts every error to an answer, returns the request id, and writes the audit log. A node that stops
-accepts no new requests. This is one layer because each layer takes time in every request.
+It authenticates the caller before anything else of the request is handled, releases the memory that the request has
+reserved once its answer is sent, converts every error to an answer, returns the request id, and writes the audit log. A
+node that stops accepts no new requests. This is one layer because each layer takes time in every request.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class RequestMiddleware:
         scope["app"] = self._router
         started = False
 
-        async def begun(message: Message) -> None:
+        async def send_completed(message: Message) -> None:
             nonlocal started
             if not started:
                 started = True
@@ -58,16 +58,16 @@ class RequestMiddleware:
         try:
             try:
                 self._admit(scope)
-                await self._router.app(scope, receive, begun)
+                await self._router.app(scope, receive, send_completed)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
                 answer = answer_error(scope, error, self._refusals)
                 if not started:
-                    await answer(scope, receive, begun)
+                    await answer(scope, receive, send_completed)
         except asyncio.CancelledError:
-            # Only the end of a drain cancels. The task ends with this answer, so the cancellation need not be raised
-            # again.
+            # Only the end of a drain cancels a request here: `unless_gone` has handled a client that left. The task
+            # ends with this answer, so the cancellation need not be raised again.
             if not started:
-                await error_response(OverloadedError(TOO_LATE))(scope, receive, begun)
+                await error_response(OverloadedError(TOO_LATE))(scope, receive, send_completed)
         finally:
             hold.close()
             self._drain.leave()

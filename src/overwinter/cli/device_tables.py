@@ -83,7 +83,7 @@ _RESIDENTS = (
     Column("FUNCTION", "name"),
     Column("TENANT", "name", 1),
     Column("BYTES"),
-    Column("ITS OWN"),
+    Column("EXCLUSIVE"),
 )
 
 

@@ -85,7 +85,7 @@ _ACTIVITY = (
     Column("SLO", drop_order=12),
     Column("MET", drop_order=13),
     Column("IN HOST", drop_order=7),
-    Column("ITS OWN", drop_order=3),
+    Column("EXCLUSIVE", drop_order=3),
     Column("PRIVATE", drop_order=9),
     Column("WAKES", drop_order=4),
     Column("REQUESTS", drop_order=8),
@@ -95,11 +95,11 @@ _ACTIVITY = (
 
 def _node_text(activity: Description) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(activity["worker_states"].items())) or "none"
-    # Only the operator receives the figures of the whole node.
+    # Only the administrator receives the figures of the whole node.
     running = activity["cores_running"]
     return (
-        f"cores {'-' if running is None else running} of {activity['cores']} run   workers: {states}   requests: "
-        f"{activity['running']} running, {activity['queued']} waiting   versions: {activity['functions_deployed']}"
+        f"cores in use: {'-' if running is None else running} of {activity['cores']}   workers: {states}   requests: "
+        f"{activity['running']} running, {activity['queued']} waiting   versions: {activity['versions_deployed']}"
     )
 
 
@@ -113,7 +113,7 @@ def _memory_text(activity: Description) -> str:
 def explained_tables(explained: Description) -> Iterator[RenderableType]:
     """Build a table for each aspect of a function about which something is known."""
     yield facts_table(_facts_of(explained))
-    tiers = _titled("TIER", numbers=("RESIDENT", "MISSING", "ITS OWN", "SHARED", "WITH FUNCTIONS"))
+    tiers = _titled("TIER", numbers=("RESIDENT", "MISSING", "EXCLUSIVE", "SHARED", "SHARED BY"))
     for tier in explained["tiers"]:
         name = f"{tier['tier']} ({tier['store']})" if tier["store"] else tier["tier"]
         sizes = (size_text(tier[key]) for key in ("resident", "missing", "exclusive", "shared"))
@@ -164,7 +164,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
 def _pool_facts(pool: Description) -> dict[str, str]:
     """Return where a function of the pool ran, why there, and what counts for its priority."""
     runs = ", ".join(f"{count} on {name}" for name, count in pool["runs"].items()) or "none"
-    hits = "" if pool["hit_ratio"] is None else f"; {_share_text(pool['hit_ratio'])} missed no bytes"
+    hits = "" if pool["hit_ratio"] is None else f"; {_share_text(pool['hit_ratio'])} found all blocks"
     moved = "" if pool["moved_bytes"] is None else f"; {size_text(pool['moved_bytes'])} moved"
     priority = f"{pool['in_time']} of the last {pool['answers']} answers were in time"
     if pool["required"] > 0:
@@ -209,7 +209,7 @@ def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
     known = _count(profile["points"], "configuration", "configurations")
-    text = f"{known}{age}; in service at {profile['pace']:.2f} of the measured latency"
+    text = f"{known}{age}; in service the latency is {profile['pace']:.2f} times that"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (

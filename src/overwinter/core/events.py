@@ -32,8 +32,8 @@ class Deployed(_Event, frozen=True):
     resident: bool = False
     """Whether the host store already has all its blocks."""
     quarantined: str = ""
-    """Why the function stays out of service until it is loaded: the failure of the scheduler on it before the node
-    started.
+    """Why the function stays out of service until it is loaded: the scheduler failed on it before the node started, or
+    its program cannot be read.
     """
 
 
@@ -110,7 +110,7 @@ class LoadFailed(_Event, frozen=True):
 
 class WorkerReady(_Event, frozen=True):
     """A worker has its program and its weights and is idle; or an executor has its device; or a process forked ahead
-    waits.
+    waits to be used.
     """
 
     worker: WorkerId
@@ -126,7 +126,7 @@ class Bound(_Event, frozen=True):
 
 
 class BindFailed(_Event, frozen=True):
-    """A worker could not bind another function, and has released its resources."""
+    """A worker could not bind another function, and has released what it held for it."""
 
     worker: WorkerId
     function: FunctionId
@@ -155,7 +155,7 @@ class RunEnded(_Event, frozen=True):
     moved_bytes: int = 0
     """The bytes that were transferred to a device for the run."""
     unplaced: bool = False
-    """Whether nothing ran because the blocks did not fit on the device: its free memory is not adjacent."""
+    """Whether nothing ran because the blocks did not fit on the device: its free memory is not contiguous."""
     peer_bytes: int = 0
     """The part of the moved bytes that came from another device."""
     program_s: float = 0.0
@@ -191,7 +191,7 @@ class Demoted(_Event, frozen=True):
 
 
 class ZygoteLost(_Event, frozen=True):
-    """A zygote died or was stopped for another; the programs that it had prepared are lost."""
+    """A zygote died, or was stopped to make room for another; the programs that it had prepared are lost."""
 
     tenant: TenantId | None = None
     """The tenant whose zygote it was; None: the base zygote, and with it all others."""
@@ -205,7 +205,7 @@ class Profiled(_Event, frozen=True):
 
 
 class RateForecast(_Event, frozen=True):
-    """The future request rate of a function is known."""
+    """The forecast of a function's request rate has changed."""
 
     function: FunctionId
     rate: float

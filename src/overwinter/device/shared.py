@@ -2,7 +2,7 @@
 
 It is a file that both map. A table behind the blocks says where each block is. The owner clears a block's entry before
 it frees or moves the block, and never waits. A process that has copied a block looks at its entry again, and the copy
-is void if the entry has changed. So no process waits for another, and the end of one disturbs no other.
+is void if the entry has changed. So no process waits for another, and one that ends does not disturb the others.
 """
 
 import fcntl
@@ -25,7 +25,8 @@ PROBES = 8
 _SEAL_FUTURE_WRITE = 0x10
 
 _ENTRY = struct.Struct("@QQQ64s")
-"""A number that no other entry has, or 0 if the slot is empty; the offset, the bytes and the address of the block."""
+"""A number that no other entry has, or 0 if the slot is empty; the offset and size of the block in bytes; its address.
+"""
 _WORDS = _ENTRY.size // 8
 
 
@@ -121,9 +122,9 @@ class Table:
         return moved
 
 
-def table_start(nbytes: int) -> int:
-    """Return where the table of a memory with this many bytes starts."""
-    return nbytes - nbytes // (BYTES_PER_SLOT + _ENTRY.size) * _ENTRY.size
+def table_start(file_bytes: int) -> int:
+    """Return the offset of the table in a file of this size, table included."""
+    return file_bytes - file_bytes // (BYTES_PER_SLOT + _ENTRY.size) * _ENTRY.size
 
 
 def _slots(address: Address, number: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ from overwinter.core.agreement import Closeness
 from overwinter.model.structure import Program
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
-"""The largest difference that other kernels may cause, relative to the output's magnitude.
+"""The largest difference that the choice of other kernels may cause, relative to the output's magnitude.
 
 PyTorch chooses kernels by size and by what it can fuse, and each has its own order of summation. In float32 this causes
 1e-7 to 1e-5, and more in deep networks and for unusual inputs. A wrong program differs by far more.
@@ -41,7 +41,7 @@ class ClosenessMeter:
         return dict(zip(self._names, self._seen, strict=True))
 
     def compare(self, wanted: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> str:
-        """Return the first output that exceeds the bound, with the difference; empty if none does."""
+        """Return the first mismatch as a text (number, type, shape, or a difference above the bound); empty: none."""
         if len(wanted) != len(given):
             return f"{len(given)} outputs instead of {len(wanted)}"
         seen: list[Closeness] = []

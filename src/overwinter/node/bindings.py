@@ -13,10 +13,9 @@ BindCallback = Callable[[Failure | None], None]
 
 
 class Bindings:
-    """The functions and blocks of one worker.
+    """The functions and blocks of one worker or executor.
 
-    A function's blocks count from the bind to the unbind, even if the bind fails, because the worker counts them in the
-    same way.
+    A function's blocks are held from the bind to the unbind, even if the bind fails; the process does the same.
     """
 
     def __init__(self) -> None:
@@ -63,8 +62,8 @@ class Bindings:
         self._users.update(self._blocks[bind.function])
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback, fds: Sequence[int] = ()) -> None:
-        """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`: the
-        descriptors of the blocks that it lacks, and others after them, if their files are to be recorded.
+        """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`:
+        descriptors, first those of the blocks that it lacks, whose files are recorded; without any, none is.
         """
         self.add(function, bind, fds)
         self._pending[bind.function] = report

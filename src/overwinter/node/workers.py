@@ -90,12 +90,13 @@ class WorkerProcess(ContainedProcess):
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run, and note its CPU time."""
+        computed_s = self._computed_s()
         if not self._flights:
-            self.computed_outside_runs_s()
+            self._count_outside_runs(computed_s)
             self._outside_runs_from = None
         # The CPU time of a worker is that of all its slots.
         slo_s = (self._slo_ms or 0.0) / 1000 * len(self.slots)
-        self._slo_spent_at_s[run] = (self._computed_s() or 0.0) + slo_s
+        self._slo_spent_at_s[run] = (computed_s or 0.0) + slo_s
         return super().begin(run, requests, functions)
 
     def can_meet_slo(self, computed_s: float) -> bool:
@@ -127,12 +128,17 @@ class WorkerProcess(ContainedProcess):
 
     def computed_outside_runs_s(self) -> float:
         """The processor seconds that it has used while it was ready and nothing ran."""
-        computed_s = self._computed_s() if self.ready and not self._flights else None
-        if computed_s is not None:
-            if self._outside_runs_from is not None:
-                self._outside_runs_s += max(0.0, computed_s - self._outside_runs_from)
-            self._outside_runs_from = max(computed_s, self._outside_runs_from or 0.0)
+        if not self._flights:
+            self._count_outside_runs(self._computed_s())
         return self._outside_runs_s
+
+    def _count_outside_runs(self, computed_s: float | None) -> None:
+        """Account for the CPU seconds since its last run ended. `computed_s`: those that it has used in all."""
+        if not self.ready or computed_s is None:
+            return
+        if self._outside_runs_from is not None:
+            self._outside_runs_s += max(0.0, computed_s - self._outside_runs_from)
+        self._outside_runs_from = max(computed_s, self._outside_runs_from or 0.0)
 
     @property
     def in_progress(self) -> frozenset[RunId | str]:

@@ -95,7 +95,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
         fitting = list(swaps.large_enough(cycle, function))
         if all(pooled.unplaced.get(each.config.name) for each in fitting):
             pooled.unplaced.clear()
-            why = f"no device can hold each block of function {id_} ({pooled.nbytes} bytes in all) in adjacent memory"
+            why = f"no device can hold each block of function {id_} ({pooled.nbytes} bytes in all) in contiguous memory"
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
         elif any_out and all(each.is_out(cycle.now) for each in fitting):
             first = min(fitting, key=lambda each: each.backoff_until)

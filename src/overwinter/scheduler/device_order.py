@@ -17,7 +17,7 @@ from overwinter.scheduler.policies.device_queueing import (
     boundary,
     next_alpha,
 )
-from overwinter.scheduler.policies.queueing import late_last
+from overwinter.scheduler.policies.queueing import order_late
 from overwinter.scheduler.pool import Device, Pool
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
@@ -48,7 +48,7 @@ def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int
     soonest, first = cycle.now + start_s + run_s, requests[function.queue[0]]
     has_slo = _has_slo(function, first)
     if has_slo and first.due < soonest:
-        late_last(function.queue, requests, soonest, late_first=False)
+        order_late(function.queue, requests, soonest, late_first=False)
     return _waiting(cycle, function, has_slo, start_s, soonest)
 
 

@@ -1,6 +1,6 @@
-"""Applies events to the tables, with one function per event: operations end by their ids, and replies are sent.
+"""Applies events to the tables, each in one Python function: operations end by their ids, and replies are sent.
 
-Nothing is decided here. Each function marks the functions whose wants may have changed; admission.py asks for these
+No waiting request gets a resource here. Functions whose wants may have changed are marked; admission.py asks for these
 wants.
 """
 
@@ -146,7 +146,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         return
     count_arrival(cycle, function)
     replicas.watch(cycle, function)
-    # A program runs for requests that were accepted before, and a run of them has one call at a time.
+    # A part runs for accepted requests, and each run of a handler makes one call at a time, so its queue has no limit.
     queued = counterpart.queued(cycle.state, function) if either else len(function.queue)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
@@ -244,11 +244,11 @@ def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
     if spec.program in prepared or spent_s > config.warm_up_max_s:
         return
     cycle.state.prepared[spec.tenant] = prepared
-    forget = next(iter(prepared)) if len(prepared) >= config.prepared_max else None
-    if forget is not None:
-        del prepared[forget]
+    oldest = next(iter(prepared)) if len(prepared) >= config.prepared_max else None
+    if oldest is not None:
+        del prepared[oldest]
     prepared[spec.program] = None
-    cycle.actions.append(Prepare(spec.id, forget))
+    cycle.actions.append(Prepare(spec.id, oldest))
     ahead.set_check(cycle, cycle.now + ahead.REFILL_S)
 
 
@@ -297,7 +297,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
-    """Record a failed bind: the worker gets no other bind of the function, which will need a new worker."""
+    """Record a failed bind: lost blocks are loaded again, once; otherwise the worker gets no other bind of it."""
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
     if worker is None or binding is None:
@@ -318,7 +318,7 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Stop the worker, or mark its family, if an operation ended for a function that no longer belongs to it."""
+    """Stop the worker, or mark its family, if an operation ended for a function that no longer belongs to both."""
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
     if worker.is_orphaned and worker.is_idle:
@@ -328,18 +328,18 @@ def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Mark the other waiting functions of the family, after the one for which the worker was started."""
+    """Mark the other waiting functions of the family, after the one whose start or bind has ended."""
     family, id_ = worker.family, function.spec.id
     if any(other != id_ for other in (*family.waiting, *family.waking)):
         families.mark(cycle, family)
 
 
 def _demoted(cycle: Cycle, id_: WorkerId) -> None:
-    """Drain a demoted worker: its runs may end, however long they take, and waiting requests go to other workers."""
+    """Drain a worker that gets only idle cores: its runs may end, however late; waiting requests go to others."""
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.drain is not None:
         return
-    drain(cycle, worker, "it computed more than its runs allow")
+    drain(cycle, worker, "it used more processor time than its runs may")
     mark_all(cycle, worker)
 
 

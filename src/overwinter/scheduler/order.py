@@ -22,7 +22,7 @@ from overwinter.core.ids import FunctionId, TenantId
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
-from overwinter.scheduler.policies.queueing import ORDINARY, late_last
+from overwinter.scheduler.policies.queueing import ORDINARY, order_late
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function, QueueName
 from overwinter.scheduler.tenant import Tenant
@@ -105,7 +105,7 @@ def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
         return
     needed_s = _needed_s(cycle, function)
     if late_first or cycle.now + needed_s > _first(cycle, function).due:
-        late_last(function.queue, cycle.state.requests, cycle.now + needed_s, late_first)
+        order_late(function.queue, cycle.state.requests, cycle.now + needed_s, late_first)
 
 
 def needs(function: Function) -> int:

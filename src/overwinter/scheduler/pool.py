@@ -275,7 +275,7 @@ class PoolFunction(msgspec.Struct, eq=False):
     preparation_failed: bool = False
     """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
-    """The devices on which its blocks did not fit, because the free memory was not adjacent; True: nothing was left
+    """The devices on which its blocks did not fit, because the free memory was not contiguous; True: nothing was left
     there that could be evicted.
     """
     last: LastBinding | None = None

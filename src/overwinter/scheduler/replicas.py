@@ -80,9 +80,9 @@ def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> I
     """Yield those of these devices on which a function finds room, and what is evicted there for it."""
     for each in devices:
         short = each.short_bytes(each.missing_bytes(facts(function)))
-        worth_less = swaps.worth_less(cycle, function, each) if short else {}
-        if short <= sum(worth_less.values()):
-            yield each, list(worth_less)
+        less_valuable = swaps.less_valuable(cycle, function, each) if short else {}
+        if short <= sum(less_valuable.values()):
+            yield each, list(less_valuable)
 
 
 def _start_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:

@@ -14,11 +14,12 @@ from overwinter.scheduler.policies.device_eviction import Candidate, Value
 from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
 from overwinter.scheduler.state import Function, State
 
-WORTHLESS: Value = (0.0, 0.0, 0.0)
+ON_FAILURE: Value = (0.0, 0.0, 0.0)
+"""The value of a function on which the policy failed."""
 
 
 def facts(function: Function) -> PoolFunction:
-    """What is known of a function of the pool."""
+    """Return what is known of a function of the pool."""
     assert function.pool is not None, f"{function.spec.id} is not a function of the pool"
     return function.pool
 
@@ -75,9 +76,10 @@ def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list
     return [_option(cycle, function, device, execution_s) for device in devices]
 
 
-def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], run_s: float) -> float:
-    """The least time for which a run of this many seconds would wait for blocks, on these devices and those peers that
-    have the whole function; 0 if none of them serves it. `beside`: the neighbours of each device that bring blocks.
+def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], execution_s: float) -> float:
+    """The least time for which a run of `execution_s` would wait for blocks on one of the devices in `beside`, brought
+    from the host or from a peer that has the whole function; 0 if none of them serves it. `beside`: for each device,
+    the number of neighbours that bring blocks.
     """
     owner, least_s = owner_of(cycle, function), inf
     for device in fitting(cycle, function):
@@ -88,7 +90,7 @@ def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int]
         for peer, rate in _providers(cycle, device) if missing else ():
             if function.spec.id in peer.residents:
                 swap_s = min(swap_s, device.config.latency_s + missing / rate)
-        least_s = min(least_s, max(0.0, swap_s - run_s))
+        least_s = min(least_s, max(0.0, swap_s - execution_s))
     return 0.0 if least_s == inf else least_s
 
 
@@ -153,9 +155,9 @@ def swap_times(
     return host_s + config.latency_s + provided / config.peers[peer], host_s
 
 
-def worth_less(cycle: Cycle, function: Function, device: Device) -> dict[Function, int]:
-    """Return the functions that were not used for a period, and are worth less on a device than this one would be
-    there, the first to evict first; with the bytes that the eviction of each frees.
+def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Function, int]:
+    """Return the functions that were not used for `policy.period_s`, and are less valuable on a device than this one
+    would be there, the first to evict first; with the bytes that the eviction of each frees.
     """
     rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(facts(function))
     alone = _candidate(cycle, function, device, Resident(function, {}, cycle.now))
@@ -166,7 +168,7 @@ def worth_less(cycle: Cycle, function: Function, device: Device) -> dict[Functio
         swap_s=transfer_s(device.config, missing, 0),
         peer_s=device.config.latency_s + missing / rate if rate else None,
     )
-    most = call_policy(cycle.state, function, WORTHLESS, rule, own)
+    most = call_policy(cycle.state, function, ON_FAILURE, rule, own)
     found: list[tuple[Value, Candidate, Function]] = []
     for each in device.residents.values():
         candidate = _candidate(cycle, function, device, each)
@@ -190,7 +192,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     def value(resident: Resident) -> tuple[int, Value]:
         other, candidate = resident.function, _candidate(cycle, function, device, resident)
         order = len(later) - later.index(other) if other in later else 0
-        return order, call_policy(cycle.state, other, WORTHLESS, rule, candidate)
+        return order, call_policy(cycle.state, other, ON_FAILURE, rule, candidate)
 
     return [each.function for each in sorted(may, key=value)]
 

@@ -52,7 +52,7 @@ LOAD_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = LoadBlocks(), FreeMemory(), Fork(),
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
-    """Return the best option for the waiting requests.
+    """Return the best option for the waiting requests, or for a caller that waits for the function to be loaded.
 
     Run them in a worker that has bound the function and has a free slot; otherwise bind it in a worker of its family
     with a free slot and memory; otherwise make memory available there; otherwise fork a worker. Load its blocks first.
@@ -124,9 +124,9 @@ def _needs_worker_now(cycle: Cycle, function: Function) -> bool:
 
 
 def needs_worker(cycle: Cycle, function: Function) -> bool:
-    """Whether waiting requests need a worker. The first worker always; a further one, one at a time, if a core is free
-    for it and the existing workers would keep the family's last request waiting longer than a wake takes and than its
-    SLO allows.
+    """Whether waiting requests need a worker. The first worker always; a further one, one at a time, if the policy is
+    eager, a core is free, no worker has a free slot, and the family's last request would wait longer than a wake takes
+    and than the SLO of this function allows.
     """
     workers, ready = function.usable(), []
     if len(workers) >= function.family.max_workers or function.is_starting:
@@ -176,8 +176,8 @@ def _will_serve_family(worker: Worker) -> bool:
 
 
 def _is_lost(cycle: Cycle, worker: Worker) -> bool:
-    """Whether a worker will not become available soon. A draining worker takes no more work, and its run may take long,
-    because other runs slow it down.
+    """Whether a worker will not become available soon: it drains without a time limit, so its run may take long, as
+    other runs slow it down; or its runs are suspected to hang.
     """
     drains_for_long = worker.drain is not None and worker.drain.until is None
     return drains_for_long or shared_runs.is_stuck(cycle, worker)

@@ -19,7 +19,7 @@ SAME_S = 1e-6
 
 
 class Job(msgspec.Struct, eq=False):
-    """Work that keeps some cores busy for some seconds, if it does not share them, and what follows it."""
+    """Work that takes some seconds on some cores, if it does not share them, and what follows it."""
 
     cores: int
     seconds: float
@@ -71,7 +71,9 @@ class Cores:
         self._settled_at = now
 
     def _change_demand(self, cores: int) -> None:
-        """Add this many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
+        """Add this many cores to the demand. While cores are lacking, the speed changes with every job, so only the
+        next end is scheduled.
+        """
         self.demand += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
@@ -85,7 +87,7 @@ class Cores:
                     self._timeline.after(max(0.0, ends - self._work), partial(self._end_if_done, job))
 
     def _end_if_done(self, job: Job) -> None:
-        """End a job, unless it was slower than expected."""
+        """End a job, unless the cores have become slower since this moment was set."""
         if job.gone:
             return
         self._settle()
@@ -122,8 +124,8 @@ class Queue:
         self._free_at = max(self._free_at, now) + seconds
         return self._free_at
 
-    def closed_until(self, time: float) -> None:
-        """Serve no job before `time`, and drop waiting jobs."""
+    def close_until(self, time: float) -> None:
+        """Serve no job before `time`. Earlier jobs no longer delay later ones; the caller drops them."""
         self._free_at = time
 
 
@@ -156,7 +158,7 @@ class HostBlocks:
         self.nbytes += sum(blocks.values())
 
     def ready_at(self, spec: FunctionSpec, now: float) -> float:
-        """Return when the last of a function's blocks is loaded; a past time if none is being loaded."""
+        """Return when the last of a function's blocks is loaded; `now` if none is being loaded."""
         coming = self._coming.get(spec.store)
         if not coming:
             return now

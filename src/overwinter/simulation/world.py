@@ -295,7 +295,7 @@ class World:
             self._timeline.after(life, self._zygote_dies)
 
     def _zygote_dies(self) -> None:
-        self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
+        self._zygote.close_until(self._timeline.now + self._machine.zygote_start_s)
         self._workers.zygote_died()
         for executor in self.executors.ids:
             self.executors.exit(executor, "its zygote died")

@@ -4,8 +4,8 @@ It is one SQLite file beside the blocks. A version number is assigned in the tra
 never reused for that name, so `name@3` always means the same version, even after its removal. Functions and pipelines
 share one namespace; only the newest version of a pipeline is kept.
 
-Of the names of a tenant that nothing has any more, the catalog knows the latest NAMES_MAX. Of those before it knows
-only the highest version, and a name that is new to it starts above that.
+The catalog knows the last version of each name that a tenant uses, and of its NAMES_MAX latest names. Of older unused
+names it knows only the highest version; a name that is new to it starts above that.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ from overwinter.store.traffic import check_removal, forget
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX = 10_000
 NAMES_MAX = 10_000
-"""The names that the catalog knows of a tenant, besides those of its functions and pipelines."""
+"""The latest names of a tenant, used or not, whose last version is known."""
 _SCHEMAS = (
     (
         "CREATE TABLE node (identity TEXT NOT NULL)",
@@ -156,7 +156,8 @@ class Catalog:
             if not gone:
                 raise _not_found(name, version, present)
             if set(_versions(db, name, proven=True)) <= set(gone):
-                # No other version is left that could be promoted. A version on trial answers if it passes.
+                # No other version is left that could be promoted. Without shares, a version on trial gets the requests
+                # once it passes.
                 forget(db, name)
             else:
                 check_removal(db, name, gone)
@@ -171,7 +172,7 @@ class Catalog:
                 raise _not_found(name, version, _versions(db, name))
 
     def forget_unproven(self) -> None:
-        """Remove versions whose trial never ended."""
+        """Remove versions that have not passed their trial, when none is in progress."""
         with self.file.transaction() as db:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
@@ -237,7 +238,7 @@ def _next_version(db: sqlite3.Connection, name: FunctionName, tenant: TenantId, 
 
 
 def _drop_names(db: sqlite3.Connection, tenant: TenantId) -> None:
-    """Drop the names of a tenant that nothing has any more, but for the latest."""
+    """Drop the names that a tenant no longer uses, except the latest."""
     unused = """FROM names WHERE tenant = ?1 AND given < (SELECT given FROM names WHERE tenant = ?1
                                                          ORDER BY given DESC LIMIT 1 OFFSET ?2)
                 AND name NOT IN (SELECT name FROM functions) AND name NOT IN (SELECT name FROM pipelines)"""

@@ -66,7 +66,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def weight_bytes(self) -> int:
-        """Its bytes up to the end of its last weight, as far as the pieces tell."""
+        """The end of its last listed weight, in bytes."""
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
 
@@ -84,7 +84,7 @@ class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One input of a sample request, with the bytes of a request; base64 in JSON."""
+    """One input of a sample request, with its data as in a request; base64 in JSON."""
 
     name: TensorName
     datatype: str
@@ -108,7 +108,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     handler: Handler | None = None
     settings: Settings = Settings()
     agreement: Agreement | None = None
-    """How the program compared with its model at the deploy; None if they were not compared."""
+    """How the program compared with the model from which it was exported; None if they were not compared."""
     samples: tuple[tuple[SampleTensor, ...], ...] = ()
     """The requests that it must answer before it is deployed."""
 
@@ -129,7 +129,7 @@ class Deployment(msgspec.Struct, frozen=True):
     manifest: Manifest
     created: float
     limited: tuple[str, ...] = ()
-    """The settings of an old manifest that exceeded the current bounds and were limited to them."""
+    """Messages about settings of an old manifest that were limited to the current bounds."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -189,7 +189,7 @@ def _check_pieces(block: Block) -> None:
         if piece.offset % ALIGNMENT_BYTES:
             raise CallerError(f"{where} is not aligned to {ALIGNMENT_BYTES} bytes")
         if piece.offset < stop:
-            raise CallerError(f"{where} overlaps the weight before it, which ends at {stop}")
+            raise CallerError(f"{where} overlaps or precedes the weight listed before it, which ends at {stop}")
         stop = piece.offset + piece.nbytes
         if stop > block.nbytes:
             raise CallerError(f"{where} ends at {stop}, outside the block's {block.nbytes} bytes")

@@ -46,10 +46,10 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The share of the requests answered within the SLO since the node started; None: no SLO, or no request."""
     slo_ms: float | None
     host_bytes: int
-    """The bytes of its blocks in the host store, shared ones included."""
+    """The bytes that its versions hold in the host store, shared ones included; what two share counts twice."""
     exclusive_bytes: int | None
-    """The part of these that no other function shares; None for a tenant, because it would reveal the blocks of other
-    tenants.
+    """The part of these that no other version holds, of this or another function; None for a tenant, because it would
+    reveal the blocks of other tenants.
     """
     private_bytes: int
     """Its part of its workers' private memory, which is divided equally among the functions in a worker."""
@@ -66,7 +66,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The cores in use; None for a tenant."""
     worker_states: Mapping[str, int]
     """The number of workers in each state."""
-    functions_deployed: int
+    versions_deployed: int
     running: int
     queued: int
     host_bytes: int
@@ -101,7 +101,7 @@ def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
         cores=sources.config.cores or 1,
         cores_running=known.cores_running,
         worker_states=dict(Counter[str](worker.state for worker in known.workers)),
-        functions_deployed=len(known.functions),
+        versions_deployed=len(known.functions),
         running=running.total(),
         queued=sum(each.queued for each in functions),
         host_bytes=known.host_bytes,

@@ -67,9 +67,9 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: float
     """All seconds of cores, or of a device, that those runs took."""
     own: float
-    """The part of a shared run that is separate for each function, as the scheduler expects."""
+    """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
     cost: float | None
-    """The time of a shared run divided by that of separate runs; from 1 on few runs are shared. None: unknown."""
+    """The time of a shared run divided by that of separate runs; at 1 or more few runs are shared. None: unknown."""
     shared_with: Mapping[FunctionName, int]
     """How many of the last shared runs it shared with each function, the most frequent first."""
 
@@ -100,11 +100,11 @@ class PoolFacts(PoolDetail, frozen=True, kw_only=True):
     hit_ratio: float | None
     """The share of these whose blocks were all there; None: there was none."""
     moved_bytes: int | None
-    """The bytes that were transferred to devices; None for a tenant."""
+    """The bytes that were transferred to devices; None in an answer to a tenant."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """A decision or message, and its time in seconds since 1970."""
+    """A decision or a refusal, and its time in seconds since 1970."""
 
     at: float
     what: str
@@ -120,10 +120,10 @@ class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
     traffic: int
     """The percentage of the requests without a version that it gets."""
     promoted: bool
-    """Whether a promotion or a split determined this; otherwise the newest version gets all."""
+    """Whether a promotion or a split determined `traffic`; otherwise the newest version gets all."""
     settings: Settings
     family: FunctionId
-    """The first of the functions with which it may share workers; itself if it shares with none."""
+    """Its family, named after the first member; itself if it shares workers with none."""
 
 
 class Explanation(FunctionFacts, frozen=True, kw_only=True):

@@ -194,9 +194,17 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     yield counter("shared_runs", help_text, ["function"], _named(tallies, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
     yield counter("shared_run_requests", help_text, ["function"], _named(tallies, "shared_batched"))
-    yield counter("run_seconds", "Time of completed runs.", ["function"], _named(tallies, "run_s"))
     yield counter(
-        "run_core_seconds", "Time of completed runs times their cores.", ["function"], _named(tallies, "core_s")
+        "run_seconds",
+        "Time of completed runs; a shared run counts in full for each function.",
+        ["function"],
+        _named(tallies, "run_s"),
+    )
+    yield counter(
+        "run_core_seconds",
+        "Core seconds of completed runs and binds; those of a shared run are divided by the requests of each function.",
+        ["function"],
+        _named(tallies, "core_s"),
     )
     help_text = "Time from arrivals until the requests were sent to a worker or a device."
     yield counter("wait_seconds", help_text, ["function"], _named(tallies, "wait_s"))
@@ -258,7 +266,7 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
     best_effort = sum(function.best_effort for function in known.functions)
-    yield gauge("functions_best_effort", "Functions whose SLO no configuration meets.", [], [((), best_effort)])
+    yield gauge("functions_best_effort", "Deployed versions whose SLO no configuration meets.", [], [((), best_effort)])
     help_text = "Functions that wait for a core, a place for a worker, space in a host store, or a device."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
@@ -327,7 +335,7 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
     yield gauge("memory_bytes", help_text, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
     yield counter(
         "accounting_mismatch",
-        "Differences between the scheduler's and the kernel's counts in two consecutive comparisons.",
+        "Differences between two counts of the same memory that two consecutive comparisons found.",
         ["kind"],
         (((kind,), accounts.mismatches[kind]) for kind in KINDS),
     )

@@ -76,7 +76,7 @@ class TrackedDevice(Generic[T]):
         self.brought = 0
         """The functions that were brought before a request."""
         self.unplaced = 0
-        """The attempts of a run whose blocks did not fit, because the free memory was not adjacent."""
+        """The attempts of a run whose blocks did not fit, because the free memory was not contiguous."""
         self.blocks: Shares[FunctionId] = Shares()
         self.residents: dict[FunctionId, T] = {}
 

@@ -1,13 +1,13 @@
 """The sandbox of a worker. Each step reports what it could not apply on this system.
 
 A worker has its own process group and ends with its parent. It has no descriptors except those passed to it, no files
-except Python's own (Landlock), no system calls except those that it needs (seccomp), no privileges, a separate user
-where the node runs as root, and limits on its resources. Namespaces, which it shares with its zygote, are in
-namespaces.py.
+except those of Python, its libraries and a few of the system (Landlock), no system calls except those that it needs
+(seccomp), no privileges, a separate user where the node runs as root, and limits on its resources. Namespaces, which it
+shares with its zygote, are in namespaces.py.
 
-There are three stages. A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files of
-/proc. A worker that it forks enters a second stage, after which it may do neither. The executor of a GPU has the
-sandbox of a worker, but may use the GPU's driver, and read what the driver's library reads.
+There are three kinds (`Stage`). A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files
+of /proc. A worker that it forks then enters its own, where it may do neither. The executor of a GPU has the sandbox of
+a worker, but may use the GPU's driver, and read what the driver's library reads.
 """
 
 import ctypes
@@ -145,7 +145,7 @@ class Sandbox:
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
     def test(self) -> list[str]:
-        """Put idle children into the sandbox, to report at start which protections workers will lack."""
+        """Put a test child into each kind of sandbox except the zygote's; report what they lack."""
         stages = [stage for stage in self._filters if stage != "zygote"]
         return list(dict.fromkeys(missing for stage in stages for missing in self._test(stage)))
 
@@ -160,7 +160,7 @@ class Sandbox:
         with open(here) as said:
             missing = [line for line in said.read().split("\n") if line]
         _, status = os.waitpid(pid, 0)
-        return missing if status == 0 else ["workers cannot be contained: the trial failed"]
+        return missing if status == 0 else ["the sandbox could not be tested: the test process failed"]
 
     def _become(self, stage: Stage, uid: int | None) -> list[str]:
         """Become an unprivileged user."""
@@ -236,8 +236,8 @@ def _landlock_abi() -> int:
 
 
 def _ruleset(paths: list[str], written: Collection[str] = ()) -> int:
-    """Create a Landlock ruleset: no files except those below `paths`, read only, but for `written` among them; no TCP;
-    no signals or abstract sockets to processes outside.
+    """Create a Landlock ruleset: no files except `paths` and what is below them, which can only be read, except
+    `/dev/null` and those in `written`; no TCP; no signals or abstract sockets to processes outside.
 
     Returns a descriptor, or a negative number if the system has no Landlock.
     """

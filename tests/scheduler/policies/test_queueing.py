@@ -10,7 +10,7 @@ from overwinter.core.actions import Refuse
 from overwinter.core.events import Alarm, Arrived, Cancelled, RunEnded
 from overwinter.core.function import Settings
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler.policies.queueing import insert, late_last, put_back, remove_all
+from overwinter.scheduler.policies.queueing import insert, order_late, put_back, remove_all
 from overwinter.scheduler.request import Request
 from tests.scheduler.world import World, spec
 
@@ -76,7 +76,7 @@ def test_the_late_go_behind_those_of_their_level_and_nothing_else_moves(made, be
     made = sorted(made)
     requests = {id_: request(id_, level, due) for id_, (level, due) in enumerate(made)}
     queue = deque(requests)
-    late_last(queue, requests, before, late_first)
+    order_late(queue, requests, before, late_first)
     assert [requests[id_].level for id_ in queue] == [level for level, _ in made]
     assert sorted(queue) == sorted(requests)
     first = [id_ for id_ in queue if requests[id_].level == made[0][0]]

@@ -9,7 +9,7 @@ from overwinter.core.policies import DeviceEviction
 from overwinter.scheduler.policies.device_binding import is_heavy
 
 LINK_SHARE = 0.1
-"""The cost of a transfer that execution hides, as a part of its time: it slows other transfers."""
+"""The cost of a transfer besides the wait for it, as a part of its time: it slows other transfers."""
 LEAST_S = 1e-3
 
 
@@ -26,18 +26,18 @@ class Candidate(msgspec.Struct, frozen=True):
     swap_s: float
     """The time to bring these bytes again."""
     run_s: float
-    """The time of its runs, which hides as much of the transfer."""
+    """The time of one run, which hides up to that much of the transfer."""
     replicas: int
-    """The other devices on which it is resident."""
+    """The number of other devices on which it is resident."""
     peer_s: float | None = None
-    """The time to bring them from one of those, over its fastest link; None: it has none."""
+    """The time to bring them from one of those, over its fastest link; None: no replica, or none with a link."""
     is_wanted: bool = False
     """Whether requests of it wait."""
 
 
 Value = tuple[float, float, float]
-Rule = Callable[[Candidate], Value]
 """The value of keeping a function; the least valuable is evicted first."""
+Rule = Callable[[Candidate], Value]
 
 
 def cost_aware(candidate: Candidate) -> Value:
@@ -57,7 +57,9 @@ def cost_aware(candidate: Candidate) -> Value:
 
 
 def torpor(candidate: Candidate) -> Value:
-    """First functions with another replica, then light ones, then heavy ones; the least recently used first."""
+    """Evict functions with another replica first, then light ones, then heavy ones, whose transfer takes longer than
+    their run; of each kind the least recently used first.
+    """
     kind = 2.0 if is_heavy(candidate.swap_s, candidate.run_s) else 1.0
     return 0.0 if candidate.replicas else kind, -candidate.unused_s, 0.0
 

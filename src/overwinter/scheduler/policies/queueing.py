@@ -20,10 +20,10 @@ def level(priority: int) -> int:
 
 
 def why_full(function: Function, queued: int, requests: Resource) -> str | None:
-    """Return why no more requests of the function are accepted, of which `queued` wait; None: one more is.
+    """Return why one more request of the function is refused; None: it is accepted. `queued`: its requests that wait.
 
-    A tenant may have as many open requests as there are free places. A single tenant can thus use half of the places,
-    and two tenants a third each, so there is always a place for tenants with few requests (Choudhury and Hahne's
+    A tenant may have as many open requests as are free of `requests_max`. A single tenant can thus have half of them,
+    and two tenants a third each, so there is always room for tenants with few requests (Choudhury and Hahne's
     dynamic thresholds).
     """
     if queued >= function.spec.settings.queue_limit:
@@ -61,10 +61,11 @@ def remove_all(queue: deque[RequestId], ids: Collection[RequestId]) -> None:
         queue.extend(kept)
 
 
-def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
-    """Move late requests of the first level (due before `before`) behind the others, or before them.
+def order_late(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
+    """Of the requests with the level of the first, move late ones (due before `before`) behind the others, or before
+    them.
 
-    AsyFunc refuses them (alg. 3, lines 16-18); here they are answered when they delay no request that can meet its SLO.
+    AsyFunc refuses them (alg. 3, lines 16-18); here they are answered, most of them when they delay no others.
     """
     if not queue or len(queue) == 1:
         return
@@ -73,7 +74,7 @@ def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], be
     late = [id_ for id_ in own if requests[id_].due < before]
     if not late or len(late) == len(own):
         return
-    # Late requests were found one after the other; sort them by arrival.
+    # Earlier calls moved late requests at different times, so restore the order of their arrival.
     late.sort(key=lambda id_: requests[id_].arrived)
     in_time = [id_ for id_ in own if requests[id_].due >= before]
     for _ in own:
@@ -94,13 +95,13 @@ def take(
 
 
 def retry_after_s(function: Function, least_s: float) -> float:
-    """Return the seconds until a full queue should be served, by the runs so far."""
+    """Estimate the seconds until the waiting requests are served, by the times of runs so far; at least `least_s`."""
     workers = max(1, len(function.workers))
     runs = len(function.queue) / (function.spec.settings.max_batch * workers)
     return max(least_s, runs * (function.latency.run_s or 0.0))
 
 
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
-    """Return requests whose worker died to the front of their level, in their old order."""
+    """Put requests whose worker died back at the front of their level, in their old order."""
     for id_ in reversed(ids):
         queue.insert(bisect_left(queue, requests[id_].level, key=lambda each: requests[each].level), id_)
