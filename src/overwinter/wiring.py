@@ -17,6 +17,7 @@ from overwinter.api.app import create_app, serve
 from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.api.draining import Drain
+from overwinter.api.sites import Sites
 from overwinter.core.config import NodeConfig
 from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
@@ -105,7 +106,8 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, request_stop)
     async with running(config, zygote_environment(config.scheduler.devices), log) as node:
-        access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
+        audit, sites = Audit(Path(config.data), log), Sites(config.host)
+        access = Access(node, TokenFile(Path(config.data)), audit, sites)
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         # Python's garbage collector stops the event loop while it traverses all objects, but not those that are frozen.
         gc.collect()

@@ -194,15 +194,15 @@ INFER = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\nInference-Heade
 
 
 def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Path) -> None:
-    """Announced bodies stall while they hold all memory: a further large request is refused, and small ones are
-    answered.
+    """Announced bodies stall while they hold all memory that is not reserved: a further large request is refused, and
+    small ones are answered.
     """
-    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=4 * REQUEST_BYTES_MAX, client_share=1.0)
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=8 * REQUEST_BYTES_MAX, caller_share=1.0)
     with serving(tmp_path, limits=limits) as served, ExitStack() as stalled:
-        for _ in range(4):
+        for _ in range(6):
             client = stalled.enter_context(socket.create_connection(("127.0.0.1", served.port)))
             client.sendall(INFER + b"Content-Length: %d\r\n\r\n" % REQUEST_BYTES_MAX)
-        while served.budget.held < limits.requests_bytes_max:
+        while served.budget.held < 6 * REQUEST_BYTES_MAX:
             pass
         url = f"{served.url}/v2/models/echo-fp32/infer"
         late = httpx.post(url, content=bytes(REQUEST_BYTES_MAX), headers={HEAD: "0"}, timeout=20, trust_env=False)

@@ -6,10 +6,18 @@ from collections.abc import Coroutine
 
 import pytest
 
-from overwinter.api.budget import SMALL_BYTES, Budget, Hold, client_of
+from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Hold, client_of
 from overwinter.core.errors import OverloadedError, TooLargeError
 
-MIB = 1 << 20
+MIB = 3 << 18
+"""Not quite one: a whole number of thirds."""
+
+
+def budget_of(unreserved: int, share: float, wait_s: float) -> Budget:
+    """A budget with this much that is not reserved for callers that hold little; `share` is a share of that."""
+    nbytes, rest = divmod(unreserved, 3)
+    assert not rest
+    return Budget(4 * nbytes, share * (1 - RESERVED_SHARE), wait_s)
 
 
 def run(work: Coroutine[object, object, None]) -> None:
@@ -33,7 +41,7 @@ class Looks(Counter[str]):
 
 def test_one_caller_holds_no_more_than_its_share() -> None:
     async def work() -> None:
-        budget = Budget(8 * MIB, 0.5, 0.01)
+        budget = budget_of(8 * MIB, 0.5, 0.01)
         greedy, other = Hold(budget, "1.1.1.1"), Hold(budget, "2.2.2.2")
         await reserve(greedy, 4 * MIB)
         with pytest.raises(OverloadedError, match="requests-bytes-max"):
@@ -49,9 +57,33 @@ def test_one_caller_holds_no_more_than_its_share() -> None:
     run(work())
 
 
+def test_a_part_is_left_for_callers_that_hold_little() -> None:
+    async def work() -> None:
+        budget = Budget(256 * MIB, 0.5, 0.0)
+        for caller in "ab":
+            await reserve(Hold(budget, caller), 96 * MIB)
+        for caller in "ac":
+            with pytest.raises(OverloadedError):
+                await reserve(Hold(budget, caller), 9 * MIB)
+        # Also while one that holds much waits.
+        budget.wait_s = 20.0
+        waiting = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
+        await asyncio.sleep(0)
+        little = int(LITTLE_SHARE * 256 * MIB)
+        for number in range(8):
+            hold = Hold(budget, f"d{number}")
+            await reserve(hold, little // 2)
+            hold.grow(little // 2)
+        assert budget.held == 256 * MIB
+        assert not waiting.done()
+        waiting.cancel()
+
+    run(work())
+
+
 def test_what_may_never_be_held_is_refused_at_once() -> None:
     async def work() -> None:
-        budget = Budget(8 * MIB, 0.5, 60.0)
+        budget = budget_of(8 * MIB, 0.5, 60.0)
         with pytest.raises(TooLargeError, match="requests-bytes-max"):
             await reserve(Hold(budget, "a"), 5 * MIB)
 
@@ -60,7 +92,7 @@ def test_what_may_never_be_held_is_refused_at_once() -> None:
 
 def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * MIB, 1.0, 20.0)
         first, gone = Hold(budget, "a"), []
         await reserve(first, 4 * MIB)
 
@@ -85,7 +117,7 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
 
 def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, 0.5, 20.0)
+        budget = budget_of(4 * MIB, 0.5, 20.0)
         first, other = Hold(budget, "a"), Hold(budget, "c")
         await reserve(first, 2 * MIB)
         await reserve(other, MIB)
@@ -102,7 +134,7 @@ def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
 
 def test_who_gives_up_leaves_nothing_behind() -> None:
     async def work() -> None:
-        budget = Budget(MIB, 1.0, 0.0)
+        budget = budget_of(MIB, 1.0, 0.0)
         first = Hold(budget, "a")
         await reserve(first, MIB)
         late = Hold(budget, "b")
@@ -117,7 +149,7 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 
 def test_a_request_behind_one_that_gives_up_continues() -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * MIB, 1.0, 20.0)
         await reserve(Hold(budget, "a"), 3 * MIB)
         large = asyncio.create_task(reserve(Hold(budget, "b"), 2 * MIB))
         await asyncio.sleep(0)
@@ -133,7 +165,7 @@ def test_a_request_behind_one_that_gives_up_continues() -> None:
 
 def test_clients_take_turns() -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * MIB, 1.0, 20.0)
         first, gone = Hold(budget, "z"), []
         await reserve(first, 4 * MIB)
 
@@ -157,7 +189,7 @@ def test_clients_take_turns() -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, share, 20.0)
+        budget = budget_of(4 * MIB, share, 20.0)
         looks = budget.held_by = Looks()
         first, other = Hold(budget, "a"), Hold(budget, "b")
         await reserve(first, int(4 * MIB * share))
@@ -179,7 +211,7 @@ def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
 
 def test_a_cancelled_reservation_gets_no_memory_before_its_task_runs() -> None:
     async def work() -> None:
-        budget = Budget(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * MIB, 1.0, 20.0)
         first = Hold(budget, "a")
         await reserve(first, 4 * MIB)
         leaving = asyncio.create_task(reserve(Hold(budget, "b"), 4 * MIB))

@@ -30,7 +30,7 @@ class Answering:
 
 
 def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
-    limits = msgspec.structs.replace(LIMITS, connections_max=8, client_share=0.5)
+    limits = msgspec.structs.replace(LIMITS, connections_max=8, caller_share=0.5)
     connections = Connections(limits)
     here = [Answering(client) for client in "aaaabbbb"]
     for each in here:
@@ -45,7 +45,7 @@ def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
 
 
 def test_a_client_that_leaves_keeps_its_place_until_its_request_ends() -> None:
-    limits = msgspec.structs.replace(LIMITS, connections_max=4, client_share=1.0)
+    limits = msgspec.structs.replace(LIMITS, connections_max=4, caller_share=1.0)
 
     async def answered(address: tuple[str, int]) -> bytes:
         loop = asyncio.get_running_loop()
@@ -73,3 +73,62 @@ def test_a_client_that_leaves_keeps_its_place_until_its_request_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = uvloop.run(asyncio.wait_for(work(listener), 20))
     assert found == [b"HTTP/1.1 503", b"HTTP/1.1 200"]
+
+
+class Waiting:
+    """A connection that waits for its client."""
+
+    def __init__(self, client: str, what: str = "idle") -> None:
+        self.client_key, self.what, self.open = client, what, True
+
+    def waits(self) -> Waits:
+        return Waits(self.what, 1, 0)
+
+    def time_out(self) -> None:
+        raise AssertionError("it is not slow")
+
+    def abort(self) -> None:
+        self.open = False
+
+
+def held(most: int, here: str, what: str = "idle") -> tuple[Connections, list[Waiting]]:
+    """All of a server's connections, one for each letter, which names its client."""
+    connections = Connections(msgspec.structs.replace(LIMITS, connections_max=most))
+    held = [Waiting(client, what) for client in here]
+    for each in held:
+        assert connections.admit(each)
+        if what != "idle":
+            connections.busy(each)
+    return connections, held
+
+
+def test_a_new_connection_takes_the_place_of_one_of_the_client_with_the_most() -> None:
+    for what in ("idle", "body"):
+        connections, here = held(6, "aaaabc", what)
+        assert [connections.admit(Waiting(client)) for client in "bcd"] == [True] * 3
+        assert [each.open for each in here] == [False] * 3 + [True] * 3
+
+
+def test_a_client_takes_no_place_of_one_with_as_many() -> None:
+    connections, here = held(6, "aabbcc")
+    assert [connections.admit(Waiting(client)) for client in "abc"] == [False] * 3
+    assert all(each.open for each in here)
+    assert connections.admit(Waiting("d"))
+
+
+def test_a_client_without_a_connection_that_can_be_closed_is_passed_over() -> None:
+    connections, _ = held(6, "aaaabb", "")
+    assert not connections.admit(Waiting("c"))
+    connections, here = held(6, "aaabbb", "")
+    here[-1].what = "body"
+    assert connections.admit(Waiting("c"))
+    assert [each.open for each in here] == [True] * 5 + [False]
+
+
+def test_only_clients_with_many_connections_lose_them_after_an_answer() -> None:
+    connections, _ = held(8, "aaaaaab")
+    assert not connections.crowded("a")
+    assert connections.admit(Waiting("b"))
+    assert (connections.crowded("a"), connections.crowded("b")) == (True, False)
+    connections, _ = held(8, "abcdefgh")
+    assert all(connections.crowded(each) for each in "abcdefgh")

@@ -55,9 +55,9 @@ def test_a_body_is_held_before_it_is_read() -> None:
 
 def test_a_client_that_left_waits_for_no_memory() -> None:
     async def scene() -> None:
-        budget = Budget(MIB, 1.0, 20.0)
+        budget = Budget(4 * MIB, 1.0, 20.0)
         first = Hold(budget, "other")
-        assert first.reserve(MIB)
+        assert first.reserve(3 * MIB)
         lines = [Line(), Line(), Line()]
         bodies = [asyncio.create_task(request(budget, line, bytes(MIB)).body(BodyLimits(MIB))) for line in lines]
         await asyncio.sleep(0)

@@ -49,7 +49,7 @@ def test_a_step_encodes_one_long_item() -> None:
     [("POST", "/v2/repository/index"), ("GET", "/v2/models"), ("GET", "/overwinter/v1/functions")],
 )
 def test_a_listing_without_memory_is_refused(tmp_path: Path, method: str, path: str) -> None:
-    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, caller_share=0.1)
     with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
         assert http.request(method, path).status_code == 200
         known = served.node.views["slow", 1]

@@ -1,12 +1,18 @@
-"""Who is refused before the routes is answered as by a route, and the result of every call is written down."""
+"""Who is refused before the routes is answered as by a route, the result of every call is written down, and no caller
+takes all places.
+"""
 
 import asyncio
 import json
+import socket
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import pytest
 
 from overwinter.api import audit
 from overwinter.api.access import Access
@@ -14,9 +20,12 @@ from overwinter.api.app import create_app
 from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.api.draining import Drain
+from overwinter.api.uploads import PIECE_BYTES
+from overwinter.store.blocks import address_of
 from overwinter.store.tokens import TokenFile
-from tests.api.fake_node import LIMITS, FakeNode
+from tests.api.fake_node import LIMITS, FakeNode, serving
 
+BLOCK = b"weights"
 REMOVE = "/overwinter/v1/functions/mine"
 
 
@@ -76,3 +85,39 @@ def test_what_failed_and_what_was_broken_off_is_written_down(tmp_path: Path) -> 
     assert [(each["path"], each["status"]) for each in lines] == [
         (path, answer.status_code) for (_, path, _), answer in zip(calls, answers, strict=True)
     ]
+
+
+@pytest.mark.parametrize("by_tenant", [False, True])
+@pytest.mark.parametrize(("bound", "named"), [("connections_max", "connections-max"), ("uploads_max", "uploads-max")])
+def test_one_caller_leaves_places_for_others(tmp_path: Path, bound: str, named: str, by_tenant: bool) -> None:
+    """With tokens all addresses of a tenant count together, and tenants at one address do not."""
+    limits = msgspec.structs.replace(LIMITS, **{bound: 8})
+    file = TokenFile(tmp_path)
+    greedy, other = [("127.0.0.2", "")] * 2, ("127.0.0.3", "")
+    if by_tenant:
+        secrets = [file.create(tenant, ("infer", "deploy"), "", 0.0)[1] for tenant in ("acme", "other")]
+        fields = [f"authorization: Bearer {secret}\r\n" for secret in secrets]
+        greedy, other = [("127.0.0.2", fields[0]), ("127.0.0.3", fields[0])], ("127.0.0.2", fields[1])
+
+    with serving(tmp_path, limits=limits, tokens=file) as served, ExitStack() as kept:
+
+        def upload(caller: tuple[str, str], sent: bytes) -> socket.socket:
+            address, fields = caller
+            client = kept.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, (address, 0)))
+            path = f"/overwinter/v1/blocks/{address_of(BLOCK)}"
+            client.sendall(f"PUT {path} HTTP/1.1\r\n{fields}content-length: {len(BLOCK)}\r\n\r\n".encode() + sent)
+            return client
+
+        slow = [upload(each, b"") for each in greedy * 2]
+        while served.budget.held < 4 * 2 * PIECE_BYTES:
+            pass
+        refused = upload(greedy[0], BLOCK).recv(1 << 16)
+        assert (refused.split(b" ", 2)[1], named.encode() in refused) == (b"503", True)
+        assert upload(other, BLOCK).recv(1 << 16).startswith(b"HTTP/1.1 201")
+        with socket.create_connection(("127.0.0.1", served.port), 20, ("127.0.0.2", 0)) as supervisor:
+            supervisor.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert supervisor.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        for each in slow:
+            each.sendall(BLOCK)
+            assert each.recv(1 << 16).startswith(b"HTTP/1.1 20")
+        assert upload(greedy[0], BLOCK).recv(1 << 16).startswith(b"HTTP/1.1 200")

@@ -146,7 +146,7 @@ def test_a_quarter_of_the_descriptors_is_for_clients() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
-        assert (Connections(LIMITS).most, Connections(LIMITS).most_of_one) == (100, 50)
+        assert Connections(LIMITS).most == 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -168,11 +168,11 @@ def test_a_body_that_arrives_too_slowly_is_cut_off(strict: Served) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Yield a node with PLACES connections per client. The parameter says whether it checks them continuously or only
+    """Yield a node with PLACES connections. The parameter says whether it checks them continuously or only
     when asked.
     """
     monkeypatch.setattr(app, "SWEEP_S", getattr(request, "param", 3600.0))
-    with serving(tmp_path, limits=msgspec.structs.replace(LIMITS, connections_max=2 * PLACES)) as served:
+    with serving(tmp_path, limits=msgspec.structs.replace(LIMITS, connections_max=PLACES)) as served:
         yield served
 
 
@@ -201,7 +201,7 @@ def test_the_longest_without_a_request_makes_room_for_others(small: Served) -> N
         for source in ("127.0.0.1", "127.0.0.2"):
             idle = [
                 open_.enter_context(socket.create_connection(("127.0.0.1", small.port), 20, (source, 0)))
-                for _ in range(PLACES)
+                for _ in range(PLACES // 2)
             ]
         with socket.create_connection(("127.0.0.1", small.port), 20, ("127.0.0.3", 0)) as newcomer:
             assert answer_to(newcomer, GET + b"\r\n").startswith(b"HTTP/1.1 200")
@@ -215,12 +215,13 @@ def send_until_it_is_closed(client: socket.socket) -> None:
 
 
 def slow_requests(served: Served, open_: ExitStack, count: int) -> list[socket.socket]:
-    """Open connections with a request that is not answered yet."""
+    """Open connections with a request that is not answered yet, each from another address."""
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     clients = []
-    for _ in range(count):
-        clients.append(open_.enter_context(connect(served)))
+    for number in range(count):
+        source = f"127.0.1.{number}", 0
+        clients.append(open_.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, source)))
         served.node.slow_started.clear()
         clients[-1].sendall(head + body)
         assert served.node.slow_started.wait(20)
@@ -321,7 +322,7 @@ class Computing:
 
 def test_newcomers_that_find_no_room_are_refused_without_a_look_at_all_others() -> None:
     connections = Connections(LIMITS)
-    busy = [Computing() for _ in range(connections.most_of_one)]
+    busy = [Computing() for _ in range(connections.most)]
     for each in busy:
         assert connections.admit(each)
         connections.busy(each)
@@ -333,16 +334,9 @@ def test_newcomers_that_find_no_room_are_refused_without_a_look_at_all_others() 
 
 
 def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
-    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
-    limits = msgspec.structs.replace(LIMITS, connections_max=8)
+    limits = msgspec.structs.replace(LIMITS, connections_max=4)
     with serving(tmp_path, limits=limits) as served, ExitStack() as open_:
-        for _ in range(4):
-            busy = open_.enter_context(connect(served))
-            served.node.slow_started.clear()
-            busy.sendall(
-                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            assert served.node.slow_started.wait(20)
+        busy = slow_requests(served, open_, 4)[-1]
         with connect(served) as newcomer:
             assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
             assert newcomer.recv(65536) == b""
@@ -358,8 +352,8 @@ def test_a_connection_whose_second_request_is_under_way_makes_no_room(tmp_path: 
     limits = msgspec.structs.replace(LIMITS, connections_max=len(sent))
     with serving(tmp_path, limits=limits) as served, ExitStack() as open_:
         for number, data in enumerate(sent):
-            source = ("127.0.0.1", "127.0.0.2")[number % 2]
-            busy = open_.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, (source, 0)))
+            source = f"127.0.1.{number}", 0
+            busy = open_.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, source))
             served.node.slow_started.clear()
             busy.sendall(data)
             assert served.node.slow_started.wait(20)

@@ -79,7 +79,7 @@ class Long:
 
 
 def test_long_answers_count_for_the_memory_of_requests(tmp_path: Path) -> None:
-    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, caller_share=0.1)
     paths = [
         "/metrics",
         *(f"/overwinter/v1/{path}" for path in ("activity", "devices", "functions/f/explain", "functions/add/logs")),
@@ -106,7 +106,7 @@ def test_what_a_function_printed_is_its_tenants(http: httpx.Client) -> None:
 
 
 def test_long_usage_counts_for_the_memory_of_requests(tmp_path: Path) -> None:
-    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, caller_share=0.1)
     with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
         served.node.telemetry = Telemetry()
         used = [{"function": "f" * 50, "number": number} for number in range(100)]

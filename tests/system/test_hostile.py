@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 
+import httpx
 import pytest
 import torch
 
@@ -180,3 +181,15 @@ def test_a_function_beyond_the_message_limit_is_refused(node: NodeProcess):
     with pytest.raises(TooLargeError, match="'many'"):
         deploy(node, "many", handler="def preprocess(inputs, state):\n    return inputs\n", assets=assets)
     assert "many" not in {function["name"] for function in node.client.functions()}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"Host": "evil.example"}, {"Origin": "http://evil.example", "Content-Type": "text/plain"}]
+)
+def test_a_web_page_of_another_site_commands_nothing(node: NodeProcess, fields):
+    deploy(node, "browsed")
+    url = f"{node.url}/v2/repository/models/browsed/unload"
+    assert httpx.post(url, headers=fields, trust_env=False).status_code == 403
+    assert httpx.get(f"{node.url}/v2/health/live", headers=fields, trust_env=False).status_code == 200
+    assert ask(node, "browsed") == [3.0] * 4
+    assert httpx.post(url, headers={"Origin": node.url}, trust_env=False).status_code == 200

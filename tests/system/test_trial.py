@@ -68,6 +68,23 @@ def test_a_sample_of_a_function_without_a_handler_is_run_too(node: NodeProcess):
     assert ask(node, "sampled") == [3.0] * 4
 
 
+class Wide(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x.expand(x.shape[0], 1 << 25)}
+
+
+def test_a_program_whose_every_answer_is_too_large_is_refused(node: NodeProcess):
+    example = {"x": torch.zeros(2, 1)}
+    made = export(Wide(), example, {"x": {0: "batch"}})
+    with pytest.raises(CallerError, match=f"{4 << 25} bytes for one request"):
+        package("wide", made.program, made.weights).upload(node.client)
+    assert is_gone(node, "wide")
+    reduces = 'OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": ["batch", 2]}]\n'
+    reduces += "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'][:, :2]}\n"
+    package("narrow", made.program, made.weights, handler=reduces).upload(node.client)
+    assert node.client.infer("narrow", {"x": [[3.0]]})["y"].tolist() == [[3.0, 3.0]]
+
+
 SUICIDES = {
     "leaves when asked": "def preprocess(inputs, state):\n    os._exit(3)\n",
     "leaves well": "def preprocess(inputs, state):\n    os._exit(0)\n",

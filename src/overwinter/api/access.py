@@ -13,6 +13,7 @@ import msgspec
 from overwinter.api.audit import Audit, Line, time_text
 from overwinter.api.front import Front
 from overwinter.api.rates import Rate
+from overwinter.api.sites import Sites
 from overwinter.api.tenancy import TenantFront
 from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
 from overwinter.core.ids import TenantId
@@ -65,11 +66,14 @@ class _Grant(msgspec.Struct, frozen=True):
 class Access:
     """Authenticates requests."""
 
-    def __init__(self, front: Front, file: TokenFile | None = None, audit: Audit | None = None) -> None:
-        """Create it. `file`: the tokens; without one no request is authenticated. Raises StoreError when the file
-        cannot be read.
+    def __init__(
+        self, front: Front, file: TokenFile | None = None, audit: Audit | None = None, sites: Sites | None = None
+    ) -> None:
+        """Create it. `file`: the tokens; without one no request is authenticated. `sites`: checks requests without
+        tokens. Raises StoreError when the file cannot be read.
         """
         self._front = front
+        self._sites = sites
         self._file = file
         self._audit = audit
         self.anonymous = Caller(front)
@@ -86,6 +90,8 @@ class Access:
         """Return the caller of a request; raise UnauthorizedError, ForbiddenError, RateError or StoreError."""
         self._reload()
         if not self._required:
+            if self._sites is not None:
+                self._sites.check(headers)
             return self.anonymous
         said = headers.get(AUTHORIZATION, b"")
         grant = self._seen.get(said) or self._admit(said)

@@ -13,13 +13,14 @@ from starlette.types import ASGIApp
 
 from overwinter.api.access import Access
 from overwinter.api.budget import Budget
-from overwinter.api.connections import Connections
+from overwinter.api.connections import Connections, connections_most
 from overwinter.api.deployments import DeploymentApi
 from overwinter.api.draining import Drain
 from overwinter.api.inference import InferenceApi
 from overwinter.api.middleware import RequestMiddleware
 from overwinter.api.operations import routes_of
 from overwinter.api.pages import Pages
+from overwinter.api.places import Places
 from overwinter.api.profiles import ProfileApi
 from overwinter.api.protocol import BoundedProtocol
 from overwinter.api.telemetry import TelemetryApi
@@ -54,7 +55,9 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
     # Each path has exactly one form: Starlette must not redirect from or to a trailing slash.
     router = Router(routes_of(operations), redirect_slashes=False)
-    return RequestMiddleware(router, access, budget, drain, open_paths)
+    # A request in progress keeps its connection, and the other connections can be closed for new ones.
+    places = Places(connections_most(limits))
+    return RequestMiddleware(router, access, budget, places, drain, open_paths)
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:

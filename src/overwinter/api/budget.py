@@ -1,8 +1,10 @@
 """Bounds the memory of all requests together, and queues requests when it is used up.
 
 A request reserves the memory for its body before the body is read, and releases it when its answer is sent. A large
-request waits for memory, in turns of the clients. A small one never waits: all small ones together are bounded by the
-number of connections.
+request waits for memory, in turns of the callers. A small one never waits: all small ones together are bounded by the
+number of connections. A part of the memory is for callers that hold little, so that a few others cannot use all of it.
+
+A caller is the tenant of a token, or without tokens a client's address.
 """
 
 import asyncio
@@ -18,6 +20,10 @@ MEMORY_BYTES = 4 << 30
 """The free memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
+LITTLE_SHARE = 1 / 32
+"""A caller that holds at most this share of the memory holds little."""
+RESERVED_SHARE = 1 / 4
+"""The share of the memory that is reserved for callers that hold little."""
 IPV6_NETWORK_BYTES = 8
 """The bytes of an IPv6 address that name its network. One client usually has all addresses of a network."""
 
@@ -34,121 +40,132 @@ def client_of(host: str) -> str:
 class Budget:
     """The memory of all requests; one caller's share of it is bounded too."""
 
-    def __init__(self, bytes_max: int, client_share: float, wait_s: float) -> None:
+    def __init__(self, bytes_max: int, caller_share: float, wait_s: float) -> None:
         self.bytes_max = bytes_max
-        self.client_bytes_max = int(bytes_max * client_share)
+        self._little_bytes = int(bytes_max * LITTLE_SHARE)
+        self._unreserved_bytes = bytes_max - int(bytes_max * RESERVED_SHARE)
+        self.caller_bytes_max = min(int(bytes_max * caller_share), self._unreserved_bytes)
         self.wait_s = wait_s
         self.held = 0
         self.held_by: Counter[str] = Counter()
         self._waiting: dict[str, dict[asyncio.Future[None], tuple[Hold, int]]] = {}
-        """The reservations of each client that wait, in order, and the memory that each waits for."""
+        """The reservations of each caller that wait, in order, and the memory that each waits for."""
         self._turns: dict[str, None] = {}
-        """The clients whose first waiting reservation may fit into their share, in the order of their turns."""
+        """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
 
-    def fits(self, client: str, nbytes: int) -> bool:
+    def fits(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more."""
-        return self.held + nbytes <= self.bytes_max and self._fits_share(client, nbytes)
+        return self._fits_memory(caller, nbytes) and self._fits_share(caller, nbytes)
 
-    def is_available(self, client: str, nbytes: int) -> bool:
+    def is_available(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more before all that wait."""
-        return not self._turns and client not in self._waiting and self.fits(client, nbytes)
+        is_first = not self._turns and caller not in self._waiting
+        return (is_first or self._is_little(caller, nbytes)) and self.fits(caller, nbytes)
 
     def check(self, nbytes: int) -> None:
         """Raise TooLargeError when one request may never reserve this much."""
-        if nbytes > max(self.client_bytes_max, SMALL_BYTES):
+        if nbytes > max(self.caller_bytes_max, SMALL_BYTES):
             raise TooLargeError(
-                f"the request needs {nbytes} bytes of memory, and one caller may hold {self.client_bytes_max} here: "
+                f"the request needs {nbytes} bytes of memory, and one caller may hold {self.caller_bytes_max} here: "
                 "send less at once, or start the node with more --requests-bytes-max"
             )
 
-    def add(self, client: str, nbytes: int) -> None:
-        """Change the reserved amount; waiting reservations get freed memory in turns of the clients."""
+    def add(self, caller: str, nbytes: int) -> None:
+        """Change the reserved amount; waiting reservations get freed memory in turns of the callers."""
         self.held += nbytes
-        held = self.held_by.get(client, 0) + nbytes
+        held = self.held_by.get(caller, 0) + nbytes
         if held:
-            self.held_by[client] = held
+            self.held_by[caller] = held
         else:
-            self.held_by.pop(client, None)
+            self.held_by.pop(caller, None)
         if nbytes < 0 and self._waiting:
-            self._grant(client)
+            self._grant(caller)
 
     async def wait(self, hold: "Hold", nbytes: int) -> None:
         """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(hold.client, {})[granted] = hold, nbytes
-        self._grant(hold.client)
+        self._waiting.setdefault(hold.caller, {})[granted] = hold, nbytes
+        self._grant(hold.caller)
         try:
             async with asyncio.timeout(self.wait_s):
                 await granted
         except TimeoutError:
             raise lack_of_memory(nbytes) from None
         finally:
-            if self._remove(hold.client, granted):
+            if self._remove(hold.caller, granted):
                 # Reservations behind this one may have waited only for it.
-                self._grant(hold.client)
+                self._grant(hold.caller)
 
-    def _grant(self, client: str) -> None:
-        """Grant what the memory allows, after the share or the first reservation of this client changed.
+    def _grant(self, caller: str) -> None:
+        """Grant what the memory allows, after the share or the first reservation of this caller changed.
 
-        It looks only at the first reservation of each client whose turn has come: each disconnect calls it, and
+        It looks only at the first reservation of each caller whose turn has come: each disconnect calls it, and
         thousands of reservations may wait.
         """
-        if client in self._waiting:
-            self._turns.setdefault(client)
+        if caller in self._waiting:
+            self._turns.setdefault(caller)
         while self._turns:
-            client = next(iter(self._turns))
-            granted, (hold, nbytes) = next(iter(self._waiting[client].items()))
+            caller = next(iter(self._turns))
+            granted, (hold, nbytes) = next(iter(self._waiting[caller].items()))
             if granted.done():
                 # It was cancelled, and its task has not run since.
-                self._remove(client, granted)
-            elif not self._fits_share(client, nbytes):
-                # The client's turn comes again when it has released memory.
-                del self._turns[client]
-            elif self.held + nbytes > self.bytes_max:
+                self._remove(caller, granted)
+            elif not self._fits_share(caller, nbytes):
+                # The caller's turn comes again when it has released memory.
+                del self._turns[caller]
+            elif not self._fits_memory(caller, nbytes):
                 # Stop here: otherwise smaller reservations of others could overtake this one forever.
                 return
             else:
-                del self._turns[client]
-                self._remove(client, granted)
+                del self._turns[caller]
+                self._remove(caller, granted)
                 hold.take(nbytes)
                 granted.set_result(None)
-                if client in self._waiting:
-                    self._turns[client] = None
+                if caller in self._waiting:
+                    self._turns[caller] = None
 
-    def _remove(self, client: str, granted: asyncio.Future[None]) -> bool:
+    def _remove(self, caller: str, granted: asyncio.Future[None]) -> bool:
         """Remove a waiting reservation; False if it waits no more."""
-        waiting = self._waiting.get(client)
+        waiting = self._waiting.get(caller)
         if waiting is None or waiting.pop(granted, None) is None:
             return False
         if not waiting:
-            del self._waiting[client]
-            self._turns.pop(client, None)
+            del self._waiting[caller]
+            self._turns.pop(caller, None)
         return True
 
-    def _fits_share(self, client: str, nbytes: int) -> bool:
-        return self.held_by[client] + nbytes <= self.client_bytes_max
+    def _is_little(self, caller: str, nbytes: int) -> bool:
+        return self.held_by.get(caller, 0) + nbytes <= self._little_bytes
+
+    def _fits_memory(self, caller: str, nbytes: int) -> bool:
+        most = self.bytes_max if self._is_little(caller, nbytes) else self._unreserved_bytes
+        return self.held + nbytes <= most
+
+    def _fits_share(self, caller: str, nbytes: int) -> bool:
+        return self.held_by[caller] + nbytes <= self.caller_bytes_max
 
 
 class Hold:
     """The reservation of one request."""
 
-    __slots__ = ("_budget", "client", "nbytes")
+    __slots__ = ("_budget", "caller", "nbytes")
 
-    def __init__(self, budget: Budget, client: str) -> None:
+    def __init__(self, budget: Budget, caller: str) -> None:
+        """`caller`: the tenant of the token, or without tokens the client's address."""
         self._budget = budget
-        self.client = client
+        self.caller = caller
         self.nbytes = 0
 
     def take(self, nbytes: int) -> None:
         """Reserve this much more, even beyond the budget."""
         self.nbytes += nbytes
-        self._budget.add(self.client, nbytes)
+        self._budget.add(self.caller, nbytes)
 
     def reserve(self, nbytes: int) -> bool:
         """Reserve an announced amount, or return False if the request must wait for it. Raises TooLargeError."""
         if self.nbytes + nbytes > SMALL_BYTES:
             self._budget.check(self.nbytes + nbytes)
-            if not self._budget.is_available(self.client, nbytes):
+            if not self._budget.is_available(self.caller, nbytes):
                 return False
         self.take(nbytes)
         return True
@@ -164,13 +181,13 @@ class Hold:
         """
         if self.nbytes + nbytes > SMALL_BYTES:
             self._budget.check(self.nbytes + nbytes)
-            if not self._budget.fits(self.client, nbytes):
+            if not self._budget.fits(self.caller, nbytes):
                 raise lack_of_memory(nbytes)
         self.take(nbytes)
 
     def close(self) -> None:
         """Release the whole reservation."""
-        self._budget.add(self.client, -self.nbytes)
+        self._budget.add(self.caller, -self.nbytes)
         self.nbytes = 0
 
 
@@ -187,4 +204,4 @@ def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
     nbytes = limits.requests_bytes_max
     if nbytes is None:
         nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_DIVISOR
-    return Budget(nbytes, limits.client_share, limits.memory_wait_s)
+    return Budget(nbytes, limits.caller_share, limits.memory_wait_s)

@@ -1,10 +1,11 @@
 """Counts open connections by client, and closes those that are idle or too slow.
 
-Inactive connections never block a new one. At the limit of one client or of all, the connection that has been without a
-request the longest is closed, then one that is still sending or reading. A new connection of the same client replaces
-only a stalled one, because an active one may have a request in transit. Near the limit, answers close their
-connections, which clients can detect. Times are checked periodically for all connections together, so a short request
-has no cost here.
+Inactive connections never block a new one. At the limit, a connection of the client with the most is closed for one of
+a client with fewer: the one that has been without a request the longest, otherwise one that is still sending or
+reading. A new connection of the same client replaces only a stalled one, because an active one may have a request in
+transit. Connections whose requests are being answered stay; `middleware.py` bounds their number. Near the limit,
+answers close the connections of clients with many, which clients can detect. Times are checked periodically for all
+connections together, so a short request has no cost here.
 """
 
 import resource
@@ -22,7 +23,7 @@ DESCRIPTORS_SHARE = 4
 LINGER_S = 30.0
 """How long the rest of an unwanted body is read and discarded, so that its sender can read the reason."""
 CROWDED_SHARE = 7 / 8
-"""Above this share of the allowed connections, of one client or of all, connections close after their answer."""
+"""Above this share of the allowed connections, those of clients with more than the others close after an answer."""
 TURNED_AWAY_SHARE = 1 / 8
 """The additional connections that may be open to receive a refusal, as a share of the allowed connections."""
 TURNED_AWAY_S = 2.0
@@ -69,9 +70,7 @@ class Connections:
         self.turns = Turns()
         """Takes turns among the connections whose data takes long to parse."""
         self.starts = Starts()
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.most = max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
-        self.most_of_one = max(1, int(self.most * limits.client_share))
+        self.most = connections_most(limits)
         self._longest_s = {
             "head": limits.head_timeout_s,
             "linger": LINGER_S,
@@ -99,12 +98,8 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Count a new connection without a request; return False if it must be refused."""
         client = connection.client_key
-        if self._counts.get(client, 0) >= self.most_of_one and not self._close_for(client, client):
+        if len(self._seen) >= self.most and not self._make_room(client):
             return False
-        if len(self._seen) >= self.most:
-            most = max(self._counts, key=self._counts.__getitem__)
-            if not (self._close_for(most, client) or self._close_for(next(iter(self._idle), most), client)):
-                return False
         self._counts[client] = self._counts.get(client, 0) + 1
         self._seen[connection] = (Waits("", 0, 0), 0.0)
         self.idle(connection)
@@ -121,9 +116,9 @@ class Connections:
             first.abort()
 
     def crowded(self, client: str) -> bool:
-        """Whether this client, or all clients together, are near the limit of connections."""
-        mine = self._counts.get(client, 0)
-        return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
+        """Whether all clients together are near the limit of connections, and this one has as many as the others."""
+        open_, mine = len(self._seen), self._counts.get(client, 0)
+        return open_ > CROWDED_SHARE * self.most and mine * len(self._counts) >= CROWDED_SHARE * open_
 
     def forget(self, connection: Connection) -> None:
         """Remove a connection that is being closed, or is closed and has no request any more."""
@@ -140,6 +135,7 @@ class Connections:
         """Record that the connection has no request."""
         if connection not in self._seen:
             return
+        self._all_answering.discard(connection.client_key)
         self._idle.setdefault(connection.client_key, {})[connection] = None
 
     def busy(self, connection: Connection) -> None:
@@ -183,6 +179,23 @@ class Connections:
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
+    def _make_room(self, newcomer: str) -> bool:
+        """Close a connection of the client with the most, if these are more than the newcomer's; otherwise a stalled
+        one of the newcomer. False when there is none.
+        """
+        own = self._counts.get(newcomer, 0)
+        while True:
+            able = [
+                client
+                for client, count in self._counts.items()
+                if (client == newcomer and client not in self._without_stalled)
+                or (count > own and client not in self._all_answering)
+            ]
+            if not able:
+                return False
+            if self._close_for(max(able, key=self._counts.__getitem__), newcomer):
+                return True
+
     def _close_for(self, client: str, newcomer: str) -> bool:
         """Close the client's connection that has been idle the longest, or else one whose request or answer is in
         transit; for a new connection of the same client only a stalled one. False when there is none.
@@ -215,3 +228,9 @@ class Connections:
 
     def _is_stalled(self, connection: Connection) -> bool:
         return connection in self._still and connection.waits() == self._seen[connection][0]
+
+
+def connections_most(limits: RequestLimits) -> int:
+    """Return the most connections that may be open, and thus the most requests that may be in progress."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))

@@ -153,7 +153,7 @@ class DeploymentApi:
         blocks = request.caller.front.repository
         # The time is read when the query runs, because it may wait for others.
         query = self._queries.run(
-            tenant, request.hold.client, lambda: blocks.missing(tenant, asked.addresses, clock.wall())
+            tenant, request.hold.caller, lambda: blocks.missing(tenant, asked.addresses, clock.wall())
         )
         return json_response(MissingBlocks(tuple(await request.unless_gone(query))))
 

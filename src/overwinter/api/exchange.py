@@ -22,6 +22,8 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 CONNECTION = "overwinter.connection"
 """The key of the request's connection in the ASGI scope."""
+CLIENT = "overwinter.client"
+"""The key of the client's address or network (`client_of`) in the ASGI scope."""
 HOLD = "overwinter.hold"
 """The key of the request's memory reservation in the ASGI scope."""
 FIELDS = "overwinter.fields"

@@ -1,8 +1,9 @@
 """The one layer around the routes, which every request passes.
 
-It authenticates the caller before anything else of the request is handled, releases the memory that the request has
-reserved once its answer is sent, converts every error to an answer, returns the request id, and writes the audit log. A
-node that stops accepts no new requests. This is one layer because each layer takes time in every request.
+It authenticates the caller before anything else of the request is handled, bounds the requests in progress, releases
+the memory that the request has reserved once its answer is sent, converts every error to an answer, returns the request
+id, and writes the audit log. A node that stops accepts no new requests. This is one layer because each layer takes time
+in every request.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ from overwinter.api.access import CALLER, Access
 from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error, error_response, refusal_log
-from overwinter.api.exchange import FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
+from overwinter.api.exchange import CLIENT, FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
 from overwinter.api.operations import AUDITED
+from overwinter.api.places import Places
 from overwinter.core.errors import OverloadedError
 
 CLOSE = (b"connection", b"close")
@@ -28,12 +30,21 @@ class RequestMiddleware:
     """The ASGI application: a router, and the common work for all of its routes."""
 
     def __init__(
-        self, router: Router, access: Access, budget: Budget, drain: Drain, open_paths: Container[str]
+        self,
+        router: Router,
+        access: Access,
+        budget: Budget,
+        places: Places,
+        drain: Drain,
+        open_paths: Container[str],
     ) -> None:
-        """`open_paths` (health, pages about the API) need no token and are answered even while the node stops."""
+        """`places`: those of requests in progress. `open_paths` (health, pages about the API) need no token and no
+        place, and are answered even while the node stops.
+        """
         self._router = router
         self._access = access
         self._budget = budget
+        self._places = places
         self._drain = drain
         self._open_paths = open_paths
         self._refusals = refusal_log()
@@ -41,11 +52,12 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         # The client may have disconnected before its address was read.
-        hold = scope[HOLD] = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
+        client = scope[CLIENT] = client_of(scope["client"][0] if scope["client"] else "")
+        hold = scope[HOLD] = Hold(self._budget, client)
         scope[FIELDS] = dict(scope["headers"])
         # With `app` in the scope, Starlette's routes raise an HTTPException for 404 and 405, which is converted here.
         scope["app"] = self._router
-        started = False
+        started = has_place = False
 
         async def send_completed(message: Message) -> None:
             nonlocal started
@@ -57,7 +69,7 @@ class RequestMiddleware:
         self._drain.enter()
         try:
             try:
-                self._admit(scope)
+                has_place = self._admit(scope, hold)
                 await self._router.app(scope, receive, send_completed)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
                 answer = answer_error(scope, error, self._refusals)
@@ -69,20 +81,32 @@ class RequestMiddleware:
             if not started:
                 await error_response(OverloadedError(TOO_LATE))(scope, receive, send_completed)
         finally:
+            if has_place:
+                self._places.leave(hold.caller)
             hold.close()
             self._drain.leave()
 
-    def _admit(self, scope: Scope) -> None:
-        """Find the caller; raise OverloadedError, UnauthorizedError, ForbiddenError, RateError or StoreError if the
-        request is refused.
+    def _admit(self, scope: Scope, hold: Hold) -> bool:
+        """Find the caller; return whether the request takes a place. Raises OverloadedError, UnauthorizedError,
+        ForbiddenError, RateError or StoreError if it is refused.
         """
         if scope["path"] in self._open_paths:
             scope[CALLER] = self._access.anonymous
-        elif self._drain.begun:
+            return False
+        if self._drain.begun:
             raise OverloadedError(STOPPING)
-        else:
-            # Before routing, so that a caller without access does not learn which routes exist.
-            scope[CALLER] = self._access.caller(scope[FIELDS])
+        # Before routing, so that a caller without access does not learn which routes exist.
+        caller = scope[CALLER] = self._access.caller(scope[FIELDS])
+        if caller.token is not None:
+            hold.caller = caller.token.tenant
+        places = self._places
+        if not places.take(hold.caller):
+            raise OverloadedError(
+                f"{places.taken} requests are in progress, {places.of[hold.caller]} of them by this caller, which may "
+                f"have as many as are left of {places.most}: wait for some, or start the node with more "
+                "--connections-max"
+            )
+        return True
 
     def _begin(self, scope: Scope, message: Message) -> None:
         """Complete the head of an answer, and write it into the audit log."""
@@ -92,4 +116,4 @@ class RequestMiddleware:
         if (request_id := scope[FIELDS].get(REQUEST_ID)) is not None:
             message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
         if scope.get(AUDITED):
-            self._access.record(scope[CALLER], scope["method"], scope["path"], scope[HOLD].client, message["status"])
+            self._access.record(scope[CALLER], scope["method"], scope["path"], scope[CLIENT], message["status"])

@@ -1,4 +1,4 @@
-"""Runs queries of the disk in one thread, in turns of the clients: each tenant at each address is one.
+"""Runs queries of the disk in one thread, in turns: each caller has one for each tenant for which it acts.
 
 Uploads have other threads. More threads would make no query faster, because the catalog answers one at a time.
 """
@@ -19,10 +19,10 @@ class Queries:
 
     def __init__(self) -> None:
         self._thread = Threads(1, "api-queries")
-        self._clients: WeakValueDictionary[tuple[TenantId, str], asyncio.Lock] = WeakValueDictionary()
-        """A lock for each tenant and address with queries. The thread's queue contains at most one query of each."""
+        self._callers: WeakValueDictionary[tuple[TenantId, str], asyncio.Lock] = WeakValueDictionary()
+        """A lock for each tenant and caller with queries. The thread's queue contains at most one query of each."""
 
-    async def run(self, tenant: TenantId, address: str, query: Callable[[], T]) -> T:
-        """Run a query of this client when it is its turn; one that is cancelled before does not run."""
-        async with self._clients.setdefault((tenant, address), asyncio.Lock()):
+    async def run(self, tenant: TenantId, caller: str, query: Callable[[], T]) -> T:
+        """Run a query of this caller when it is its turn; one that is cancelled before does not run."""
+        async with self._callers.setdefault((tenant, caller), asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(self._thread, query)

@@ -5,7 +5,6 @@ occupies one of the many upload slots, but no thread. Its connection enforces a 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from overwinter.api.exchange import Request
 from overwinter.api.front import Blocks, Upload
+from overwinter.api.places import Places
 from overwinter.api.reading import BodyLimits, body_of, check_length
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError
@@ -32,9 +32,7 @@ class Uploads:
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._disk = disk
         self._bounds = BodyLimits(limits.block_bytes_max)
-        self._most = limits.uploads_max
-        self._most_of_one = max(1, int(limits.uploads_max * limits.client_share))
-        self._callers: Counter[str] = Counter()
+        self._places = Places(limits.uploads_max)
 
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
         """Store the body of a request; return False if the tenant had sent it before.
@@ -42,7 +40,7 @@ class Uploads:
         Raises CallerError when the bytes have another address, OverloadedError when too many uploads are in progress.
         """
         check_length(request.fields, self._bounds)
-        with self._place(request.hold.client):
+        with self._place(request.hold.caller):
             await request.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
             try:
@@ -80,16 +78,14 @@ class Uploads:
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
         """Count an upload; raise OverloadedError when there are too many."""
-        mine, all_ = self._callers[caller], self._callers.total()
-        if all_ >= self._most or mine >= self._most_of_one:
+        places = self._places
+        if not places.take(caller):
             raise OverloadedError(
-                f"{all_} blocks are being uploaded, {mine} of them by this caller; at most {self._most} and "
-                f"{self._most_of_one} may be: try again when one is done, or start the node with more --uploads-max"
+                f"{places.taken} blocks are being uploaded, {places.of[caller]} of them by this caller, which may have "
+                f"as many as are left of {places.most}: try again when one is done, or start the node with more "
+                "--uploads-max"
             )
-        self._callers[caller] += 1
         try:
             yield
         finally:
-            self._callers[caller] -= 1
-            if not self._callers[caller]:
-                del self._callers[caller]
+            places.leave(caller)

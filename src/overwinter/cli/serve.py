@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +23,7 @@ HELP = {
     "host_store": "Directory on a tmpfs for the blocks of warm functions.",
     "keep_warm": "Keep the blocks in memory after a clean stop, for the next start.",
     "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the free memory]",
-    "client_share": "Share of that memory, the connections and the uploads that one client address may use.",
+    "caller_share": "Share of that memory that one caller (a tenant with tokens, otherwise an address) may use.",
     "request_bytes_max": "Largest request body, also after decompression.",
     "json_bytes_max": "Largest JSON of a request or a reply. Larger tensors must use the binary extension.",
     "elements_max": "Most elements of BYTES tensors in one request.",
@@ -85,7 +84,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "reque
 """The fields of the configuration that are structs."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 CHOICES = {"policy": sorted(POLICIES), "device_isolation": get_args(DeviceIsolation)}
-SHARES = ("profile_share", "client_share", "verify_share")
+SHARES = ("profile_share", "caller_share", "verify_share")
 MAY_BE_ZERO = ("verify_share", "workers_ahead")
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
@@ -164,13 +163,14 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
 
 def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
     """Return the configuration; raise UsageError if it is invalid, or would admit callers without tokens."""
+    from overwinter.api.sites import is_local
     from overwinter.store.tokens import TokenFile
 
     try:
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if is_loopback(config.host) or TokenFile(Path(config.data)).read().required:
+    if is_local(config.host) or TokenFile(Path(config.data)).read().required:
         return config
     everyone = (
         "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
@@ -197,14 +197,6 @@ def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> No
         log(f"overwinter is ready at {url}", level="info")
     else:
         click.echo(f"overwinter is ready at {url}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address can be reached from this machine only."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def write_port(path: Path, port: int) -> None:

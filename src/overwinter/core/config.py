@@ -57,7 +57,7 @@ NODE_BOUNDS = {
 
 REQUEST_BOUNDS = {
     "requests_bytes_max": Bound(1 << 20, BYTES_MOST, "bytes", "one request must fit, and no machine has a PiB"),
-    "client_share": Bound(0.001, 1, "of all", "it is a fraction", whole=False),
+    "caller_share": Bound(0.001, 1, "of all", "it is a fraction", whole=False),
     "request_bytes_max": Bound(1 << 10, 1 << 40, "bytes", "a request has a head, and is kept in memory"),
     "json_bytes_max": Bound(1 << 10, 1 << 32, "bytes", "a request has a head, and JSON costs far more than its bytes"),
     "elements_max": Bound(1, 1 << 32, "elements", "each one is checked"),
@@ -146,8 +146,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The memory limit of all requests together, for bodies, tensors and answers; None: an eighth of the free memory at
     the start.
     """
-    client_share: float = 0.5
-    """The share of that memory, of the connections and of the uploads that one client address may use."""
+    caller_share: float = 0.5
+    """The share of that memory that one caller may use: the tenant of a token, or without tokens a client's address."""
     request_bytes_max: int = 64 << 20
     """The most bytes of a request's body."""
     json_bytes_max: int = 8 << 20

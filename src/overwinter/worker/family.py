@@ -18,7 +18,7 @@ from overwinter.worker.computing import Computing, is_sendable
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.runner import Compiled, Prepared, Runner
-from overwinter.worker.trial import check_trial, generated_warning
+from overwinter.worker.trial import check_size, check_trial, generated_warning
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
 
@@ -99,7 +99,9 @@ class Family:
 
     def _try(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
         if trial.warm_up:
-            runner.warm_up()
+            output_bytes = runner.warm_up()
+            if self._code is None:
+                check_size(runner, output_bytes)
         if trial.samples:
             check_trial(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
         return generated_warning(runner, self._load.inputs) if trial.generated else ""

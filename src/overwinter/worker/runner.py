@@ -88,12 +88,16 @@ class Runner:
         self._declared = prepared.declared
         self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
-    def warm_up(self) -> None:
-        """Run the program once on zeros of its example sizes; HandlerError or the operator's own error if it fails."""
+    def warm_up(self) -> int:
+        """Run the program once on zeros of its example sizes, and return the bytes of its outputs. Raises HandlerError
+        or the operator's own error if it fails.
+        """
         run = self.prepared.unchecked()
         with torch.inference_mode():
             zeros = self.zeros()
-            self._check_outputs(zeros, run(self.weights, zeros))
+            outputs = run(self.weights, zeros)
+            self._check_outputs(zeros, outputs)
+        return sum(output.nbytes for output in outputs)
 
     def example_sizes(self, batch: int | None = None) -> dict[str, int]:
         """Return each dynamic size of the program at its export, with the smallest batch by default."""

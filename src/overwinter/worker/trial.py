@@ -13,8 +13,9 @@ from types import FrameType
 
 import torch
 
-from overwinter.core.errors import error_named
-from overwinter.core.tensor import BYTES, TensorSpec
+from overwinter.core.errors import HandlerError, error_named
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, TensorSpec
+from overwinter.model.structure import BATCH
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import NamedValues, Runner
 from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
@@ -26,6 +27,17 @@ SAMPLES_S = 60
 learn the reason.
 """
 TEXT = b"a few words"
+
+
+def check_size(runner: Runner, output_bytes: int) -> None:
+    """Raise HandlerError if a program without a handler can answer no request, because its smallest answer has this
+    many bytes. One with another dynamic size than the batch may have smaller answers than on its example.
+    """
+    if output_bytes > ANSWER_BYTES_MAX and not runner.program.example.keys() - {BATCH}:
+        raise HandlerError(
+            f"the program of {runner.function} returns {output_bytes} bytes for one request, and an answer may have "
+            f"{ANSWER_BYTES_MAX}: return less, or let a handler reduce it"
+        )
 
 
 def check_trial(runner: Runner, samples: list[NamedValues]) -> None:
