@@ -231,7 +231,7 @@ def test_a_thread_that_dies_ends_its_worker(rig, gated):
 
 
 def test_threads_use_little_of_a_small_memory_limit(rig):
-    function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=192)
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=256)
 
     async def scene():
         process = await rig.start_worker(function, cores=16, concurrency=16)
@@ -258,7 +258,7 @@ class Fat(torch.nn.Module):
 
 @pytest.mark.parametrize(("module", "handler"), [(Same(), FAT), (Fat(), None)], ids=["handler", "program"])
 def test_a_worker_without_memory_to_load_reports_it_with_a_remedy(rig, module, handler):
-    function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=192)
+    function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=256)
 
     async def scene():
         with pytest.raises(AssertionError) as failed:

@@ -120,7 +120,7 @@ def test_layers_are_reported_one_by_one(rig):
 
 
 def test_a_worker_that_dies_says_why_and_leaves_nothing(rig):
-    function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=32)
+    function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=256)
 
     async def measure():
         worker = measured(rig, function, Configuration(1, 4, 1))

@@ -13,7 +13,7 @@ import msgspec
 from overwinter.api.elements import parse_elements
 from overwinter.api.steps import STEP_BYTES, Steps
 from overwinter.api.writing import ElementWriter
-from overwinter.core.errors import CallerError, WorkerError
+from overwinter.core.errors import CallerError, TooLargeError, WorkerError
 from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
@@ -22,7 +22,6 @@ from overwinter.core.tensor import (
     TENSORS_MAX,
     Buffer,
     Tensor,
-    check_elements,
     check_size,
 )
 
@@ -217,7 +216,11 @@ def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
         # Exclude braces inside of strings.
         plain = head.replace(rb"\\", b"").replace(rb"\"", b"")
         yield
-        check_elements("inputs", plain.count(b'"') // 2 - OBJECTS_MAX * STRINGS_MAX, elements_max)
+        strings, most = plain.count(b'"') // 2, elements_max + OBJECTS_MAX * STRINGS_MAX
+        if strings > most:
+            raise TooLargeError(
+                f"the request has {strings} JSON strings, and at most {most} are accepted: send fewer elements of BYTES"
+            )
         objects = b"".join(plain.split(b'"')[::2]).count(b"{")
         if objects > OBJECTS_MAX:
             raise CallerError(

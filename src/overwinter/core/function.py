@@ -30,7 +30,7 @@ BOUNDS = TIMES | {
     "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is the maximum"),
     "threads": Bound(1, 256, "cores", "a worker needs one, and more do not make a run faster"),
     "concurrency": Bound(1, 32, "runs", "each one needs two descriptors of the node and a thread"),
-    "memory_mib": Bound(1, 1 << 20, "MiB", "no worker has more than 1 TiB"),
+    "memory_mib": Bound(256, 1 << 20, "MiB", "PyTorch alone takes up to 200, and no worker has more than 1 TiB"),
 }
 """The bounds of every number in a function's settings."""
 
@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dedicated: bool = False
     """Whether its blocks are in the tenant's own host store, shared with functions of that tenant only."""
     memory_mib: int = 4096
-    """The most private memory of one worker: its heap, without the shared weights."""
+    """The most private memory of one worker: its heap and that of PyTorch, without the shared weights."""
     isolation: Literal["family", "function"] = "family"
     """Whether its workers are shared with the tenant's other functions of the same program and handler (`family`), or
     with none (`function`).
