@@ -30,7 +30,7 @@ BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
-TRANSFER_ENCODING = b"transfer-encoding"
+TRANSFER_ENCODING, CHUNKED = b"transfer-encoding", b"chunked"
 FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"
@@ -197,6 +197,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return
         if name.lower() == TRANSFER_ENCODING:
+            if value.lower() != CHUNKED:
+                self._stop(501, "of the transfer encodings this node reads only chunked")
             self._chunked = True
         super().on_header(name, value)
 
