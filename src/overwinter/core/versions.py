@@ -58,7 +58,7 @@ class Versions(msgspec.Struct):
 
     @property
     def default(self) -> int:
-        """The version that represents the name."""
+        """The version with the largest share, or the newest: it stands for the name where one version is needed."""
         return default_of(self.numbers, self.shares)
 
     def percent(self, version: int) -> int:

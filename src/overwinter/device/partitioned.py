@@ -93,7 +93,7 @@ class PartitionedAllocator(Allocator):
             starts = range(len(self._partitions) - count + 1)
             ranges = sorted((range(start, start + count) for start in starts), key=self._used)
             return next(filter(None, (self._vacate(each, into_free=True) for each in ranges)), [])
-        partial = self._by_use(self._partial())
+        partial = self._by_use(self._in_use())
         return next(filter(None, (self._vacate((index,), into_free=False) for index in partial)), [])
 
     def _common(self, sizes: Iterable[int]) -> set[int]:
@@ -116,7 +116,7 @@ class PartitionedAllocator(Allocator):
         if offset is None and fills:
             offset = self._place_in_free(size, common)
         if offset is None:
-            offset = self._place_in(self._by_use(self._partial(size))[::-1], size)
+            offset = self._place_in(self._by_use(self._in_use(size))[::-1], size)
         if offset is None and not fills:
             offset = self._place_in_free(size, common)
         return offset
@@ -174,7 +174,7 @@ class PartitionedAllocator(Allocator):
 
     def _free_ranges(self, without: Collection[int] = ()) -> list[range]:
         """Return the free partitions, in ranges of adjacent ones."""
-        taken = [-1, *sorted({*self._partial(), *without}), len(self._partitions)]
+        taken = [-1, *sorted({*self._in_use(), *without}), len(self._partitions)]
         return [range(before + 1, after) for before, after in pairwise(taken) if after - before > 1]
 
     def _vacate(self, indices: Sequence[int], into_free: bool) -> list[Move]:
@@ -182,7 +182,7 @@ class PartitionedAllocator(Allocator):
         inside = sorted(
             set().union(*(self._inside[index] for index in indices)), key=lambda at: (-self._blocks[at], at)
         )
-        others = self._by_use(set(self._partial()).difference(indices))[::-1]
+        others = self._by_use(set(self._in_use()).difference(indices))[::-1]
         room = sum(self.partition_bytes - self._used_bytes[index] for index in others)
         if not into_free and room < self._used(indices):
             return []
@@ -204,8 +204,8 @@ class PartitionedAllocator(Allocator):
             self.free(move.source)
         return moves
 
-    def _partial(self, size: int = 0) -> list[int]:
-        """Return the partitions with blocks in which `size` bytes are free."""
+    def _in_use(self, size: int = 0) -> list[int]:
+        """Return the partitions with blocks in which `size` bytes are free; with 0 also full ones."""
         most = self.partition_bytes - size
         return [
             index

@@ -232,14 +232,14 @@ def _range(size: sympy.Expr, constraints: Constraints) -> tuple[int, int | None]
 
 def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
     """Raise ProgramError if a size that should vary became fixed."""
-    for tensor, (label, _, dims) in zip(_input_values(exported), inputs, strict=True):
-        for dim, name in dims.items():
+    for tensor, (name, _, dims) in zip(_input_values(exported), inputs, strict=True):
+        for dim, label in dims.items():
             size = sizes_of(tensor)[dim]
             low, high = (size, size) if isinstance(size, int) else _range(size.node.expr, exported.range_constraints)
             if low == high:
                 raise ProgramError(
-                    f"dimension {name!r} cannot vary freely: the model needs {name} = {low}"
-                    f"{fixing_line(tensor, label, dim)}; leave it out of `dynamic` to fix it to the example's size, or "
+                    f"dimension {label!r} cannot vary freely: the model needs {label} = {low}"
+                    f"{fixing_line(tensor, name, dim)}; leave it out of `dynamic` to fix it to the example's size, or "
                     "change the model"
                 )
 

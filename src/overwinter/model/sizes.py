@@ -2,7 +2,7 @@
 
 `torch.export` describes sizes by sympy expressions over symbols. Here they become sums of terms over named dimensions.
 They are exact where the size is a polynomial. Otherwise rounding is left out, and an expression that is still not a
-polynomial is evaluated at the largest sizes.
+polynomial is evaluated at the largest sizes, each at most `_LARGE`.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,9 @@ def item_bytes(dtype: torch.dtype) -> int:
 
 
 def _without_rounding(expression: sympy.Expr) -> sympy.Expr:
-    """Replace rounded divisions by exact ones, and maxima by sums: the result is a little larger, rarely smaller."""
+    """Replace rounded divisions by exact ones, remainders by the divisor, maxima by sums and minima by the first: the
+    result is rarely smaller.
+    """
     for function in (FloorDiv, CleanDiv):
         expression = expression.replace(function, _quotient)
     expression = expression.replace(CeilDiv, _raised_quotient)
@@ -155,8 +157,8 @@ def named(name: str) -> sympy.Symbol:
 
 
 def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.Symbol, sympy.Expr], list[sympy.Expr]]:
-    """Return the meaning of the symbols in the inputs' sizes, and the conditions on names, from the name of each
-    dynamic size.
+    """Return an expression in the named sizes for each symbol of the inputs' sizes, and the conditions that the named
+    sizes must meet. `sizes` has the name of each dynamic size, and the size in the export.
 
     If the export ties one size to another (equal, or twice as large), each keeps its name and the tie becomes a
     condition. Raises ProgramError for a size that is computed from others in an irreversible way.
@@ -187,4 +189,6 @@ def _linear(name: str, expression: sympy.Expr, unknown: set[sympy.Symbol]) -> tu
         rest = sympy.expand(expression - multiple * symbol)
         if multiple.is_Integer and multiple > 0 and symbol not in rest.free_symbols:
             return multiple, rest
-    raise ProgramError(f"size {name!r} is {expression} in the export; make it a separate size, or a multiple of one")
+    raise ProgramError(
+        f"size {name!r} is {expression} in the export: make it independent, or an integer multiple of one other size"
+    )

@@ -72,7 +72,7 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def as_program_error(what: str, doubt: str = "") -> Iterator[None]:
-    """Turn any exception of the model's or a file's code into a ProgramError with the line at fault.
+    """Turn any exception of the model's code, or while a file is opened, into a ProgramError with the line at fault.
 
     `doubt` ends the message if an operator may have refused its arguments.
     """
@@ -165,9 +165,9 @@ def _collected_messages() -> Iterator[CheckMessages]:
         torch._check_with = check
 
 
-def fixing_line(tensor: torch.Tensor, label: str, dim: int) -> str:
-    """Return the line that fixed a size of an input, given the symbolic tensor that stands for it; empty if unknown."""
-    place = f"L_{label}_size_{dim}_"
+def fixing_line(tensor: torch.Tensor, name: str, dim: int) -> str:
+    """Return the line that fixed a size of the input `name`, given its symbolic tensor; empty if unknown."""
+    place = f"L_{name}_size_{dim}_"
     sizes: Any = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
     for symbol, location in getattr(sizes, "replacements_slocs", {}).items():
         sources = [

@@ -28,7 +28,7 @@ def mates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     if function.spec.settings.max_batch == 1 or facts(function).unplaced:
         return []
     found, sizes = list[Function](), facts(function).sizes
-    able = (mate for mate in shared_runs.may_join(cycle, function) if _may_run(cycle, mate, device))
+    able = (mate for mate in shared_runs.candidates(cycle, function) if _may_run(cycle, mate, device))
     # A run takes no requests of more functions than these.
     for mate in islice(able, function.spec.settings.max_batch):
         wider = {**sizes, **facts(mate).sizes}

@@ -71,7 +71,7 @@ class Executor(msgspec.Struct, eq=False):
     may_prepare: bool = True
     """Whether there may be a function to prepare."""
     given: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
-    """The functions that it has from the host store, and the program of each that has run or is prepared."""
+    """The functions that were given to it and not unbound since, and the program of each that ran or is prepared."""
 
     @property
     def is_idle(self) -> bool:
@@ -156,7 +156,9 @@ class Device(msgspec.Struct, eq=False):
         return found
 
     def capacity(self, missing: int) -> int:
-        """The most bytes that may lie there when `missing` bytes are brought: fewer than when as many did not fit."""
+        """The most bytes that may lie there once `missing` more are brought: fewer than for a run that brought as many
+        and found no places for them.
+        """
         if self.unplaced is None or missing < self.unplaced.missing_bytes:
             return self.config.memory_bytes
         return self.unplaced.total_bytes - 1
@@ -223,7 +225,8 @@ class RunTimes(msgspec.Struct):
     _resident: dict[int, float] = msgspec.field(default_factory=dict)
     """The smoothed seconds of runs whose blocks were all on the device."""
     _swapped: dict[int, float] = msgspec.field(default_factory=dict)
-    """The smoothed seconds of the execution in other runs, as far as the transfer does not hide them."""
+    """The smoothed seconds of other runs: all if a run took clearly longer than its transfer, otherwise those after it.
+    """
 
     def observe(self, count: int, seconds: float, swap_s: float) -> None:
         """Record a run; `swap_s`: the expected time of its transfer."""
@@ -244,7 +247,7 @@ class RunTimes(msgspec.Struct):
 
     def expected_s(self, count: int, profiled: float | None = None) -> float:
         """Expected seconds of the execution of this many requests, by the profile as long as no run without a transfer
-        was measured; 0: unknown.
+        was measured, or without a profile by runs with one; 0: unknown.
         """
         known = self._resident or (self._swapped if profiled is None else {})
         if not known:
@@ -298,15 +301,15 @@ class Pool(msgspec.Struct):
     long_at: int = 0
     """From this number of bindings on, the next run is for a request that has waited for long, if there is one."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
-    """The functions with answers within the window."""
+    """The functions with answers within the window (policies/device_queueing.py)."""
     growing: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions whose expected rate has changed since it was compared with what their devices can do."""
     departures: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
-    """The required requests of the judged functions that need some."""
+    """The required requests (RRC, the same file) of each judged function that needs some."""
     alpha: float = 1.0
-    """The part of the required requests of functions with high priority (policies/device_queueing.py)."""
+    """Functions have high priority, those with the smallest RRC first, up to this part of the sum of all RRCs."""
     ratio: float | None = None
     """The share of the judged functions that complied with their SLO at the end of the last period."""
     boundary: Boundary = EVERYONE

@@ -2,7 +2,7 @@
 
 Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
-leads it. The requests of its mates with the earliest due times join it, up to the batch size of the worker. Mates have
+leads it. The requests of its mates join it, the first by `_rank`, up to the batch size of the worker. Mates have
 at least half of the bytes of their blocks in common with one member of the family. A function whose worker died lately
 has no mates.
 
@@ -109,7 +109,7 @@ def changed(cycle: Cycle, function: Function) -> None:
 
 
 def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
-    """The requests of a run: the function's first request, then its own and its mates' by due time. Requests past their
+    """The requests of a run: the function's first request, then its own and its mates' by `_rank`. Requests past their
     deadline are refused.
     """
     if not _waiting(function):
@@ -157,7 +157,7 @@ def joined(
 
 
 def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
-    """Take the requests with the earliest due times from these functions, the first of which leads."""
+    """Take the first requests by `_rank` from these functions, the first of which leads."""
     heap = [(FIRST, 0)]
     for number, mate in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
@@ -242,7 +242,7 @@ def _waiting(function: Function) -> Iterable[Function]:
     return (members[id_] for id_ in islice(waiting, MATES_MAX) if id_ != own)
 
 
-def may_join(cycle: Cycle, function: Function) -> Iterable[Function]:
+def candidates(cycle: Cycle, function: Function) -> Iterable[Function]:
     """The functions with waiting requests that may share a run with the function; an empty tuple if none waits."""
     waiting = _waiting(function)
     if not waiting or not cycle.policy.joins or is_suspect(function):
@@ -254,7 +254,7 @@ def may_join(cycle: Cycle, function: Function) -> Iterable[Function]:
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
     """Those that could join a run in one of these workers."""
-    waiting = may_join(cycle, function)
+    waiting = candidates(cycle, function)
     return _able(waiting, workers) if waiting else ()
 
 
