@@ -106,7 +106,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, request_stop)
     async with running(config, zygote_environment(config.scheduler.devices), log) as node:
-        audit, sites = Audit(Path(config.data), log), Sites(config.host)
+        audit, sites = Audit(Path(config.data), log), Sites(listener.getsockname()[0])
         access = Access(node, TokenFile(Path(config.data)), audit, sites)
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         # Python's garbage collector stops the event loop while it traverses all objects, but not those that are frozen.

@@ -81,6 +81,51 @@ def test_a_part_is_left_for_callers_that_hold_little() -> None:
     run(work())
 
 
+def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
+    async def work() -> None:
+        budget = Budget(1024 * MIB, 0.5, 20.0)
+        little = int(LITTLE_SHARE * budget.bytes_max)
+        holds = [Hold(budget, f"l{number}") for number in range(30)]
+        for hold in holds:
+            await reserve(hold, little)
+        large = asyncio.create_task(reserve(Hold(budget, "large"), 256 * MIB))
+        await asyncio.sleep(0)
+        late = [asyncio.create_task(reserve(Hold(budget, f"m{number}"), little)) for number in range(30)]
+        await asyncio.sleep(0)
+        for hold in holds[:6]:
+            hold.close()
+        await asyncio.wait_for(large, 10)
+        assert not any(task.done() for task in late)
+        for hold in holds[6:]:
+            hold.close()
+        await asyncio.gather(*late[:16])
+
+        for task in late:
+            task.cancel()
+
+    run(work())
+
+
+def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
+    async def work() -> None:
+        budget = Budget(256 * MIB, 0.5, 20.0)
+        for caller in "ab":
+            await reserve(Hold(budget, caller), 96 * MIB)
+        littles = [Hold(budget, f"l{number}") for number in range(8)]
+        for hold in littles:
+            await reserve(hold, 8 * MIB)
+        large = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
+        little = asyncio.create_task(reserve(Hold(budget, "x"), MIB))
+        await asyncio.sleep(0)
+        assert not little.done()
+        littles[0].close()
+        await asyncio.wait_for(little, 10)
+        assert not large.done()
+        large.cancel()
+
+    run(work())
+
+
 def test_what_may_never_be_held_is_refused_at_once() -> None:
     async def work() -> None:
         budget = budget_of(8 * MIB, 0.5, 60.0)

@@ -132,3 +132,18 @@ def test_only_clients_with_many_connections_lose_them_after_an_answer() -> None:
     assert (connections.crowded("a"), connections.crowded("b")) == (True, False)
     connections, _ = held(8, "abcdefgh")
     assert all(connections.crowded(each) for each in "abcdefgh")
+
+
+def test_one_search_finds_what_can_be_closed_among_as_many_clients_as_connections() -> None:
+    most = 400
+    connections = Connections(msgspec.structs.replace(LIMITS, connections_max=most))
+    here: list[Answering | Waiting] = [*(Answering(str(number)) for number in range(most - 1)), Waiting("last")]
+    for each in here:
+        assert connections.admit(each)
+        if isinstance(each, Answering):
+            connections.busy(each)
+    assert connections.admit(Waiting("new"))
+    asked = sum(each.asked for each in here if isinstance(each, Answering))
+    assert asked <= 2 * most
+    assert connections.admit(Waiting("newer"))
+    assert sum(each.asked for each in here if isinstance(each, Answering)) <= 2 * most

@@ -1,5 +1,7 @@
 """Which requests a node without tokens takes for those of a web page of another site."""
 
+import socket
+
 import pytest
 
 from overwinter.api.sites import Sites
@@ -44,6 +46,30 @@ def test_a_page_of_another_site_is_refused(listens_on: str) -> None:
         assert is_allowed(sites, "localhost:8000", "http://localhost:8000")
         assert is_allowed(sites, "localhost:8000", "http://127.0.0.1:3000")
         assert is_allowed(sites, "10.1.2.3:8000", "http://10.1.2.3:8000")
+
+
+def test_a_local_node_is_called_by_its_machine_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan")
+    sites = Sites("127.0.0.1")
+    assert is_allowed(sites, "box.LAN.:8000", None)
+    assert not is_allowed(sites, "other.lan", None)
+
+
+def test_case_and_the_usual_port_make_no_difference() -> None:
+    sites = Sites("0.0.0.0")
+    assert is_allowed(sites, "Box.lan:8000", "http://box.lan:8000")
+    assert is_allowed(sites, "box.lan:80", "http://box.lan")
+    assert is_allowed(sites, "box.lan:443", "HTTPS://box.lan")
+    assert not is_allowed(sites, "box.lan:443", "http://box.lan")
+    assert not is_allowed(sites, "box.lan:8000", "http://box.lan")
+
+
+def test_long_headers_are_not_kept() -> None:
+    sites = Sites("127.0.0.1")
+    for number in range(300):
+        assert is_allowed(sites, "x" * 600 + str(number), None)
+        assert is_allowed(sites, str(number), None)
+    assert sum(len(host) for host, _ in sites._allowed) < 256 * 512
 
 
 def test_a_page_of_the_node_itself_may_call_it_by_any_name() -> None:

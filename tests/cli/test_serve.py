@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from overwinter.api.sites import is_local
+from overwinter.api.sites import is_loopback
 from overwinter.cli.serve import config_of, configured, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from overwinter.core.devices import GPU_PROCESS_BYTES, DeviceConfig, check_devices
@@ -129,7 +129,7 @@ def test_a_node_may_fork_nothing_ahead() -> None:
      ("10.0.0.1", False), ("example.org", False)],
 )  # fmt: skip
 def test_loopback(host: str, loopback: bool) -> None:
-    assert is_local(host) is loopback
+    assert is_loopback(host) is loopback
 
 
 def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_output_of_a_handler_is_in_the_nodes_log_with_its_source(node: NodeProce
 
 
 def test_settings_out_of_range_are_refused_and_leave_nothing(node: NodeProcess):
-    with pytest.raises(CallerError, match="memory_mib must be from 1 to"):
+    with pytest.raises(CallerError, match="memory_mib must be from 256 to"):
         deploy(node, "greedy", memory_mib=1 << 60)
     deploy(node, "greedy")
     assert node.client.function("greedy")["version"] == 1

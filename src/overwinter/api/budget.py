@@ -37,21 +37,45 @@ def client_of(host: str) -> str:
     return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
 
+class _Queue:
+    """The reservations that wait, in turns of their callers."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, dict[asyncio.Future[None], tuple[Hold, int]]] = {}
+        """The reservations of each caller that wait, in order, and the memory that each waits for."""
+        self.turns: dict[str, None] = {}
+        """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
+
+    def is_before(self, caller: str) -> bool:
+        """Whether others, or other reservations of the caller, are before a new one."""
+        return bool(self.turns) or caller in self.waiting
+
+    def remove(self, caller: str, granted: asyncio.Future[None]) -> bool:
+        """Remove a waiting reservation; False if it waits no more."""
+        waiting = self.waiting.get(caller)
+        if waiting is None or waiting.pop(granted, None) is None:
+            return False
+        if not waiting:
+            del self.waiting[caller]
+            self.turns.pop(caller, None)
+        return True
+
+
 class Budget:
     """The memory of all requests; one caller's share of it is bounded too."""
 
     def __init__(self, bytes_max: int, caller_share: float, wait_s: float) -> None:
         self.bytes_max = bytes_max
         self._little_bytes = int(bytes_max * LITTLE_SHARE)
-        self._unreserved_bytes = bytes_max - int(bytes_max * RESERVED_SHARE)
-        self.caller_bytes_max = min(int(bytes_max * caller_share), self._unreserved_bytes)
+        self._reserved_bytes = int(bytes_max * RESERVED_SHARE)
+        self.caller_bytes_max = min(int(bytes_max * caller_share), bytes_max - self._reserved_bytes)
         self.wait_s = wait_s
         self.held = 0
         self.held_by: Counter[str] = Counter()
-        self._waiting: dict[str, dict[asyncio.Future[None], tuple[Hold, int]]] = {}
-        """The reservations of each caller that wait, in order, and the memory that each waits for."""
-        self._turns: dict[str, None] = {}
-        """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
+        self._held_by_little = 0
+        """What the callers that hold little hold together."""
+        self._little, self._large = _Queue(), _Queue()
+        """The reservations after which their caller holds little, and the others."""
 
     def fits(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more."""
@@ -59,8 +83,11 @@ class Budget:
 
     def is_available(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more before all that wait."""
-        is_first = not self._turns and caller not in self._waiting
-        return (is_first or self._is_little(caller, nbytes)) and self.fits(caller, nbytes)
+        if self._is_little(caller, nbytes):
+            is_first = not self._little.is_before(caller) and self._may_overtake(nbytes)
+        else:
+            is_first = not self._large.is_before(caller)
+        return is_first and self.fits(caller, nbytes)
 
     def check(self, nbytes: int) -> None:
         """Raise TooLargeError when one request may never reserve this much."""
@@ -72,19 +99,24 @@ class Budget:
 
     def add(self, caller: str, nbytes: int) -> None:
         """Change the reserved amount; waiting reservations get freed memory in turns of the callers."""
+        before = self.held_by.get(caller, 0)
+        held = before + nbytes
         self.held += nbytes
-        held = self.held_by.get(caller, 0) + nbytes
+        self._held_by_little += (held if held <= self._little_bytes else 0) - (
+            before if before <= self._little_bytes else 0
+        )
         if held:
             self.held_by[caller] = held
         else:
             self.held_by.pop(caller, None)
-        if nbytes < 0 and self._waiting:
+        if nbytes < 0 and (self._little.waiting or self._large.waiting):
             self._grant(caller)
 
     async def wait(self, hold: "Hold", nbytes: int) -> None:
         """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(hold.caller, {})[granted] = hold, nbytes
+        queue = self._little if self._is_little(hold.caller, nbytes) else self._large
+        queue.waiting.setdefault(hold.caller, {})[granted] = hold, nbytes
         self._grant(hold.caller)
         try:
             async with asyncio.timeout(self.wait_s):
@@ -92,54 +124,59 @@ class Budget:
         except TimeoutError:
             raise lack_of_memory(nbytes) from None
         finally:
-            if self._remove(hold.caller, granted):
+            if queue.remove(hold.caller, granted):
                 # Reservations behind this one may have waited only for it.
                 self._grant(hold.caller)
 
     def _grant(self, caller: str) -> None:
-        """Grant what the memory allows, after the share or the first reservation of this caller changed.
+        """Grant what the memory allows, after the share or the first reservation of this caller changed."""
+        for queue in (self._little, self._large):
+            if caller in queue.waiting:
+                queue.turns.setdefault(caller)
+        self._serve(self._little)
+        self._serve(self._large)
+        if not self._large.turns:
+            self._serve(self._little)
 
-        It looks only at the first reservation of each caller whose turn has come: each disconnect calls it, and
-        thousands of reservations may wait.
+    def _serve(self, queue: _Queue) -> None:
+        """Grant reservations of a queue. It looks only at the first one of each caller whose turn has come: each
+        disconnect calls it, and thousands of reservations may wait.
         """
-        if caller in self._waiting:
-            self._turns.setdefault(caller)
-        while self._turns:
-            caller = next(iter(self._turns))
-            granted, (hold, nbytes) = next(iter(self._waiting[caller].items()))
+        while queue.turns:
+            caller = next(iter(queue.turns))
+            granted, (hold, nbytes) = next(iter(queue.waiting[caller].items()))
             if granted.done():
                 # It was cancelled, and its task has not run since.
-                self._remove(caller, granted)
+                queue.remove(caller, granted)
             elif not self._fits_share(caller, nbytes):
                 # The caller's turn comes again when it has released memory.
-                del self._turns[caller]
-            elif not self._fits_memory(caller, nbytes):
+                del queue.turns[caller]
+            elif not self._fits_memory(caller, nbytes) or (queue is self._little and not self._may_overtake(nbytes)):
                 # Stop here: otherwise smaller reservations of others could overtake this one forever.
                 return
             else:
-                del self._turns[caller]
-                self._remove(caller, granted)
+                del queue.turns[caller]
+                queue.remove(caller, granted)
                 hold.take(nbytes)
                 granted.set_result(None)
-                if caller in self._waiting:
-                    self._turns[caller] = None
-
-    def _remove(self, caller: str, granted: asyncio.Future[None]) -> bool:
-        """Remove a waiting reservation; False if it waits no more."""
-        waiting = self._waiting.get(caller)
-        if waiting is None or waiting.pop(granted, None) is None:
-            return False
-        if not waiting:
-            del self._waiting[caller]
-            self._turns.pop(caller, None)
-        return True
+                if caller in queue.waiting:
+                    queue.turns[caller] = None
 
     def _is_little(self, caller: str, nbytes: int) -> bool:
+        """Whether a caller holds little if it reserves this much more."""
         return self.held_by.get(caller, 0) + nbytes <= self._little_bytes
 
+    def _may_overtake(self, nbytes: int) -> bool:
+        """Whether one that holds little may reserve this much before large reservations that wait."""
+        return not self._large.turns or self._held_by_little + nbytes <= self._reserved_bytes
+
     def _fits_memory(self, caller: str, nbytes: int) -> bool:
-        most = self.bytes_max if self._is_little(caller, nbytes) else self._unreserved_bytes
-        return self.held + nbytes <= most
+        if self._is_little(caller, nbytes):
+            return self.held + nbytes <= self.bytes_max
+        own = self.held_by.get(caller, 0)
+        little = self._held_by_little - (own if own <= self._little_bytes else 0)
+        # What others that hold little have in the reserve does not count.
+        return self.held - min(little, self._reserved_bytes) + nbytes <= self.bytes_max - self._reserved_bytes
 
     def _fits_share(self, caller: str, nbytes: int) -> bool:
         return self.held_by[caller] + nbytes <= self.caller_bytes_max

@@ -180,47 +180,49 @@ class Connections:
             connection.time_out()
 
     def _make_room(self, newcomer: str) -> bool:
-        """Close a connection of the client with the most, if these are more than the newcomer's; otherwise a stalled
-        one of the newcomer. False when there is none.
+        """Close a connection of the client with the most that can be closed, if that client has more than the newcomer;
+        otherwise a stalled one of the newcomer. False when there is none.
         """
         own = self._counts.get(newcomer, 0)
-        while True:
-            able = [
-                client
-                for client, count in self._counts.items()
-                if (client == newcomer and client not in self._without_stalled)
-                or (count > own and client not in self._all_answering)
-            ]
-            if not able:
-                return False
-            if self._close_for(max(able, key=self._counts.__getitem__), newcomer):
-                return True
-
-    def _close_for(self, client: str, newcomer: str) -> bool:
-        """Close the client's connection that has been idle the longest, or else one whose request or answer is in
-        transit; for a new connection of the same client only a stalled one. False when there is none.
-        """
-        idle = next(iter(self._idle.get(client, ())), None)
-        if client != newcomer:
-            connection = idle
-            if idle is None and client not in self._all_answering:
-                connection = self._under_way(client, self._seen)
-                if connection is None:
-                    self._all_answering.add(client)
-        elif idle is not None and self._is_stalled(idle):
-            connection = idle
-        elif client in self._without_stalled:
-            connection = None
-        else:
-            connection = self._under_way(client, filter(self._is_stalled, self._still))
-            if connection is None:
-                self._without_stalled.add(client)
+        larger = {
+            client: count for client, count in self._counts.items() if count > own and client not in self._all_answering
+        }
+        connection = (self._closable(larger) if larger else None) or self._stalled(newcomer)
         if connection is None:
             return False
         connection.abort()
         # `connection_lost` comes later, but its place is free from now on.
         self.forget(connection)
         return True
+
+    def _closable(self, counts: dict[str, int]) -> Connection | None:
+        """Return a connection of the client with the most that has one without a request, the longest idle; or one
+        whose request or answer is in transit.
+        """
+        first = max(counts, key=counts.__getitem__)
+        connection = next(iter(self._idle.get(first, ())), None) or self._under_way(first, self._seen)
+        if connection is not None:
+            return connection
+        # One search for all others: there may be as many clients as connections.
+        found = {client: next(iter(idle)) for client, idle in self._idle.items() if client in counts}
+        for each in self._seen:
+            client = each.client_key
+            if client != first and client in counts and client not in found and each.waits().what:
+                found[client] = each
+        self._all_answering.update(counts.keys() - found.keys())
+        return found[max(found, key=counts.__getitem__)] if found else None
+
+    def _stalled(self, client: str) -> Connection | None:
+        """Return a stalled connection of a client, if there is one."""
+        idle = next(iter(self._idle.get(client, ())), None)
+        if idle is not None and self._is_stalled(idle):
+            return idle
+        if client in self._without_stalled:
+            return None
+        connection = self._under_way(client, filter(self._is_stalled, self._still))
+        if connection is None:
+            self._without_stalled.add(client)
+        return connection
 
     def _under_way(self, client: str, among: Iterable[Connection]) -> Connection | None:
         mine = (connection for connection in among if connection.client_key == client)

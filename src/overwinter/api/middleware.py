@@ -102,9 +102,8 @@ class RequestMiddleware:
         places = self._places
         if not places.take(hold.caller):
             raise OverloadedError(
-                f"{places.taken} requests are in progress, {places.of[hold.caller]} of them by this caller, which may "
-                f"have as many as are left of {places.most}: wait for some, or start the node with more "
-                "--connections-max"
+                f"{places.of[hold.caller]} requests of this caller are in progress, and it may have no more now: wait "
+                "for some, or start the node with more --connections-max"
             )
         return True
 

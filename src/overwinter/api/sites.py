@@ -1,8 +1,9 @@
 """Refuses what web pages of other sites send in a browser to a node without tokens.
 
-A page can send some requests to any address, without reading the answers, and with DNS rebinding it can also read
-them: its own name then leads to the node. A node with tokens needs no such check, because a browser sends no token for
-a page of another site.
+A page can send some requests to any address, without reading the answers; those that may change something name the
+page in `Origin`. With DNS rebinding its own name leads to the node, and it can read the answers too: a node on loopback
+is therefore called only by names that no site has. A node with tokens needs no such checks, because a browser sends no
+token for a page of another site.
 """
 
 import socket
@@ -13,16 +14,17 @@ from overwinter.core.errors import ForbiddenError
 
 HOST, ORIGIN = b"host", b"origin"
 LOCAL = "localhost"
-SEEN_MAX = 256
-"""The most headers whose check is remembered."""
+PORTS = {"http": "80", "https": "443"}
+SEEN_MAX, SEEN_BYTES_MAX = 256, 512
+"""The most pairs of headers whose check is remembered, and the most bytes of one."""
 
 
 class Sites:
     """Checks the headers by which a browser names the sites of a request and of the page that sends it."""
 
     def __init__(self, listens_on: str) -> None:
-        """`listens_on`: the node's address. One that only this machine reaches is called by names that no site has."""
-        self._is_local = is_local(listens_on)
+        """`listens_on`: the address to which the node's socket is bound."""
+        self._is_local = is_loopback(listens_on)
         self._own_name = socket.gethostname().lower()
         self._allowed: set[tuple[bytes, bytes | None]] = set()
 
@@ -36,18 +38,24 @@ class Sites:
                 f"this node has no tokens and is called as localhost, by an address or by its machine's name, not as "
                 f"{host[:80].decode('latin-1')!r}: use one of these, or create a token with `overwinter token create`"
             )
-        if origin is not None and not _is_same(host, origin) and not is_local(_site_of(origin)):
+        if origin is not None and not _may_call(origin.decode("latin-1"), host.decode("latin-1")):
             raise ForbiddenError(
                 f"this node has no tokens and answers no web page of {origin[:80].decode('latin-1')!r}: create a token "
                 "with `overwinter token create`, and let the page's server send the request"
             )
-        if len(self._allowed) >= SEEN_MAX:
-            self._allowed.clear()
-        self._allowed.add((host, origin))
+        if len(host) + len(origin or b"") <= SEEN_BYTES_MAX:
+            if len(self._allowed) >= SEEN_MAX:
+                self._allowed.clear()
+            self._allowed.add((host, origin))
 
     def _is_own(self, name: str) -> bool:
-        # Nobody can publish a name without a dot.
-        return "." not in name or name == self._own_name or is_local(name) or _is_address(name)
+        # A name without a dot is not in the public DNS.
+        return "." not in name or name == self._own_name or _is_local_name(name) or _is_address(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name to listen on, can be reached from this machine only."""
+    return ip_address(host).is_loopback if _is_address(host) else host == LOCAL
 
 
 def name_of(host: str) -> str:
@@ -57,11 +65,17 @@ def name_of(host: str) -> str:
     return host.partition(":")[0].rstrip(".").lower()
 
 
-def is_local(name: str) -> bool:
-    """Whether a name or an address is of this machine in any case."""
-    if _is_address(name):
-        return ip_address(name).is_loopback
-    return name == LOCAL or name.endswith("." + LOCAL)
+def _may_call(origin: str, host: str) -> bool:
+    """Whether a page of this origin may call the node at `host`: a page of the node itself, or of this machine."""
+    scheme, _, authority = origin.lower().partition("://")
+    called = host.lower()
+    if called and called in (authority, f"{authority}:{PORTS.get(scheme)}"):
+        return True
+    return _is_local_name(name_of(authority))
+
+
+def _is_local_name(name: str) -> bool:
+    return is_loopback(name) or name.endswith("." + LOCAL)
 
 
 def _is_address(name: str) -> bool:
@@ -70,12 +84,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_same(host: bytes, origin: bytes) -> bool:
-    return host != b"" and origin.partition(b"://")[2] == host
-
-
-def _site_of(origin: bytes) -> str:
-    """Return the name in an `Origin` header; empty for a page without one (`null`)."""
-    return name_of(origin.decode("latin-1").partition("://")[2])

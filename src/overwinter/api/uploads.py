@@ -81,9 +81,8 @@ class Uploads:
         places = self._places
         if not places.take(caller):
             raise OverloadedError(
-                f"{places.taken} blocks are being uploaded, {places.of[caller]} of them by this caller, which may have "
-                f"as many as are left of {places.most}: try again when one is done, or start the node with more "
-                "--uploads-max"
+                f"{places.of[caller]} blocks are being uploaded by this caller, and it may upload no more now: try "
+                "again when one is done, or start the node with more --uploads-max"
             )
         try:
             yield

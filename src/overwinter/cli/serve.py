@@ -163,14 +163,14 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
 
 def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
     """Return the configuration; raise UsageError if it is invalid, or would admit callers without tokens."""
-    from overwinter.api.sites import is_local
+    from overwinter.api.sites import is_loopback
     from overwinter.store.tokens import TokenFile
 
     try:
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if is_local(config.host) or TokenFile(Path(config.data)).read().required:
+    if is_loopback(config.host) or TokenFile(Path(config.data)).read().required:
         return config
     everyone = (
         "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
