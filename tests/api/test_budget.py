@@ -11,6 +11,8 @@ from overwinter.core.errors import OverloadedError, TooLargeError
 
 MIB = 3 << 18
 """Not quite one: a whole number of thirds."""
+COUNT = int(RESERVED_SHARE / LITTLE_SHARE)
+"""How many callers that hold little fill what is reserved for them."""
 
 
 def budget_of(unreserved: int, share: float, wait_s: float) -> Budget:
@@ -70,7 +72,7 @@ def test_a_part_is_left_for_callers_that_hold_little() -> None:
         waiting = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
         await asyncio.sleep(0)
         little = int(LITTLE_SHARE * 256 * MIB)
-        for number in range(8):
+        for number in range(COUNT):
             hold = Hold(budget, f"d{number}")
             await reserve(hold, little // 2)
             hold.grow(little // 2)
@@ -85,18 +87,18 @@ def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
     async def work() -> None:
         budget = Budget(1024 * MIB, 0.5, 20.0)
         little = int(LITTLE_SHARE * budget.bytes_max)
-        holds = [Hold(budget, f"l{number}") for number in range(30)]
+        holds = [Hold(budget, f"l{number}") for number in range(120)]
         for hold in holds:
             await reserve(hold, little)
         large = asyncio.create_task(reserve(Hold(budget, "large"), 256 * MIB))
         await asyncio.sleep(0)
         late = [asyncio.create_task(reserve(Hold(budget, f"m{number}"), little)) for number in range(30)]
         await asyncio.sleep(0)
-        for hold in holds[:6]:
+        for hold in holds[:24]:
             hold.close()
         await asyncio.wait_for(large, 10)
         assert not any(task.done() for task in late)
-        for hold in holds[6:]:
+        for hold in holds[24:]:
             hold.close()
         await asyncio.gather(*late[:16])
 
@@ -111,9 +113,9 @@ def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
         budget = Budget(256 * MIB, 0.5, 20.0)
         for caller in "ab":
             await reserve(Hold(budget, caller), 96 * MIB)
-        littles = [Hold(budget, f"l{number}") for number in range(8)]
+        littles = [Hold(budget, f"l{number}") for number in range(COUNT)]
         for hold in littles:
-            await reserve(hold, 8 * MIB)
+            await reserve(hold, 2 * MIB)
         large = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
         little = asyncio.create_task(reserve(Hold(budget, "x"), MIB))
         await asyncio.sleep(0)

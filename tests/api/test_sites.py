@@ -26,7 +26,17 @@ def test_a_local_node_is_called_by_names_that_no_site_has(host: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example."]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example.",
+        "[::1].evil.example",
+        "[::1",
+        "evil.example#.localhost",
+        "a@b.localhost",
+    ],
 )
 def test_another_name_of_a_local_node_is_refused(host: str) -> None:
     sites = Sites("::1")
@@ -43,6 +53,8 @@ def test_a_page_of_another_site_is_refused(listens_on: str) -> None:
         assert not is_allowed(sites, "localhost:8000", "http://localhost.evil.example:8000")
         assert not is_allowed(sites, "localhost:8000", "null")
         assert not is_allowed(sites, None, "http://")
+        assert not is_allowed(sites, "localhost:8000", "http://[::1].evil.example")
+        assert not is_allowed(sites, "localhost:8000", "http://a.localhost:x.evil.example")
         assert is_allowed(sites, "localhost:8000", "http://localhost:8000")
         assert is_allowed(sites, "localhost:8000", "http://127.0.0.1:3000")
         assert is_allowed(sites, "10.1.2.3:8000", "http://10.1.2.3:8000")

@@ -1,9 +1,10 @@
 """Requests that arrive together start in several iterations of the loop, in turns of their clients."""
 
 import asyncio
+from collections import Counter
 from functools import partial
 
-from overwinter.api.starts import STARTED_MAX, Starts
+from overwinter.api.starts import BYTES_OF_ONE, STARTED_MAX, Starts
 
 
 async def started(*clients: str) -> list[list[str]]:
@@ -50,3 +51,36 @@ def test_later_requests_are_counted_with_those_that_wait() -> None:
         return seen
 
     assert asyncio.run(scene())[-1] == "later"
+
+
+def test_bodies_that_are_complete_together_are_handled_in_turns_of_the_callers() -> None:
+    async def scene() -> None:
+        starts, handled = Starts(), []
+        iteration = 0
+
+        async def handle(caller: str, nbytes: int) -> None:
+            await starts.turn(caller, nbytes)
+            handled.append((iteration, caller))
+
+        large = STARTED_MAX * BYTES_OF_ONE
+        tasks = [asyncio.create_task(handle("a", large)) for _ in range(20)]
+        tasks += [asyncio.create_task(handle("b", 10)) for _ in range(3)]
+        tasks[5].cancel()
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            iteration += 1
+        assert len(handled) == 22
+        assert max(Counter(number for number, caller in handled if caller == "a").values()) == 1
+        # The other caller waits for one of the large ones at a time.
+        assert [caller for _, caller in handled[:7]].count("b") == 3
+
+    asyncio.run(scene())
+
+
+def test_one_body_is_handled_at_once() -> None:
+    async def scene() -> None:
+        turn = asyncio.create_task(Starts().turn("a", 1 << 30))
+        await asyncio.sleep(0)
+        assert turn.done()
+
+    asyncio.run(scene())

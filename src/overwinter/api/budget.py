@@ -20,7 +20,7 @@ MEMORY_BYTES = 4 << 30
 """The free memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
-LITTLE_SHARE = 1 / 32
+LITTLE_SHARE = 1 / 128
 """A caller that holds at most this share of the memory holds little."""
 RESERVED_SHARE = 1 / 4
 """The share of the memory that is reserved for callers that hold little."""

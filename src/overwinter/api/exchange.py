@@ -133,7 +133,9 @@ class Request(HTTPConnection):
         """
         if announced := check_length(self.fields, bounds):
             await self.reserve(announced * bounds.cost)
-        return await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
+        body = await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
+        await self.turns.bodies.turn(self.hold.caller, len(body))
+        return body
 
     async def reserve(self, nbytes: int) -> None:
         """Reserve an announced amount of memory, waiting for it while the client stays.

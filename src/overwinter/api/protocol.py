@@ -30,7 +30,7 @@ BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
-TRANSFER_ENCODING, CHUNKED = b"transfer-encoding", b"chunked"
+HOST, TRANSFER_ENCODING, CHUNKED = b"host", b"transfer-encoding", b"chunked"
 FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"
@@ -59,7 +59,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = False
         self.has_left = False
         self._is_lost = False
-        self._is_answering = False
+        self._answering = 0
+        """The requests whose answers have begun and not ended: two for a moment, if requests are pipelined."""
         self.on_leave: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the latest request."""
@@ -77,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parsing: asyncio.Task[None] | None = None
         self._frame_bytes = 0
         """The bytes of this message without its body."""
-        self._headers_count = 0
+        self._headers_count = self._hosts = 0
         self._body_bytes = 0
         self._step_body_bytes = 0
 
@@ -96,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Unregister the connection."""
         self._is_lost = True
         self._leave()
-        if not self._is_answering:
+        if not self._answering:
             self._connections.forget(self)
         self._rest = b""
         super().connection_lost(exc)
@@ -177,7 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = True
         self._chunked = False
-        self._frame_bytes = self._body_bytes = self._headers_count = 0
+        self._frame_bytes = self._body_bytes = self._headers_count = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
@@ -196,7 +197,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
         if not self._in_head:
             return
-        if name.lower() == TRANSFER_ENCODING:
+        lower = name.lower()
+        if lower == HOST:
+            self._hosts += 1
+            if self._hosts > 1:
+                self._stop(400, "the request has more than one Host header")
+        elif lower == TRANSFER_ENCODING:
             if value.lower() != CHUNKED:
                 self._stop(501, "of the transfer encodings this node reads only chunked")
             self._chunked = True
@@ -305,7 +311,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if not self.has_left:
-            self._is_answering = True
+            self._answering += 1
             super()._start_asgi_task(cycle, partial(self._answer, app))
 
     async def _answer(
@@ -315,8 +321,8 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             await app(scope, receive, send)
         finally:
-            self._is_answering = False
-            if self._is_lost:
+            self._answering -= 1
+            if self._is_lost and not self._answering:
                 self._connections.forget(self)
 
     def _end(self) -> None:

@@ -6,6 +6,7 @@ is therefore called only by names that no site has. A node with tokens needs no 
 token for a page of another site.
 """
 
+import re
 import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -14,6 +15,7 @@ from overwinter.core.errors import ForbiddenError
 
 HOST, ORIGIN = b"host", b"origin"
 LOCAL = "localhost"
+AUTHORITY = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]*))(?::\d*)?", re.ASCII)
 PORTS = {"http": "80", "https": "443"}
 SEEN_MAX, SEEN_BYTES_MAX = 256, 512
 """The most pairs of headers whose check is remembered, and the most bytes of one."""
@@ -59,10 +61,9 @@ def is_loopback(host: str) -> bool:
 
 
 def name_of(host: str) -> str:
-    """Return the name or the address in a `Host` header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
+    """Return the name or the address in a `Host` header, without the port; a dot if it is neither."""
+    found = AUTHORITY.fullmatch(host)
+    return "." if found is None else (found[1] or found[2]).rstrip(".").lower()
 
 
 def _may_call(origin: str, host: str) -> bool:

@@ -1,47 +1,65 @@
-"""Starts the requests that arrive together: some in each iteration of the event loop, in turns of the clients.
+"""Starts work that becomes ready together: some in each iteration of the event loop, in turns of the clients.
 
-Otherwise one iteration would start all requests that have arrived, one for each connection, and the requests of other
-clients would wait for its end. The requests of clients that leave together are cancelled in the same way.
+Otherwise one iteration would start all requests that have arrived, or handle all bodies that are complete, one for each
+connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
+cancelled in the same way.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 STARTED_MAX = 16
 """The most requests that one iteration of the event loop starts: about a millisecond of work."""
+BYTES_OF_ONE = 4 << 10
+"""The bytes of a body that count as one request."""
 
 Start = Callable[[], object]
 
 
 class Starts:
-    """The requests that are to be started."""
+    """The work that is to be started."""
 
     def __init__(self) -> None:
         self._started = 0
-        """The requests that this iteration has started."""
-        self._waiting: dict[str, deque[Start]] = {}
+        """The requests that this iteration has started, a large body counting as many."""
+        self._waiting: dict[str, deque[tuple[Start, int]]] = {}
         """The other ones of each client. The client with the next turn comes first."""
 
-    def add(self, client: str, start: Start) -> None:
-        """Start a request, now or when it is its client's turn. Needs a running event loop."""
+    def add(self, client: str, start: Start, count: int = 1) -> None:
+        """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
+        loop.
+        """
         if not (self._started or self._waiting):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        if self._waiting or self._started == STARTED_MAX:
-            self._waiting.setdefault(client, deque()).append(start)
+        if self._waiting or self._started >= STARTED_MAX:
+            self._waiting.setdefault(client, deque()).append((start, count))
         else:
-            self._started += 1
+            self._started += count
             start()
+
+    async def turn(self, client: str, nbytes: int) -> None:
+        """Wait until a body of this size may be handled: at once, unless many are complete together."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.add(client, partial(_give, turn), 1 + nbytes // BYTES_OF_ONE)
+        await turn
 
     def _begin_iteration(self) -> None:
         self._started = 0
         while self._waiting and self._started < STARTED_MAX:
             client = next(iter(self._waiting))
             queue = self._waiting.pop(client)
-            start = queue.popleft()
+            start, count = queue.popleft()
             if queue:
                 self._waiting[client] = queue
-            self._started += 1
+            self._started += count
             start()
         if self._started:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
+
+
+def _give(turn: asyncio.Future[None]) -> None:
+    """Let a request go on, unless it was cancelled meanwhile."""
+    if not turn.done():
+        turn.set_result(None)

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
+from overwinter.api.starts import Starts
+
 STEP_BYTES = 64 << 10
 """The approximate bytes that one step reads or makes: well below a millisecond of work, for any kind of element."""
 
@@ -31,6 +33,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self.bodies = Starts()
+        """The turns of complete bodies: the first step of each is not delayed."""
 
     async def run(self, steps: Steps[T]) -> T:
         """Run the steps and return the result; work of one step is done at once."""
