@@ -11,7 +11,7 @@ from benchmarks.siege.peak_memory import private_bytes
 from overwinter.api.client import Client
 from overwinter.core.errors import NoSpaceError
 
-from .nodes import NodeProcess, Scale, ask, deploy
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 BOUND = 400 << 20
 GREEDY = """
@@ -93,7 +93,7 @@ def test_a_worker_that_takes_all_memory_is_stopped_without_effect_on_others(make
     error = asked.result()
     assert isinstance(error, NoSpaceError), error
     assert all(word in str(error) for word in ("greedy@1", "memory_mib", "--memory-bytes"))
-    assert any("a worker of function greedy@1 took" in line for line in node.said)
+    wait_until(lambda: any("a worker of function greedy@1 took" in line for line in node.said))
     assert "stop" in [each["what"] for each in node.client.for_tenant("other").explain("greedy")["decisions"]]
     while taken(node) > bound:
         assert [ask(node, name, 2.0) for name in honest] == list(honest.values())
