@@ -9,8 +9,8 @@ import pytest
 from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Hold, client_of
 from overwinter.core.errors import OverloadedError, TooLargeError
 
-MIB = 3 << 18
-"""Not quite one: a whole number of thirds."""
+UNIT = 3 << 18
+"""A number of bytes that is divisible by three."""
 COUNT = int(RESERVED_SHARE / LITTLE_SHARE)
 """How many callers that hold little fill what is reserved for them."""
 
@@ -43,15 +43,15 @@ class Looks(Counter[str]):
 
 def test_one_caller_holds_no_more_than_its_share() -> None:
     async def work() -> None:
-        budget = budget_of(8 * MIB, 0.5, 0.01)
+        budget = budget_of(8 * UNIT, 0.5, 0.01)
         greedy, other = Hold(budget, "1.1.1.1"), Hold(budget, "2.2.2.2")
-        await reserve(greedy, 4 * MIB)
+        await reserve(greedy, 4 * UNIT)
         with pytest.raises(OverloadedError, match="requests-bytes-max"):
-            await reserve(Hold(budget, "1.1.1.1"), MIB)
+            await reserve(Hold(budget, "1.1.1.1"), UNIT)
         with pytest.raises(TooLargeError):
-            greedy.grow(MIB)
-        await reserve(other, 4 * MIB)
-        assert budget.held == 8 * MIB
+            greedy.grow(UNIT)
+        await reserve(other, 4 * UNIT)
+        assert budget.held == 8 * UNIT
         for hold in (greedy, other):
             hold.close()
         assert (budget.held, dict(budget.held_by)) == (0, {})
@@ -61,22 +61,22 @@ def test_one_caller_holds_no_more_than_its_share() -> None:
 
 def test_a_part_is_left_for_callers_that_hold_little() -> None:
     async def work() -> None:
-        budget = Budget(256 * MIB, 0.5, 0.0)
+        budget = Budget(256 * UNIT, 0.5, 0.0)
         for caller in "ab":
-            await reserve(Hold(budget, caller), 96 * MIB)
+            await reserve(Hold(budget, caller), 96 * UNIT)
         for caller in "ac":
             with pytest.raises(OverloadedError):
-                await reserve(Hold(budget, caller), 9 * MIB)
+                await reserve(Hold(budget, caller), 9 * UNIT)
         # Also while one that holds much waits.
         budget.wait_s = 20.0
-        waiting = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
+        waiting = asyncio.create_task(reserve(Hold(budget, "a"), 9 * UNIT))
         await asyncio.sleep(0)
-        little = int(LITTLE_SHARE * 256 * MIB)
+        little = int(LITTLE_SHARE * 256 * UNIT)
         for number in range(COUNT):
             hold = Hold(budget, f"d{number}")
             await reserve(hold, little // 2)
             hold.grow(little // 2)
-        assert budget.held == 256 * MIB
+        assert budget.held == 256 * UNIT
         assert not waiting.done()
         waiting.cancel()
 
@@ -85,12 +85,12 @@ def test_a_part_is_left_for_callers_that_hold_little() -> None:
 
 def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
     async def work() -> None:
-        budget = Budget(1024 * MIB, 0.5, 20.0)
+        budget = Budget(1024 * UNIT, 0.5, 20.0)
         little = int(LITTLE_SHARE * budget.bytes_max)
         holds = [Hold(budget, f"l{number}") for number in range(120)]
         for hold in holds:
             await reserve(hold, little)
-        large = asyncio.create_task(reserve(Hold(budget, "large"), 256 * MIB))
+        large = asyncio.create_task(reserve(Hold(budget, "large"), 256 * UNIT))
         await asyncio.sleep(0)
         late = [asyncio.create_task(reserve(Hold(budget, f"m{number}"), little)) for number in range(30)]
         await asyncio.sleep(0)
@@ -110,14 +110,14 @@ def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
 
 def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
     async def work() -> None:
-        budget = Budget(256 * MIB, 0.5, 20.0)
+        budget = Budget(256 * UNIT, 0.5, 20.0)
         for caller in "ab":
-            await reserve(Hold(budget, caller), 96 * MIB)
+            await reserve(Hold(budget, caller), 96 * UNIT)
         littles = [Hold(budget, f"l{number}") for number in range(COUNT)]
         for hold in littles:
-            await reserve(hold, 2 * MIB)
-        large = asyncio.create_task(reserve(Hold(budget, "a"), 9 * MIB))
-        little = asyncio.create_task(reserve(Hold(budget, "x"), MIB))
+            await reserve(hold, 2 * UNIT)
+        large = asyncio.create_task(reserve(Hold(budget, "a"), 9 * UNIT))
+        little = asyncio.create_task(reserve(Hold(budget, "x"), UNIT))
         await asyncio.sleep(0)
         assert not little.done()
         littles[0].close()
@@ -130,27 +130,27 @@ def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
 
 def test_what_may_never_be_held_is_refused_at_once() -> None:
     async def work() -> None:
-        budget = budget_of(8 * MIB, 0.5, 60.0)
+        budget = budget_of(8 * UNIT, 0.5, 60.0)
         with pytest.raises(TooLargeError, match="requests-bytes-max"):
-            await reserve(Hold(budget, "a"), 5 * MIB)
+            await reserve(Hold(budget, "a"), 5 * UNIT)
 
     run(work())
 
 
 def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * UNIT, 1.0, 20.0)
         first, gone = Hold(budget, "a"), []
-        await reserve(first, 4 * MIB)
+        await reserve(first, 4 * UNIT)
 
         async def large(name: str, nbytes: int) -> None:
             await reserve(Hold(budget, name), nbytes)
             gone.append(name)
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(large("b", 3 * MIB))
+            tasks.create_task(large("b", 3 * UNIT))
             await asyncio.sleep(0)
-            tasks.create_task(large("c", MIB))
+            tasks.create_task(large("c", UNIT))
             await asyncio.sleep(0)
             small = Hold(budget, "a")
             await reserve(small, SMALL_BYTES)
@@ -164,15 +164,15 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
 
 def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, 0.5, 20.0)
+        budget = budget_of(4 * UNIT, 0.5, 20.0)
         first, other = Hold(budget, "a"), Hold(budget, "c")
-        await reserve(first, 2 * MIB)
-        await reserve(other, MIB)
+        await reserve(first, 2 * UNIT)
+        await reserve(other, UNIT)
         async with asyncio.TaskGroup() as tasks:
             # The memory would not suffice for it even if its caller had part of its share left.
-            waiting = tasks.create_task(reserve(Hold(budget, "a"), 2 * MIB))
+            waiting = tasks.create_task(reserve(Hold(budget, "a"), 2 * UNIT))
             await asyncio.sleep(0)
-            await reserve(Hold(budget, "b"), MIB)
+            await reserve(Hold(budget, "b"), UNIT)
             assert not waiting.done()
             first.close()
 
@@ -181,12 +181,12 @@ def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
 
 def test_who_gives_up_leaves_nothing_behind() -> None:
     async def work() -> None:
-        budget = budget_of(MIB, 1.0, 0.0)
+        budget = budget_of(UNIT, 1.0, 0.0)
         first = Hold(budget, "a")
-        await reserve(first, MIB)
+        await reserve(first, UNIT)
         late = Hold(budget, "b")
         with pytest.raises(OverloadedError):
-            await reserve(late, MIB)
+            await reserve(late, UNIT)
         first.close()
         late.close()
         assert budget.held == 0
@@ -196,29 +196,29 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 
 def test_a_request_behind_one_that_gives_up_continues() -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, 1.0, 20.0)
-        await reserve(Hold(budget, "a"), 3 * MIB)
-        large = asyncio.create_task(reserve(Hold(budget, "b"), 2 * MIB))
+        budget = budget_of(4 * UNIT, 1.0, 20.0)
+        await reserve(Hold(budget, "a"), 3 * UNIT)
+        large = asyncio.create_task(reserve(Hold(budget, "b"), 2 * UNIT))
         await asyncio.sleep(0)
-        behind = asyncio.create_task(reserve(Hold(budget, "c"), MIB))
+        behind = asyncio.create_task(reserve(Hold(budget, "c"), UNIT))
         await asyncio.sleep(0)
         assert not behind.done()
         large.cancel()
         await asyncio.wait_for(behind, 20.0)
-        assert budget.held == 4 * MIB
+        assert budget.held == 4 * UNIT
 
     run(work())
 
 
 def test_clients_take_turns() -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * UNIT, 1.0, 20.0)
         first, gone = Hold(budget, "z"), []
-        await reserve(first, 4 * MIB)
+        await reserve(first, 4 * UNIT)
 
         async def large(client: str, number: int) -> None:
             hold = Hold(budget, client)
-            await reserve(hold, 4 * MIB)
+            await reserve(hold, 4 * UNIT)
             gone.append((client, number))
             hold.close()
 
@@ -236,11 +236,11 @@ def test_clients_take_turns() -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, share, 20.0)
+        budget = budget_of(4 * UNIT, share, 20.0)
         looks = budget.held_by = Looks()
         first, other = Hold(budget, "a"), Hold(budget, "b")
-        await reserve(first, int(4 * MIB * share))
-        waiting = [asyncio.create_task(reserve(Hold(budget, "a"), 2 * MIB)) for _ in range(100)]
+        await reserve(first, int(4 * UNIT * share))
+        waiting = [asyncio.create_task(reserve(Hold(budget, "a"), 2 * UNIT)) for _ in range(100)]
         await asyncio.sleep(0)
         for _ in range(100):
             other.take(1)
@@ -251,22 +251,22 @@ def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
         assert looks.count < 4 * 300
         first.close()
         await waiting[99]
-        assert budget.held_by == {"a": 2 * MIB}
+        assert budget.held_by == {"a": 2 * UNIT}
 
     run(work())
 
 
 def test_a_cancelled_reservation_gets_no_memory_before_its_task_runs() -> None:
     async def work() -> None:
-        budget = budget_of(4 * MIB, 1.0, 20.0)
+        budget = budget_of(4 * UNIT, 1.0, 20.0)
         first = Hold(budget, "a")
-        await reserve(first, 4 * MIB)
-        leaving = asyncio.create_task(reserve(Hold(budget, "b"), 4 * MIB))
-        behind = asyncio.create_task(reserve(Hold(budget, "b"), 4 * MIB))
+        await reserve(first, 4 * UNIT)
+        leaving = asyncio.create_task(reserve(Hold(budget, "b"), 4 * UNIT))
+        behind = asyncio.create_task(reserve(Hold(budget, "b"), 4 * UNIT))
         await asyncio.sleep(0)
         leaving.cancel()
         first.close()
-        assert dict(budget.held_by) == {"b": 4 * MIB}
+        assert dict(budget.held_by) == {"b": 4 * UNIT}
         await behind
         assert leaving.cancelled()
 

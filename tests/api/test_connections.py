@@ -91,46 +91,46 @@ class Waiting:
         self.open = False
 
 
-def held(most: int, here: str, what: str = "idle") -> tuple[Connections, list[Waiting]]:
+def opened(most: int, here: str, what: str = "idle") -> tuple[Connections, list[Waiting]]:
     """All of a server's connections, one for each letter, which names its client."""
     connections = Connections(msgspec.structs.replace(LIMITS, connections_max=most))
-    held = [Waiting(client, what) for client in here]
-    for each in held:
+    made = [Waiting(client, what) for client in here]
+    for each in made:
         assert connections.admit(each)
         if what != "idle":
             connections.busy(each)
-    return connections, held
+    return connections, made
 
 
 def test_a_new_connection_takes_the_place_of_one_of_the_client_with_the_most() -> None:
     for what in ("idle", "body"):
-        connections, here = held(6, "aaaabc", what)
+        connections, here = opened(6, "aaaabc", what)
         assert [connections.admit(Waiting(client)) for client in "bcd"] == [True] * 3
         assert [each.open for each in here] == [False] * 3 + [True] * 3
 
 
 def test_a_client_takes_no_place_of_one_with_as_many() -> None:
-    connections, here = held(6, "aabbcc")
+    connections, here = opened(6, "aabbcc")
     assert [connections.admit(Waiting(client)) for client in "abc"] == [False] * 3
     assert all(each.open for each in here)
     assert connections.admit(Waiting("d"))
 
 
 def test_a_client_without_a_connection_that_can_be_closed_is_passed_over() -> None:
-    connections, _ = held(6, "aaaabb", "")
+    connections, _ = opened(6, "aaaabb", "")
     assert not connections.admit(Waiting("c"))
-    connections, here = held(6, "aaabbb", "")
+    connections, here = opened(6, "aaabbb", "")
     here[-1].what = "body"
     assert connections.admit(Waiting("c"))
     assert [each.open for each in here] == [True] * 5 + [False]
 
 
 def test_only_clients_with_many_connections_lose_them_after_an_answer() -> None:
-    connections, _ = held(8, "aaaaaab")
+    connections, _ = opened(8, "aaaaaab")
     assert not connections.crowded("a")
     assert connections.admit(Waiting("b"))
     assert (connections.crowded("a"), connections.crowded("b")) == (True, False)
-    connections, _ = held(8, "abcdefgh")
+    connections, _ = opened(8, "abcdefgh")
     assert all(connections.crowded(each) for each in "abcdefgh")
 
 

@@ -46,7 +46,7 @@ class _Queue:
         self.turns: dict[str, None] = {}
         """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
 
-    def is_before(self, caller: str) -> bool:
+    def has_before(self, caller: str) -> bool:
         """Whether others, or other reservations of the caller, are before a new one."""
         return bool(self.turns) or caller in self.waiting
 
@@ -84,9 +84,9 @@ class Budget:
     def is_available(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more before all that wait."""
         if self._is_little(caller, nbytes):
-            is_first = not self._little.is_before(caller) and self._may_overtake(nbytes)
+            is_first = not self._little.has_before(caller) and self._may_overtake(nbytes)
         else:
-            is_first = not self._large.is_before(caller)
+            is_first = not self._large.has_before(caller)
         return is_first and self.fits(caller, nbytes)
 
     def check(self, nbytes: int) -> None:
@@ -99,12 +99,9 @@ class Budget:
 
     def add(self, caller: str, nbytes: int) -> None:
         """Change the reserved amount; waiting reservations get freed memory in turns of the callers."""
-        before = self.held_by.get(caller, 0)
-        held = before + nbytes
+        held = self.held_by.get(caller, 0) + nbytes
         self.held += nbytes
-        self._held_by_little += (held if held <= self._little_bytes else 0) - (
-            before if before <= self._little_bytes else 0
-        )
+        self._held_by_little += self._if_little(held) - self._if_little(held - nbytes)
         if held:
             self.held_by[caller] = held
         else:
@@ -166,6 +163,10 @@ class Budget:
         """Whether a caller holds little if it reserves this much more."""
         return self.held_by.get(caller, 0) + nbytes <= self._little_bytes
 
+    def _if_little(self, held: int) -> int:
+        """Return what a caller holds if that is little, otherwise 0."""
+        return held if held <= self._little_bytes else 0
+
     def _may_overtake(self, nbytes: int) -> bool:
         """Whether one that holds little may reserve this much before large reservations that wait."""
         return not self._large.turns or self._held_by_little + nbytes <= self._reserved_bytes
@@ -173,8 +174,7 @@ class Budget:
     def _fits_memory(self, caller: str, nbytes: int) -> bool:
         if self._is_little(caller, nbytes):
             return self.held + nbytes <= self.bytes_max
-        own = self.held_by.get(caller, 0)
-        little = self._held_by_little - (own if own <= self._little_bytes else 0)
+        little = self._held_by_little - self._if_little(self.held_by.get(caller, 0))
         # What others that hold little have in the reserve does not count.
         return self.held - min(little, self._reserved_bytes) + nbytes <= self.bytes_max - self._reserved_bytes
 

@@ -19,6 +19,7 @@ from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
+from overwinter.api.sites import HOST
 from overwinter.api.steps import Steps
 
 STEP_BYTES = 16 << 10
@@ -30,7 +31,7 @@ BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
-HOST, TRANSFER_ENCODING, CHUNKED = b"host", b"transfer-encoding", b"chunked"
+TRANSFER_ENCODING, CHUNKED = b"transfer-encoding", b"chunked"
 FRAMING = (b"content-length", TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"

@@ -34,7 +34,7 @@ class Turns:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self.bodies = Starts()
-        """The turns of complete bodies: the first step of each is not delayed."""
+        """In which order complete bodies are handled; their further steps follow as those of other work."""
 
     async def run(self, steps: Steps[T]) -> T:
         """Run the steps and return the result; work of one step is done at once."""

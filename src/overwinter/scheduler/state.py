@@ -188,9 +188,9 @@ class Function(msgspec.Struct, eq=False):
     fault: str = ""
     """Why it is out of service without being unloaded."""
     failures: int = 0
-    """The consecutive deaths of its workers; the backoff grows with them."""
+    """The deaths of its workers and the devices that it broke, until good runs clear them; the backoff grows"""
     killed_at: int | None = None
-    """The number of its runs when a worker last died or hung in a run or a bind of it."""
+    """The number of its runs when a worker last died or hung, or a device broke, in a run or a bind of it."""
     trunk: FunctionId = FunctionId("")
     """The member of its family that shares most of its blocks, or itself. Functions with the same trunk may share runs.
     """

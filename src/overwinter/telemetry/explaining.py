@@ -144,7 +144,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed time of its runs; None: it has not run."""
     failures: int
-    """The number of consecutive deaths of its workers."""
+    """The deaths of its workers and the devices that it broke, until good runs clear them."""
     backoff_s: float
     """The remaining backoff, during which it is not woken."""
     tiers: Sequence[TierBytes]
