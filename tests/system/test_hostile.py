@@ -56,6 +56,25 @@ def test_forged_messages_cost_only_the_worker_that_sent_them(node: NodeProcess, 
     assert node.client.ready()
 
 
+def test_a_handler_that_closes_the_channel_is_ended_for_that(shared_node):
+    node = shared_node()
+    handler = (
+        "import os, time\n"
+        "def preprocess(inputs, state):\n"
+        "    for fd in range(3, 100) if inputs['x'].any() else []:\n"
+        "        try:\n"
+        "            if os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'):\n"
+        "                os.close(fd)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    time.sleep(3 * int(inputs['x'].any()))\n"
+        "    return inputs\n"
+    )
+    deploy(node, "silent", handler=handler)
+    with pytest.raises(MachineError, match="failed twice.*closed its channel"):
+        ask(node, "silent")
+
+
 def test_descriptors_sent_to_the_node_are_not_kept(shared_node):
     node = shared_node()
     handler = SOCKET + (

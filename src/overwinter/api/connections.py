@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from overwinter.api.starts import Starts
-from overwinter.api.steps import Turns
 from overwinter.core.config import RequestLimits
 
+PARSED_MAX = 64
+"""The most request heads that one iteration of the event loop parses: about a millisecond of work."""
 PIECE_BYTES = 256 << 10
 """Long answers are written in pieces of this size."""
 DESCRIPTORS_SHARE = 4
@@ -67,9 +68,10 @@ class Connections:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
-        self.turns = Turns()
-        """Takes turns among the connections whose data takes long to parse."""
+        self.parsing = Starts(PARSED_MAX)
+        """The connections with received bytes, each until the end of its next request."""
         self.starts = Starts()
+        """The requests that are complete enough to start, and those to cancel."""
         self.most = connections_most(limits)
         self._longest_s = {
             "head": limits.head_timeout_s,

@@ -5,23 +5,23 @@ them all. A pipeline is sent as one document. Every request acts for one tenant,
 has sent is missing.
 """
 
-import asyncio
 import re
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import Raw
 
 from overwinter.api.answers import MissingBlocks, RegisteredFunction, RegisteredPipeline, Removed, StoredBlock
+from overwinter.api.caller_thread import CallerThread
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.floats import check_floats
 from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
-from overwinter.api.queries import Queries
 from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
@@ -33,7 +33,6 @@ from overwinter.core.tensor import Buffer
 from overwinter.core.versions import SHARES_MAX, Shares, check_shares
 from overwinter.node import clock
 from overwinter.node.pipelines import PipelineInfo
-from overwinter.node.threads import Threads
 from overwinter.node.views import FunctionInfo
 from overwinter.store.manifest import ADDRESS_PATTERN, SAMPLE_BYTES_MAX, Manifest, decode_manifest
 
@@ -101,10 +100,9 @@ class DeploymentApi:
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
-        self._queries = Queries()
         self._manifest = BodyLimits(limits.manifest_bytes_max, MANIFEST_COST)
-        # A single thread, because each thread that computes delays the event loop.
-        self._reader = Threads(1, "api-manifests")
+        # The uploads have other threads.
+        self._queries, self._manifests = CallerThread("api-queries"), CallerThread("api-manifests")
 
     def operations(self) -> list[Operation]:
         """Every operation for deployers."""
@@ -153,7 +151,7 @@ class DeploymentApi:
         blocks = request.caller.front.repository
         # The time is read when the query runs, because it may wait for others.
         query = self._queries.run(
-            tenant, request.hold.caller, lambda: blocks.missing(tenant, asked.addresses, clock.wall())
+            (tenant, request.hold.caller), lambda: blocks.missing(tenant, asked.addresses, clock.wall())
         )
         return json_response(MissingBlocks(tuple(await request.unless_gone(query))))
 
@@ -172,7 +170,7 @@ class DeploymentApi:
         """Register a new version of a function whose blocks are all stored."""
         body = await request.body(self._manifest)
         kind = request.headers.get("content-type")
-        manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
+        manifest = await self._manifests.run(request.hold.caller, partial(read_manifest, kind, body))
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await request.caller.front.deploy(manifest)
         return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)

@@ -19,20 +19,20 @@ from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
+from overwinter.api.received import STEP_BYTES, Received
 from overwinter.api.sites import HOST
-from overwinter.api.steps import Steps
 
-STEP_BYTES = 16 << 10
-"""The bytes of a head or of chunks that are parsed in one step."""
+WORK_MIN = 64
+"""The bytes of a head, or of sizes of chunks, that take as long as a step without any."""
+CHUNKS_COUNT = 8
+"""The heads that take as long as the chunks that are parsed in one turn."""
 URL_MAX = 8 << 10
-PIPELINED_MAX = 64
-"""The most requests that a connection may send before the first is answered."""
 BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
-TRANSFER_ENCODING, CHUNKED = b"transfer-encoding", b"chunked"
-FRAMING = (b"content-length", TRANSFER_ENCODING)
+CONTENT_LENGTH, TRANSFER_ENCODING, CHUNKED = b"content-length", b"transfer-encoding", b"chunked"
+FRAMING = (CONTENT_LENGTH, TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"
 """The paths whose requests start at once: a supervisor must not take a node with many requests for one that hangs."""
@@ -74,14 +74,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._chunked = False
         self._chunks = bytearray()
         """The data of the chunks that the current step has parsed."""
-        self._rest = b""
-        """Received bytes that are not parsed yet. Reading pauses while there are any."""
-        self._parsing: asyncio.Task[None] | None = None
+        self._received = Received()
+        """What is not parsed yet. Reading pauses while there is any."""
+        self._is_held = False
+        """Whether its parsing waits for the end of an answer."""
         self._frame_bytes = 0
         """The bytes of this message without its body."""
         self._headers_count = self._hosts = 0
-        self._body_bytes = 0
-        self._step_body_bytes = 0
+        self._length = self._body_bytes = self._step_body_bytes = 0
 
     # Events of the transport
 
@@ -100,41 +100,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self._leave()
         if not self._answering:
             self._connections.forget(self)
-        self._rest = b""
+        self._received.clear()
         super().connection_lost(exc)
         # They refer back to this object. Only the garbage collector would free it, and the event loop would wait while
         # thousands of connections are freed.
         self.scope = self.cycle = None  # type: ignore[assignment]
-        self._running = self._parsing = None
+        self._running = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes. Thousands of chunks of a few bytes are parsed in several iterations of the loop."""
-        if self._rest:
-            self._rest += data
-        else:
-            self._rest = self._parse(data)
-            if self._rest:
-                self._parsing = self.loop.create_task(self._connections.turns.run(self._parse_rest()))
-        if self._rest:
-            self.flow.is_parsing = True
-            self.transport.pause_reading()
-
-    def _parse_rest(self) -> Steps[None]:
-        while self._rest:
-            yield
-            self._rest = self._parse(self._rest)
-        self.flow.is_parsing = False
-        if not (self.flow.read_paused or self.transport.is_closing()):
-            self.transport.resume_reading()
-
-    def _parse(self, data: bytes) -> bytes:
-        """Parse at least one step; returns the rest for another iteration of the loop. A head is never read beyond its
-        bounds.
+        """Parse received bytes. The connections take turns: an iteration of the loop parses some heads, not all that
+        have arrived.
         """
-        while data and not (self._refused or self.transport.is_closing()):
-            whole = len(data) <= STEP_BYTES or (self._in_body and not self._chunked)
-            step = data if whole else data[:STEP_BYTES]
-            data = data[len(step) :]
+        is_first = not self._received
+        self._received.add(data)
+        if is_first:
+            self._connections.parsing.add(self.client_key, self._parse)
+            if self._received:
+                self.flow.is_parsing = True
+                self.transport.pause_reading()
+
+    def _parse(self) -> None:
+        """Parse up to the end of a request, of a part of a head, or of some small chunks; the rest in further turns."""
+        work = 0
+        while self._is_unparsed() and not self._must_hold():
+            has_length = self._in_body and not self._chunked
+            step = self._received.take(self._length - self._body_bytes if has_length else None)
             self._step_body_bytes = 0
             try:
                 self._feed(step)
@@ -144,14 +134,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._frame_bytes += len(step) - self._step_body_bytes
             if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
                 self._refuse(431, f"the head of the request is larger than {self._limits.head_bytes_max} bytes")
-            elif self._chunked and 2 * self._step_body_bytes < len(step):
-                return data
-        return b""
+            work += max(len(step) - self._step_body_bytes, WORK_MIN)
+            if not self._in_body or work >= STEP_BYTES:
+                break
+        if self._is_unparsed():
+            self._is_held = self._must_hold()
+            if not self._is_held:
+                self._connections.parsing.add(self.client_key, self._parse, CHUNKS_COUNT if self._in_body else 1)
+            return
+        self._received.clear()
+        if self.flow.is_parsing:
+            self.flow.is_parsing = False
+            if not (self.flow.read_paused or self.transport.is_closing()):
+                self.transport.resume_reading()
+
+    def _is_unparsed(self) -> bool:
+        return bool(self._received) and not (self._refused or self.transport.is_closing())
+
+    def _must_hold(self) -> bool:
+        """Whether a request already waits for the answer to the one before it. Many thousands of requests that are
+        parsed and wait would make garbage collections long.
+        """
+        return bool(self.pipeline) and not (self._in_head or self._in_body)
 
     def _feed(self, data: bytes) -> None:
-        """Pass bytes to the parser. A request to change the protocol is answered without the change, as HTTP
-        allows.
-        """
+        """Pass bytes to the parser. A request to change the protocol is answered without the change."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -179,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = True
         self._chunked = False
-        self._frame_bytes = self._body_bytes = self._headers_count = self._hosts = 0
+        self._frame_bytes = self._length = self._body_bytes = self._headers_count = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
@@ -207,14 +214,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if value.lower() != CHUNKED:
                 self._stop(501, "of the transfer encodings this node reads only chunked")
             self._chunked = True
+        elif lower == CONTENT_LENGTH:
+            self._length = int(value)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete: a request begins."""
         if self._in_copy:
             return
-        if len(self.pipeline) >= PIPELINED_MAX:
-            self._stop(429, f"more than {PIPELINED_MAX} requests were sent ahead of the answer to the first")
         self._number += 1
         self._in_head = False
         self._in_body = True
@@ -255,6 +262,9 @@ class BoundedProtocol(HttpToolsProtocol):
             waiting = self.pipeline.pop() if self.pipeline else None
             self.flow.is_pipelined = bool(self.pipeline)
             self.flow.resume_reading()
+            if self._is_held and not self._must_hold():
+                self._is_held = False
+                self._connections.parsing.add(self.client_key, self._parse)
             if waiting is not None:
                 self._start_asgi_task(*waiting)
                 return
@@ -362,7 +372,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return "read"
         answered = self.cycle is None or self.cycle.response_complete
         if self._in_body:
-            return "linger" if answered else "" if self.flow.read_paused or self._rest else "body"
+            return "linger" if answered else "" if self.flow.read_paused or self._received else "body"
         if self._in_head or self._number == 0:
             return "head"
         if not answered:

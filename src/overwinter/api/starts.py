@@ -21,7 +21,8 @@ Start = Callable[[], object]
 class Starts:
     """The work that is to be started."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = STARTED_MAX) -> None:
+        self._most = most
         self._started = 0
         """The requests that this iteration has started, a large body counting as many."""
         self._waiting: dict[str, deque[tuple[Start, int]]] = {}
@@ -33,7 +34,7 @@ class Starts:
         """
         if not (self._started or self._waiting):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        if self._waiting or self._started >= STARTED_MAX:
+        if self._waiting or self._started >= self._most:
             self._waiting.setdefault(client, deque()).append((start, count))
         else:
             self._started += count
@@ -47,7 +48,7 @@ class Starts:
 
     def _begin_iteration(self) -> None:
         self._started = 0
-        while self._waiting and self._started < STARTED_MAX:
+        while self._waiting and self._started < self._most:
             client = next(iter(self._waiting))
             queue = self._waiting.pop(client)
             start, count = queue.popleft()

@@ -165,11 +165,17 @@ class Forks:
         except BlockingIOError:
             return
         except ChannelClosedError:
-            # No further message will come. The zygote reports the exit; kill a process that only closed its channel.
+            # No further message will come. The zygote reports the exit, unless the process only closed its channel.
             self._loop.remove_reader(process.channel.fileno())
-            self._loop.call_later(LINGER_S, self.kill, process)
+            self._loop.call_later(LINGER_S, self._silent, process)
         except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
+
+    def _silent(self, process: ContainedProcess) -> None:
+        """Kill a process that has closed its channel, if it still runs."""
+        if not (process.dismissed or process.over):
+            process.fail("WorkerError", "it closed its channel to the node")
+        self.kill(process)
 
     def _read_last_messages(self, process: ContainedProcess) -> None:
         """Read what a process sent before its end, such as why it could not load."""
