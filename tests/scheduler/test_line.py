@@ -48,7 +48,7 @@ def overloaded() -> World:
 
 def test_the_end_of_a_run_ranks_a_bounded_number_of_functions(monkeypatch):
     world = overloaded()
-    ranked = count(monkeypatch, swaps, "least_start_s")
+    ranked = count(monkeypatch, swaps, "least_swap_wait_s")
     for ended in range(1, FEW):
         world.finish_on_device()
         assert len(ranked) <= ended * FEW
@@ -56,7 +56,7 @@ def test_the_end_of_a_run_ranks_a_bounded_number_of_functions(monkeypatch):
 
 def test_an_arrival_ranks_none_while_no_device_is_free(monkeypatch):
     world = overloaded()
-    ranked = count(monkeypatch, swaps, "least_start_s")
+    ranked = count(monkeypatch, swaps, "least_swap_wait_s")
     world.arrive(NAMES[1])
     world.deploy(pooled("g"))
     world.arrive("g")

@@ -322,7 +322,7 @@ def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
         backoff_s = max(0.0, device.backoff_until - now) if executor is None else 0.0
         return backoff_s + busy_s + start_s + max(0.0, transfer - hidden_s)
     [option] = swaps.options(cycle, function, [device])
-    return busy_s + min([option.start_s, *(peer.start_s for peer in option.peers)])
+    return busy_s + min([option.swap_wait_s, *(peer.swap_wait_s for peer in option.peers)])
 
 
 def _left_s(cycle: Cycle, operation: Operation) -> float:

@@ -173,9 +173,9 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     pool.bindings += 1
     choice = call_policy(cycle.state, function, first, rule, options, pool.bindings)
     chosen = next(each for each in options if each.device == choice.device)
-    start_s = next((each.start_s for each in chosen.peers if each.device == choice.peer), chosen.start_s)
-    free_now = tuple((each.device, each.missing_bytes, each.start_s) for each in options)
-    last = LastBinding(choice.device, chosen.missing_bytes, start_s, choice.peer, free_now, ())
+    swap_wait_s = next((each.swap_wait_s for each in chosen.peers if each.device == choice.peer), chosen.swap_wait_s)
+    free_now = tuple((each.device, each.missing_bytes, each.swap_wait_s) for each in options)
+    last = LastBinding(choice.device, chosen.missing_bytes, swap_wait_s, choice.peer, free_now, ())
     device_runs.begin_run(cycle, function, pool.devices[choice.device], choice, last)
     pool.waiting.passes(function)
     return True

@@ -44,21 +44,21 @@ def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int
     otherwise wait behind it until they are late, too. `beside`: the neighbours of each free device that bring blocks.
     """
     requests, run_s = cycle.state.requests, swaps.run_s(cycle, function, 1)
-    start_s = swaps.least_start_s(cycle, function, beside, run_s)
-    soonest, first = cycle.now + start_s + run_s, requests[function.queue[0]]
+    swap_wait_s = swaps.least_swap_wait_s(cycle, function, beside, run_s)
+    soonest, first = cycle.now + swap_wait_s + run_s, requests[function.queue[0]]
     has_slo = _has_slo(function, first)
     if has_slo and first.due < soonest:
         order_late(function.queue, requests, soonest, late_first=False)
-    return _waiting(cycle, function, has_slo, start_s, soonest)
+    return _waiting(cycle, function, has_slo, swap_wait_s, soonest)
 
 
 def _waiting(
-    cycle: Cycle, function: Function, has_slo: bool = True, start_s: float = 0.0, soonest: float = -inf
+    cycle: Cycle, function: Function, has_slo: bool = True, swap_wait_s: float = 0.0, soonest: float = -inf
 ) -> Waiting:
     """Describe a function to the policy, by its first request. `soonest`: when that could be answered."""
     first, required = cycle.state.requests[function.queue[0]], facts(function).outcomes.required
     is_late = first.due < soonest
-    return Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo, start_s, is_late)
+    return Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo, swap_wait_s, is_late)
 
 
 def _has_slo(function: Function, first: Request) -> bool:

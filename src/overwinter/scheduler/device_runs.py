@@ -46,7 +46,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     run = executor.run = RunId(next(cycle.run_ids))
     operation = Operation(function, now, now + expected, now + patience, now + hangs_s(parts, patience), parts)
     executor.operation, executor.since = operation, now
-    binding = LastBinding(last.device, missing, last.start_s, choice.peer, last.free, evicted)
+    binding = LastBinding(last.device, missing, last.swap_wait_s, choice.peer, last.free, evicted)
     for part in parts:
         _begin_part(cycle, part.function, device, binding)
     cycle.bytes_changed = True

@@ -198,7 +198,7 @@ class LastBinding(msgspec.Struct, frozen=True):
 
     device: DeviceId
     missing_bytes: int
-    start_s: float
+    swap_wait_s: float
     """The expected time for which the execution waits for blocks."""
     peer: DeviceId | None
     free: Sequence[tuple[DeviceId, int, float]]
@@ -207,11 +207,13 @@ class LastBinding(msgspec.Struct, frozen=True):
 
     def text(self, own: Collection[FunctionId]) -> str:
         """The reasons in words; of the evicted functions only these `own` ones are named."""
-        brings = f"{self.missing_bytes} bytes were missing there, for which it waits about {1e3 * self.start_s:.1f} ms"
-        text = f"{self.device}: {brings if self.missing_bytes else 'all its blocks were there'}"
+        text = f"{self.device}: all its blocks were there"
+        if self.missing_bytes:
+            wait_ms = 1e3 * self.swap_wait_s
+            text = f"{self.device}: {self.missing_bytes} bytes were missing there, for which it waits {wait_ms:.1f} ms"
         if self.peer is not None:
             text += f"; {self.peer} provides what it has"
-        others = [f"{name} ({missing} missing, {1e3 * start_s:.1f} ms)" for name, missing, start_s in self.free]
+        others = [f"{name} ({missing} missing, {1e3 * swap_wait_s:.1f} ms)" for name, missing, swap_wait_s in self.free]
         text += f"; free: {', '.join(others)}"
         evicted = [described(id_) for id_ in self.evicted if id_ in own]
         if len(evicted) < len(self.evicted):

@@ -55,8 +55,8 @@ def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
     if slo_ms is None or not holders or not may:
         return
     rate, run_s = _rate(cycle, function), swaps.run_s(cycle, function, 1)
-    start_s = min(_start_s(function, each, holders, run_s) for each in may)
-    demand = Demand(rate, run_s, start_s, slo_ms / 1000, len(holders))
+    swap_wait_s = min(_swap_wait_s(function, each, holders, run_s) for each in may)
+    demand = Demand(rate, run_s, swap_wait_s, slo_ms / 1000, len(holders))
     if not call_policy(cycle.state, function, False, wants_replica, demand):
         return
     victims = dict(_with_room(cycle, function, may))
@@ -85,7 +85,7 @@ def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> I
             yield each, list(less_valuable)
 
 
-def _start_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
+def _swap_wait_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
     """The time for which a run on a device would wait for blocks from the nearest place, if nothing else is brought."""
     config, missing = device.config, device.missing_bytes(facts(function))
     rate = max(config.bytes_per_s, *(config.peers.get(each.config.name, 0.0) for each in holders))

@@ -83,7 +83,8 @@ def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device])
     if left_s == inf or not devices:
         return False
     options = swaps.options(cycle, function, devices)
-    return left_s < min(start_s for each in options for start_s in (each.start_s, *(one.start_s for one in each.peers)))
+    waits = (each.swap_wait_s for each in options)
+    return left_s < min(*waits, *(peer.swap_wait_s for each in options for peer in each.peers), inf)
 
 
 def _busy_with(cycle: Cycle, function: Function) -> list[Operation]:

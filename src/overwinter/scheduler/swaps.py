@@ -76,7 +76,7 @@ def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list
     return [_option(cycle, function, device, execution_s) for device in devices]
 
 
-def least_start_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], execution_s: float) -> float:
+def least_swap_wait_s(cycle: Cycle, function: Function, beside: Mapping[Device, int], execution_s: float) -> float:
     """The least time for which a run of `execution_s` would wait for blocks on one of the devices in `beside`, brought
     from the host or from a peer that has the whole function; 0 if none of them serves it. `beside`: for each device,
     the number of neighbours that bring blocks.

@@ -14,7 +14,7 @@ def test_the_share_of_requests_that_find_all_devices_busy():
 
 
 @pytest.mark.parametrize(
-    ("rate", "run_s", "start_s", "slo_s", "devices", "wanted"),
+    ("rate", "run_s", "swap_wait_s", "slo_s", "devices", "wanted"),
     [
         (8.0, 0.1, 0.5, 0.3, 1, True),
         (0.1, 0.1, 0.5, 0.3, 1, False),
@@ -28,5 +28,5 @@ def test_the_share_of_requests_that_find_all_devices_busy():
         (8.0, 0.1, 0.5, 0.3, 0, False),
     ],
 )
-def test_a_replica_is_wanted_where_requests_would_be_late(rate, run_s, start_s, slo_s, devices, wanted):
-    assert wants_replica(Demand(rate, run_s, start_s, slo_s, devices)) == wanted
+def test_a_replica_is_wanted_where_requests_would_be_late(rate, run_s, swap_wait_s, slo_s, devices, wanted):
+    assert wants_replica(Demand(rate, run_s, swap_wait_s, slo_s, devices)) == wanted

@@ -69,9 +69,9 @@ def test_high_priority_is_served_by_descending_count_and_low_by_ascending_count(
 
 
 def test_in_time_come_those_first_for_which_least_is_brought_then_those_without_an_slo_then_late_ones():
-    waits = Waiting("waits", 100, 0.0, 1.0, 0.0, start_s=0.03)
-    shorter = Waiting("shorter", 100, 2.0, 3.0, 90.0, start_s=0.01)
-    same = Waiting("same", 100, 1.0, 3.0, 0.0, start_s=0.01)
+    waits = Waiting("waits", 100, 0.0, 1.0, 0.0, swap_wait_s=0.03)
+    shorter = Waiting("shorter", 100, 2.0, 3.0, 90.0, swap_wait_s=0.01)
+    same = Waiting("same", 100, 1.0, 3.0, 0.0, swap_wait_s=0.01)
     late, later = (Waiting(name, 100, at, at, 0.0, is_late=True) for name, at in (("late", 0.1), ("later", 0.2)))
     urgent = Waiting("urgent", 0, 5.0, 5.0, 0.0, is_late=True)
     free = waiting("free", arrived=0.5, has_slo=False)

@@ -18,7 +18,7 @@ class Demand(msgspec.Struct, frozen=True):
     """The expected requests per second."""
     run_s: float
     """The time of the run of one request, whose blocks are there; 0: unknown."""
-    start_s: float
+    swap_wait_s: float
     """The time for which a run on one more device would wait for blocks."""
     slo_s: float | None
     devices: int
@@ -37,7 +37,7 @@ def busy_share(load: float, devices: int) -> float:
 
 def wants_replica(demand: Demand) -> bool:
     """Whether one more device should have the function."""
-    if demand.slo_s is None or not demand.devices or demand.start_s + demand.run_s <= demand.slo_s:
+    if demand.slo_s is None or not demand.devices or demand.swap_wait_s + demand.run_s <= demand.slo_s:
         return False
     # No number of devices answers in time what runs too long.
     if demand.run_s > demand.slo_s:

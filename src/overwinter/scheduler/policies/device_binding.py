@@ -27,7 +27,7 @@ class Peer(NamedTuple):
 
     device: DeviceId
     bytes_per_s: float
-    start_s: float
+    swap_wait_s: float
     """The time that the execution waits for blocks, if this device provides those that it has."""
     has_all: bool
     """Whether the whole function is resident there."""
@@ -40,7 +40,7 @@ class Option(msgspec.Struct, frozen=True):
 
     device: DeviceId
     missing_bytes: int
-    start_s: float
+    swap_wait_s: float
     """The time that the execution waits for blocks from the host, given what now passes through the device's switch."""
     neighbour: Swapping = "nothing"
     """What the other devices behind its switch bring now."""
@@ -83,11 +83,11 @@ def least_start(options: Sequence[Option], run: int) -> Choice:
     transfers least now, then the device that was idle longest.
     """
     ways = [
-        (start_s, host_bytes, each.missing_bytes, _beside(each, host_bytes), number, peer)
+        (swap_wait_s, host_bytes, each.missing_bytes, _beside(each, host_bytes), number, peer)
         for number, each in enumerate(options)
-        for start_s, host_bytes, peer in (
-            (each.start_s, each.missing_bytes, None),
-            *((peer.start_s, peer.host_bytes, peer.device) for peer in each.peers),
+        for swap_wait_s, host_bytes, peer in (
+            (each.swap_wait_s, each.missing_bytes, None),
+            *((peer.swap_wait_s, peer.host_bytes, peer.device) for peer in each.peers),
         )
     ]
     *_, number, peer = min(ways, key=lambda way: way[:-1])

@@ -110,7 +110,7 @@ class Waiting(msgspec.Struct, frozen=True):
     due: float
     required: float
     has_slo: bool = True
-    start_s: float = 0.0
+    swap_wait_s: float = 0.0
     """The time for which its run would wait for blocks on the best of the free devices."""
     is_late: bool = False
     """Whether its first request would be late even if it ran now."""
@@ -136,7 +136,7 @@ def least_start_in_time(waiting: Waiting, last: Boundary) -> Rank:
     in the order of arrival.
     """
     kind = 1 if not waiting.has_slo else 2 if waiting.is_late else 0
-    return waiting.level, kind, 0.0 if kind else waiting.start_s, waiting.arrived, waiting.function
+    return waiting.level, kind, 0.0 if kind else waiting.swap_wait_s, waiting.arrived, waiting.function
 
 
 def first_in_first_out(waiting: Waiting, last: Boundary) -> Rank:
