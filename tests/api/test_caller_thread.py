@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from overwinter.api.caller_thread import CallerThread
+from overwinter.core.ids import TenantId
 
 
 class Recorder:
-    """Records whose work runs; all wait until `go_on` is set."""
+    """Records whose work runs, each a caller and a tenant; all wait until `go_on` is set."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -21,7 +22,7 @@ class Recorder:
             self.ran.append(caller)
             assert self.go_on.wait(10)
 
-        return asyncio.create_task(self.thread.run(caller, work))
+        return asyncio.create_task(self.thread.run(caller[0], TenantId(caller[1:]), work))
 
 
 def test_callers_take_turns() -> None:

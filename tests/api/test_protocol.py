@@ -108,6 +108,19 @@ def test_a_trailer_is_no_header(served: Served) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def test_a_head_that_waits_is_not_too_slow(strict: Served) -> None:
+    slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    strict.node.slow_cancelled.clear()
+    with connect(strict) as eager:
+        eager.sendall(slow % (len(body), body))
+        # The piece that ends the second head begins the third.
+        for piece in (GET[:-2] + b"\r\n\r", b"\n" + GET[:9]):
+            eager.sendall(piece)
+            time.sleep(0.05)
+        assert not strict.node.slow_cancelled.wait(1)
+
+
 def test_requests_ahead_are_answered_in_order(served: Served) -> None:
     with connect(served) as eager:
         for number in range(300):
@@ -680,15 +693,24 @@ def test_nothing_more_is_read_while_requests_wait_behind_another(monkeypatch: py
     assert read > 8 << 20
 
 
-def test_a_request_is_refused_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}" + b"\x00" * (200 << 10),
+        2 * (GET + b"\r\n") + b"\x00\r\n\r\n",
+        b"POST /waits HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["after a body", "after a health check that waits", "before the permission to send"],
+)
+def test_a_request_is_refused_once(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
     async def work(listener: socket.socket) -> bytes:
-        loop, answer = asyncio.get_running_loop(), b""
+        loop, answer, app = asyncio.get_running_loop(), b"", Held()
+        app.released.set()
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(serve(Held(), listener, LIMITS, Drain(0)))
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
             with socket.create_connection(listener.getsockname()) as client:
                 client.setblocking(False)
-                body = b"Content-Length: 2\r\n\r\n{}" + b"\x00" * (200 << 10)
-                await loop.sock_sendall(client, b"POST /x HTTP/1.1\r\n" + body)
+                await loop.sock_sendall(client, sent)
                 while part := await loop.sock_recv(client, 1 << 16):
                     answer += part
             serving.cancel()

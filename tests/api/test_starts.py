@@ -84,3 +84,38 @@ def test_one_body_is_handled_at_once() -> None:
         assert turn.done()
 
     asyncio.run(scene())
+
+
+def test_work_that_fails_does_not_stop_what_follows() -> None:
+    async def scene() -> list[str]:
+        starts, now = Starts(), list[str]()
+
+        def fail() -> None:
+            raise ValueError("failed")
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for _ in range(STARTED_MAX):
+            starts.add("a", partial(now.append, "a"))
+        starts.add("a", fail)
+        for _ in range(STARTED_MAX):
+            starts.add("a", partial(now.append, "a"))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return now
+
+    assert asyncio.run(scene()) == ["a"] * (2 * STARTED_MAX)
+
+
+def test_more_work_than_was_expected_counts() -> None:
+    async def scene() -> int:
+        starts, now = Starts(), list[str]()
+
+        def large() -> None:
+            now.append("a")
+            starts.spend(STARTED_MAX)
+
+        for _ in range(3):
+            starts.add("a", large)
+        return len(now)
+
+    assert asyncio.run(scene()) == 1

@@ -151,7 +151,7 @@ class DeploymentApi:
         blocks = request.caller.front.repository
         # The time is read when the query runs, because it may wait for others.
         query = self._queries.run(
-            (tenant, request.hold.caller), lambda: blocks.missing(tenant, asked.addresses, clock.wall())
+            request.hold.caller, tenant, lambda: blocks.missing(tenant, asked.addresses, clock.wall())
         )
         return json_response(MissingBlocks(tuple(await request.unless_gone(query))))
 
@@ -170,7 +170,8 @@ class DeploymentApi:
         """Register a new version of a function whose blocks are all stored."""
         body = await request.body(self._manifest)
         kind = request.headers.get("content-type")
-        manifest = await self._manifests.run(request.hold.caller, partial(read_manifest, kind, body))
+        read = partial(read_manifest, kind, body)
+        manifest = await self._manifests.run(request.hold.caller, tenant_of(request), read)
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await request.caller.front.deploy(manifest)
         return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)

@@ -22,10 +22,10 @@ from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
 from overwinter.api.sites import HOST
 
-WORK_MIN = 64
-"""The bytes of a head, or of sizes of chunks, that take as long as a step without any."""
-CHUNKS_COUNT = 8
-"""The heads that take as long as the chunks that are parsed in one turn."""
+HEADER_BYTES, STEP_BYTES_MIN = 32, 64
+"""The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""
+HEAD_BYTES = 512
+"""The bytes of a usual head, with those of its headers."""
 URL_MAX = 8 << 10
 BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -134,13 +134,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._frame_bytes += len(step) - self._step_body_bytes
             if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
                 self._refuse(431, f"the head of the request is larger than {self._limits.head_bytes_max} bytes")
-            work += max(len(step) - self._step_body_bytes, WORK_MIN)
+            work += max(len(step) - self._step_body_bytes, STEP_BYTES_MIN)
             if not self._in_body or work >= STEP_BYTES:
                 break
+        self._connections.parsing.spend((work + HEADER_BYTES * self._headers_count) // HEAD_BYTES)
         if self._is_unparsed():
             self._is_held = self._must_hold()
             if not self._is_held:
-                self._connections.parsing.add(self.client_key, self._parse, CHUNKS_COUNT if self._in_body else 1)
+                self._connections.parsing.add(self.client_key, self._parse)
             return
         self._received.clear()
         if self.flow.is_parsing:
@@ -152,9 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bool(self._received) and not (self._refused or self.transport.is_closing())
 
     def _must_hold(self) -> bool:
-        """Whether a request already waits for the answer to the one before it. Many thousands of requests that are
-        parsed and wait would make garbage collections long.
-        """
+        """Whether a request already waits behind another. Many that are parsed make garbage collections long."""
         return bool(self.pipeline) and not (self._in_head or self._in_body)
 
     def _feed(self, data: bytes) -> None:
@@ -262,11 +261,11 @@ class BoundedProtocol(HttpToolsProtocol):
             waiting = self.pipeline.pop() if self.pipeline else None
             self.flow.is_pipelined = bool(self.pipeline)
             self.flow.resume_reading()
-            if self._is_held and not self._must_hold():
-                self._is_held = False
-                self._connections.parsing.add(self.client_key, self._parse)
             if waiting is not None:
                 self._start_asgi_task(*waiting)
+                if self._is_held and not self._must_hold():
+                    self._is_held = False
+                    self._connections.parsing.add(self.client_key, self._parse)
                 return
         if not self._in_body:
             self._connections.idle(self)
@@ -354,6 +353,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.has_left = True
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
+            self._running.waiting_for_100_continue = False  # Nothing is written any more.
             self._running.message_event.set()
             # A pipeline may have many requests to cancel, and many clients may leave at once.
             self._connections.starts.add(self.client_key, self._tell_request)
@@ -374,7 +374,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_body:
             return "linger" if answered else "" if self.flow.read_paused or self._received else "body"
         if self._in_head or self._number == 0:
-            return "head"
+            return "" if self.flow.read_paused else "head"
         if not answered:
             return ""
         return "close" if self.transport.get_write_buffer_size() else "idle"

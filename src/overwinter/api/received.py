@@ -28,7 +28,8 @@ class Received:
         if nbytes is None:
             most = self._taken + STEP_BYTES
             found = self._data.find(END, self._taken, most)
-            end = most if found < 0 else found + len(END)
+            # A part of an end is left for the next step.
+            end = most - len(END) + 1 if found < 0 else found + len(END)
         else:
             end = self._taken + nbytes
         data = self._data[self._taken : end]

@@ -46,18 +46,24 @@ class Starts:
         self.add(client, partial(_give, turn), 1 + nbytes // BYTES_OF_ONE)
         await turn
 
+    def spend(self, count: int) -> None:
+        """Record that the work that was started took as long as `count` further requests."""
+        self._started += count
+
     def _begin_iteration(self) -> None:
         self._started = 0
-        while self._waiting and self._started < self._most:
-            client = next(iter(self._waiting))
-            queue = self._waiting.pop(client)
-            start, count = queue.popleft()
-            if queue:
-                self._waiting[client] = queue
-            self._started += count
-            start()
-        if self._started:
-            asyncio.get_running_loop().call_soon(self._begin_iteration)
+        try:
+            while self._waiting and self._started < self._most:
+                client = next(iter(self._waiting))
+                queue = self._waiting.pop(client)
+                start, count = queue.popleft()
+                if queue:
+                    self._waiting[client] = queue
+                self._started += count
+                start()
+        finally:
+            if self._started:
+                asyncio.get_running_loop().call_soon(self._begin_iteration)
 
 
 def _give(turn: asyncio.Future[None]) -> None:
