@@ -47,6 +47,7 @@ RETIRED = {
     "foreseen": "expected",
     "foresaw": "expected",
     "anybody": "everyone, any process",
+    "pace": "slowdown, speed",
 }
 """The replacement of each retired word."""
 

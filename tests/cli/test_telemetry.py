@@ -23,11 +23,11 @@ EXPLAINED = {
     "tiers": [
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
-    "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "pace": 1.5},
+    "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "slowdown": 1.5},
     "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
     "shared": {
-        "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "charged_s": 0.0, "whole_s": 0.0, "own": 0.0,
-        "cost": None, "shared_with": {},
+        "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "charged_s": 0.0, "whole_s": 0.0,
+        "separate_part": 0.0, "cost": None, "shared_with": {},
     },
 }  # fmt: skip
 WORKER = {
@@ -97,8 +97,8 @@ def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
 def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> None:
     assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
     shared = {
-        "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "charged_s": 0.5, "whole_s": 2.0, "own": 0.25,
-        "cost": None, "shared_with": {f"g{number}": 7 - number for number in range(7)},
+        "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "charged_s": 0.5, "whole_s": 2.0,
+        "separate_part": 0.25, "cost": None, "shared_with": {f"g{number}": 7 - number for number in range(7)},
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
     assert "4 of 10, 5 of 20 requests; charged 0.5 of their 2 core seconds; 25.0%" in shown

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler.latency import SMOOTHING, LatencyModel, Trunk, own_part
+from overwinter.scheduler.latency import SMOOTHING, LatencyModel, Trunk, separate_part_of
 from tests.scheduler.world import spec
 
 POINTS = tuple(Point(1, 9, batch, 1, 0.02 + 0.01 * batch) for batch in (1, 2, 4, 8))
@@ -35,42 +35,42 @@ def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
 
 
 def test_exclusive_bytes_of_functions_are_reported():
-    assert own_part({"a": 6, "b": 2}, {"a": 6, "c": 2}) == 0.25
-    assert own_part({"a": 6, "b": 2}, {"a": 6, "b": 2}, {"b": 2}) == 0.75
-    assert own_part({"a": 6}, {"a": 6}) == own_part({}, {}) == 0.0
+    assert separate_part_of({"a": 6, "b": 2}, {"a": 6, "c": 2}) == 0.25
+    assert separate_part_of({"a": 6, "b": 2}, {"a": 6, "b": 2}, {"b": 2}) == 0.75
+    assert separate_part_of({"a": 6}, {"a": 6}) == separate_part_of({}, {}) == 0.0
 
 
 @settings(max_examples=50)
 @given(
     guessed=st.floats(0, 0.5),
     own=st.floats(0, 1),
-    pace=st.sampled_from([0.5, 1.0, 3.0]),
+    slowdown=st.sampled_from([0.5, 1.0, 3.0]),
     runs=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=4),
 )
-def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(guessed, own, pace, runs):
+def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(guessed, own, slowdown, runs):
     """This also holds where the node is slower than its profile throughout."""
     latency, trunk, point, truth = model(), Trunk({}, guessed), POINTS[-1], model()
-    # A run of one function gives the pace, a shared run the part that is not shared.
+    # A run of one function gives the slowdown, a shared run the part that is not shared.
     for _ in range(60):
         for counts in ([2], *runs):
-            latency.observe(point, counts, pace * truth.joint_s(point, counts, own), trunk)
+            latency.observe(point, counts, slowdown * truth.joint_s(point, counts, own), trunk)
     for counts in runs:
-        expected = pace * truth.joint_s(point, counts, own)
-        assert latency.joint_s(point, counts, trunk.own) == pytest.approx(expected, rel=0.05)
+        expected = slowdown * truth.joint_s(point, counts, own)
+        assert latency.joint_s(point, counts, trunk.separate_part) == pytest.approx(expected, rel=0.05)
 
 
 def test_one_slow_run_tells_little_and_what_bytes_say_no_more_once_times_tell():
     trunk = Trunk({})
     trunk.guess(0.4)
     trunk.guess(0.1)
-    assert trunk.own == 0.4
+    assert trunk.separate_part == 0.4
     trunk.observe(1.0, 2.0, 100.0)
-    assert trunk.own == pytest.approx(0.4 + SMOOTHING * 0.6)
+    assert trunk.separate_part == pytest.approx(0.4 + SMOOTHING * 0.6)
     for _ in range(50):
         trunk.observe(1.0, 4.0, 1.0)
-    assert trunk.own < 0.01
+    assert trunk.separate_part < 0.01
     trunk.guess(0.5)
-    assert trunk.own < 0.01
+    assert trunk.separate_part < 0.01
     # Runs in which nothing could have been saved give no information.
     trunk.observe(1.0, 1.0, 9.0)
-    assert trunk.own < 0.01
+    assert trunk.separate_part < 0.01

@@ -298,11 +298,11 @@ def test_a_run_of_several_is_expected_to_take_what_each_has_for_itself_function_
         world.arrive(name)
     world.finish()
     [run] = world.running.values()
-    pace = world.state.families["one"].latency.pace
+    slowdown = world.state.families["one"].latency.slowdown
     operation = operation_of(world, run)
     together, apart = 0.11, 0.09 + 0.10
     assert sorted(running(world)) == [("f@1", "g@1", "g@1")]
-    assert operation.ends - world.now == pytest.approx(pace * (together + apart) / 2)
+    assert operation.ends - world.now == pytest.approx(slowdown * (together + apart) / 2)
 
 
 def hurried(*waited_s):
@@ -320,9 +320,9 @@ def hurried(*waited_s):
     world.now = began + max(waited_s)
     latency, [trunk] = world.state.families["one"].latency, world.state.families["one"].trunks.values()
     # The value after the run that ends is counted.
-    latency.pace, trunk.own = 1.25 - 0.25 * max(waited_s) / 0.03, 0.5
+    latency.slowdown, trunk.separate_part = 1.25 - 0.25 * max(waited_s) / 0.03, 0.5
     run = next(each for each in world.finish() if isinstance(each, Run))
-    assert latency.pace == pytest.approx(1.0)
+    assert latency.slowdown == pytest.approx(1.0)
     return world, run, requests, others
 
 
@@ -332,7 +332,7 @@ def test_as_many_join_as_keep_the_leader_in_time():
     assert run.requests[0] == request
     assert len(run.requests) == 3
     latency = world.state.families["one"].latency
-    latency.pace = 1.0
+    latency.slowdown = 1.0
     world.calm()
     assert all(isinstance(world.answers[each], Reply) for each in (request, *others))
 
@@ -390,7 +390,7 @@ def test_the_leader_of_a_run_is_not_made_late_by_those_that_join_it(orders, slos
         half_own(name, slo_ms=slo, late=late, profile=measured()) for name, slo in zip("fghk", slos, strict=True)
     ]
     world = family(*members, world=Watched, policy=Policy(batching=rule), workers_max=1)
-    world.state.families["one"].latency.pace = 1.0
+    world.state.families["one"].latency.slowdown = 1.0
     for order, name in orders:
         happens(world, order, name)
     world.calm()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.scheduler.latency import own_part
+from overwinter.scheduler.latency import separate_part_of
 from overwinter.scheduler.trunks import COMMON_PART, Trunks
 
 
@@ -52,6 +52,6 @@ def test_every_function_with_enough_in_common_is_grouped(functions):
     trunks = Trunks()
     for number, addresses in enumerate(functions):
         sizes = {address: nbytes[address] for address in addresses}
-        alike = {id_ for id_, trunk in trunks.items() if own_part(sizes, trunk.sizes) <= 1 - COMMON_PART}
+        alike = {id_ for id_, trunk in trunks.items() if separate_part_of(sizes, trunk.sizes) <= 1 - COMMON_PART}
         found = trunks.join(str(number), sizes)
         assert found in (alike or {str(number)})

@@ -80,12 +80,12 @@ def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
     while left:
         here = {name for name in left if jobs[int(name)][0] <= now}
         demand = sum(min(jobs[int(name)][1], count) for name in here)
-        pace = min(1.0, count / demand) if demand else 1.0
+        speed = min(1.0, count / demand) if demand else 1.0
         later = [at for at, _, _ in jobs if at > now]
-        step = min([left[name] / pace for name in here] + [at - now for at in later])
+        step = min([left[name] / speed for name in here] + [at - now for at in later])
         now += step
         for name in here:
-            left[name] -= step * pace
+            left[name] -= step * speed
         for name in [name for name in here if left[name] < 1e-9]:
             del left[name]
             expected[name] = now

@@ -122,7 +122,7 @@ def test_what_two_functions_share_runs_once():
     names = {weight.name: number for number, weight in enumerate(family.program.weights)}
     own = frozenset({names["head.weight"]})
     trunk = family.prepared.trunks.of(own)
-    assert [span.own for span in trunk._spans] == [False, True, False]
+    assert [span.separate for span in trunk._spans] == [False, True, False]
     assert family.prepared.trunks.of(own) is trunk
 
 

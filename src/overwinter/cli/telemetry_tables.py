@@ -192,7 +192,7 @@ def _shared_text(shared: Description, of: str) -> str:
     charged = f"charged {shared['charged_s']:.3g} of their {shared['whole_s']:.3g} {of} seconds"
     cost = shared["cost"]
     took = "" if cost is None else f"; they took {_share_text(cost)} of the time of separate runs"
-    own = f"{_share_text(shared['own'])} of a run is separate for each function"
+    own = f"{_share_text(shared['separate_part'])} of a run is separate for each function"
     return f"{counts}; {charged}{took}; {own}; recently with {others}"
 
 
@@ -209,7 +209,7 @@ def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
     known = _count(profile["points"], "configuration", "configurations")
-    text = f"{known}{age}; in service the latency is {profile['pace']:.2f} times that"
+    text = f"{known}{age}; in service the latency is {profile['slowdown']:.2f} times that"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (

@@ -73,17 +73,17 @@ class Output:
     def _receive(self) -> None:
         self._loop.remove_reader(self._near_end)
         with contextlib.suppress(BlockingIOError):
-            words = os.read(self._near_end, READ_BYTES)
-            if not words:
+            data = os.read(self._near_end, READ_BYTES)
+            if not data:
                 return
-            self._take(words)
+            self._take(data)
         self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._near_end, self._receive)
 
-    def _take(self, words: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         if self._window is None:
             self._window = self._loop.call_later(WINDOW_S, self._end_window)
         # Lines beyond the limit are only counted: one read may have as many lines as bytes.
-        *lines, rest = (self._rest + words).split(b"\n", LINES_MAX - self._lines)
+        *lines, rest = (self._rest + data).split(b"\n", LINES_MAX - self._lines)
         for line in lines:
             self._add(line)
         self._dropped += rest.count(b"\n")
@@ -116,4 +116,4 @@ class Output:
 def _printable(line: bytes) -> str:
     """Replace control characters, so that a line cannot change how other lines are displayed."""
     text = line.decode(errors="replace").expandtabs().rstrip("\r")
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -31,7 +31,7 @@ class Quotas:
         self._reserved: list[_Share] = []
         """What deploys in progress will add."""
         self.on_trial: list[DeployedFunction] = []
-        """The functions of those deploys in progress that have registered theirs."""
+        """The functions of deploys in progress that are registered already."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """The pipelines whose deploys are in progress."""
 
@@ -107,7 +107,7 @@ class Quotas:
         most = self._config.pipelines_max
         if len(known) >= most:
             totals = f"{len(known)} pipelines, and at most {most}"
-            raise NoSpaceError("this node has its maximum of pipelines: remove one that is not used", totals=totals)
+            raise NoSpaceError("this node has no room for more pipelines: remove one", totals=totals)
         own, own_max = list(known.values()).count(tenant), -(-most // 2)
         if own >= own_max and most > 1:
             raise NoSpaceError(f"tenant {tenant!r} has {own} pipelines, and may have {own_max}: remove one first")

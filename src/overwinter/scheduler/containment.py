@@ -49,7 +49,7 @@ def joint_s(state: State, function: Function, point: Point, counts: Sequence[int
     """Return the same for a shared run that the function leads, with these numbers of requests of each function."""
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
-    return call_policy(state, function, None, function.latency.joint_s, point, counts, function.own)
+    return call_policy(state, function, None, function.latency.joint_s, point, counts, function.separate_part)
 
 
 def remember_failure(state: State, function: FunctionId, error: Exception) -> None:

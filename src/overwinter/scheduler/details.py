@@ -112,9 +112,9 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The remaining backoff after a failure, in seconds."""
     points: Sequence[Point]
     """The measured configurations that its settings allow."""
-    pace: float
-    """The latency in service divided by the profile's."""
-    own: float
+    slowdown: float
+    """The observed latency divided by that of the profile."""
+    separate_part: float
     """The part of a shared run that takes as long for each function as in a separate run."""
     cost: float | None
     """The time of a shared run divided by that of separate runs; None: unknown."""
@@ -141,8 +141,8 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         failures=function.failures,
         backoff_s=max(0.0, function.backoff_until - now),
         points=tuple(function.latency.points),
-        pace=function.latency.pace,
-        own=function.own,
+        slowdown=function.latency.slowdown,
+        separate_part=function.separate_part,
         cost=family.trunks[function.trunk].sharing.cost,
         workers=[_worker(worker, now) for worker in workers_of(function)],
         pool=_pool(cycle, parts_on_pool(cycle.state, function)),

@@ -79,7 +79,7 @@ def expected_s(cycle: Cycle, function: Function, counts: Sequence[int]) -> float
     if len(counts) == 1:
         return together
     apart = sum(swaps.run_s(cycle, function, count) for count in counts)
-    return latency.joint_s(together, apart, function.own)
+    return latency.joint_s(together, apart, function.separate_part)
 
 
 def observe(cycle: Cycle, parts: Sequence[Part], seconds: float, swap_s: float) -> None:

@@ -160,6 +160,6 @@ def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | Non
     family.max_workers = sum(each.max_workers for each in settings)
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
-        pace = family.latency.pace
+        slowdown = family.latency.slowdown
         use_profile(cycle, family, model_of)
-        family.latency.pace = pace if had_points else 1.0
+        family.latency.slowdown = slowdown if had_points else 1.0

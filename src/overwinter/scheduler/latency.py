@@ -22,18 +22,19 @@ WORKER_BYTES = 16 << 20
 WAKE_S = 0.03
 """The assumed time of a wake before one was measured."""
 SMOOTHING = 0.2
-PACE_MAX = 8.0
+SLOWDOWN_MAX = 8.0
 
 
-def joint_s(together: float, apart: float, own: float) -> float:
+def joint_s(together: float, apart: float, separate_part: float) -> float:
     """Return the seconds of a shared run.
 
-    `together`: as a run of one function; `apart`: as separate runs; `own`: the part of a run that is not shared.
+    `together`: as a run of one function; `apart`: as separate runs; `separate_part`: the part of a run that is not
+    shared.
     """
-    return together + own * max(0.0, apart - together)
+    return together + separate_part * max(0.0, apart - together)
 
 
-def own_part(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
+def separate_part_of(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
     """Return the part of a function's bytes that the others do not all have, relative to the largest function."""
     common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
     most = max(sum(each.values()) for each in (blocks, *others))
@@ -50,7 +51,7 @@ class Trunk(msgspec.Struct, eq=False):
 
     sizes: Mapping[Address, int]
     """The blocks of the function with which the others have most in common."""
-    own: float = 0.0
+    separate_part: float = 0.0
     """The part of a run that is separate for each function: estimated by bytes, then from the times of shared runs."""
     _spread: float | None = None
     """The smoothed square of the relative time that shared runs could have saved; None: there was none."""
@@ -59,22 +60,22 @@ class Trunk(msgspec.Struct, eq=False):
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions with waiting requests."""
 
-    def guess(self, own: float) -> None:
+    def guess(self, separate_part: float) -> None:
         """Account for a function with this part of separate bytes."""
         if self._spread is None:
-            self.own = max(self.own, own)
+            self.separate_part = max(self.separate_part, separate_part)
 
     def observe(self, together: float, apart: float, seconds: float) -> None:
-        """Update `own` by the time of a shared run: least squares, with the latest runs weighted most."""
+        """Update `separate_part` by the time of a shared run: least squares, with the latest runs weighted most."""
         could_save = apart / together - 1
         if could_save <= 0:
             # Such a run gives no information.
             return
         spread = 1.0 if self._spread is None else self._spread
-        took = self.own * spread
+        took = self.separate_part * spread
         more = min(max(seconds / together - 1, 0.0), could_save)
         self._spread = spread + SMOOTHING * (could_save * could_save - spread)
-        self.own = (took + SMOOTHING * (more * could_save - took)) / self._spread
+        self.separate_part = (took + SMOOTHING * (more * could_save - took)) / self._spread
 
 
 class LatencyModel:
@@ -89,7 +90,7 @@ class LatencyModel:
         """The smoothed seconds of a run, of any batch size."""
         self.program_s: float | None = None
         """The smoothed seconds of the program alone, where a worker ran it for a handler, of any batch size."""
-        self.pace = 1.0
+        self.slowdown = 1.0
         """The smoothed ratio of observed to profiled latency: other load on the cores makes a node slower than its
         profile.
         """
@@ -146,14 +147,14 @@ class LatencyModel:
             if known is None:
                 return self.run_s
             latency = self._latencies[key] = between(known, batch)
-        return latency * self.pace
+        return latency * self.slowdown
 
-    def joint_s(self, point: Point, counts: Sequence[int], own: float) -> float | None:
+    def joint_s(self, point: Point, counts: Sequence[int], separate_part: float) -> float | None:
         """Return the expected seconds of a shared run with these numbers of requests of each function."""
         together = self.latency_s(point, sum(counts))
         if together is None or len(counts) == 1:
             return together
-        return joint_s(together, self._apart_s(point, counts), own)
+        return joint_s(together, self._apart_s(point, counts), separate_part)
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
         """Return the seconds of separate runs of each function; 0 if nothing was measured."""
@@ -180,10 +181,12 @@ class LatencyModel:
                 return
             if len(counts) > 1:
                 apart = self._apart_s(point, counts)
-                expected = joint_s(together, apart, trunk.own)
+                expected = joint_s(together, apart, trunk.separate_part)
                 trunk.observe(together, apart, seconds)
-            ratio = seconds * self.pace / expected
-            self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
+            ratio = seconds * self.slowdown / expected
+            self.slowdown = min(
+                SLOWDOWN_MAX, max(1 / SLOWDOWN_MAX, self.slowdown + SMOOTHING * (ratio - self.slowdown))
+            )
 
 
 def _smoothed(before: float | None, seconds: float) -> float:

@@ -6,7 +6,7 @@ A function has one want at a time, and waits in the queue of the one resource th
   could miss their SLO. Of the requests that can still meet it, the one due first is next; then the late ones, in the
   order of their arrival. Every LATE_EVERY-th core goes to a late request, so that each is answered eventually; a
   function with requests of both kinds waits for both. One additional run may begin for a request that would otherwise
-  be late and is not late at the slower pace, so that short runs need not wait for long ones. So may one operation of
+  be late and is not late at the lower speed, so that short runs need not wait for long ones. So may one operation of
   each tenant that has none in progress: the kernel then shares the cores among the tenants.
 * Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
@@ -34,7 +34,7 @@ UNSERVED_CHECKED = 64
 """The number of a tenant's waiting functions of which the one due first gets the core of a tenant that has none."""
 REQUESTS_CHECKED = 32
 """The number of a function's latest requests that are checked; late ones among them are moved to the end."""
-SHARED_PACE = 1.5
+SHARED_SLOWDOWN = 1.5
 """The assumed slowdown while one run more than the cores is in progress, as with three runs on two cores."""
 TENANT_PART = 16
 """One in this many workers is kept free for other tenants."""
@@ -168,7 +168,7 @@ def urgent(cycle: Cycle) -> Function | None:
             continue
         function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
-        is_urgent = SHARED_PACE * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
+        is_urgent = SHARED_SLOWDOWN * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
         if is_urgent and (best is None or (level, due) < best[0]):
             best = (level, due), function
     return None if best is None else best[1]

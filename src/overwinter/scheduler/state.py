@@ -226,9 +226,9 @@ class Function(msgspec.Struct, eq=False):
         return self.family.latency
 
     @property
-    def own(self) -> float:
+    def separate_part(self) -> float:
         """The part of its runs that is not shared."""
-        return self.family.trunks[self.trunk].own
+        return self.family.trunks[self.trunk].separate_part
 
     @property
     def is_used(self) -> bool:

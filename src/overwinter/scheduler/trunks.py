@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from overwinter.core.ids import Address, FunctionId
-from overwinter.scheduler.latency import Trunk, own_part
+from overwinter.scheduler.latency import Trunk, separate_part_of
 
 COMMON_PART = 0.5
 """The part of their bytes that functions must have in common for their requests to share a run."""
@@ -54,8 +54,8 @@ class Trunks(dict[FunctionId, Trunk]):
         # Functions without weights are all alike.
         candidates = [id_ for id_, nbytes in common.items() if nbytes >= least] if sizes else list(self)
         for id_ in candidates:
-            own = own_part(sizes, self[id_].sizes)
-            if own <= 1 - COMMON_PART:
-                self[id_].guess(own)
+            part = separate_part_of(sizes, self[id_].sizes)
+            if part <= 1 - COMMON_PART:
+                self[id_].guess(part)
                 return id_
         return None

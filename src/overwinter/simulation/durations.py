@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from overwinter.core.ids import FamilyId, FunctionId
-from overwinter.scheduler.latency import joint_s, own_part, sizes_of
+from overwinter.scheduler.latency import joint_s, separate_part_of, sizes_of
 from overwinter.simulation.copies import Simulated
 from overwinter.simulation.machine import ModelledWorker
 
@@ -17,7 +17,7 @@ class Durations:
         self._functions = functions
         self._jitter = jitter
         self._run_s: dict[tuple[str, int, int, int], float] = {}
-        self._own: dict[FamilyId, float] = {}
+        self._separate_parts: dict[FamilyId, float] = {}
 
     def variation(self, function: Simulated) -> float:
         """Return a factor on the time of a run of this function."""
@@ -32,8 +32,8 @@ class Durations:
         seconds = self.alone_s(worker, batch)
         if functions:
             counts = Counter(functions)
-            own = self._own_part([self._functions[id_] for id_ in counts])
-            seconds = joint_s(seconds, sum(self.alone_s(worker, count) for count in counts.values()), own)
+            separate_part = self._separate_part_of([self._functions[id_] for id_ in counts])
+            seconds = joint_s(seconds, sum(self.alone_s(worker, count) for count in counts.values()), separate_part)
         return seconds * self.variation(worker.function)
 
     def alone_s(self, worker: ModelledWorker, batch: int) -> float:
@@ -55,14 +55,14 @@ class Durations:
         seconds = self._alone_on_device_s(different[0], len(functions))
         if len(different) > 1:
             apart = sum(map(self._alone_on_device_s, different, counts.values()))
-            seconds = joint_s(seconds, apart, self._own_part(different))
+            seconds = joint_s(seconds, apart, self._separate_part_of(different))
         return seconds * self.variation(different[0])
 
-    def _own_part(self, functions: Sequence[Simulated]) -> float:
+    def _separate_part_of(self, functions: Sequence[Simulated]) -> float:
         family = functions[0].spec.family
-        if family not in self._own:
-            self._own[family] = own_part(*(sizes_of(each.spec.blobs) for each in functions))
-        return self._own[family]
+        if family not in self._separate_parts:
+            self._separate_parts[family] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
+        return self._separate_parts[family]
 
     def _alone_on_device_s(self, function: Simulated, batch: int) -> float:
         profile = function.spec.profile

@@ -40,7 +40,7 @@ class Cores:
         self.demand = 0
         self._timeline = timeline
         self._work = self._settled_at = 0.0
-        self._pace = 1.0
+        self._speed = 1.0
         self._jobs: list[tuple[float, int, Job]] = []
         self._sequence = 0
 
@@ -52,9 +52,9 @@ class Cores:
         job.ends = self._work + job.seconds
         self._sequence += 1
         heappush(self._jobs, (job.ends, self._sequence, job))
-        shared = self._pace < 1.0
+        shared = self._speed < 1.0
         self._change_demand(job.cores)
-        if not shared and self._pace == 1.0:
+        if not shared and self._speed == 1.0:
             self._timeline.after(job.seconds, partial(self._end_if_done, job))
 
     def cancel(self, job: Job) -> None:
@@ -67,7 +67,7 @@ class Cores:
     def _settle(self) -> None:
         """Account for the work done up to now."""
         now = self._timeline.now
-        self._work += (now - self._settled_at) * self._pace
+        self._work += (now - self._settled_at) * self._speed
         self._settled_at = now
 
     def _change_demand(self, cores: int) -> None:
@@ -77,10 +77,10 @@ class Cores:
         self.demand += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
-        before, self._pace = self._pace, self.count / self.demand if self.demand > self.count else 1.0
-        if self._pace < 1.0:
+        before, self._speed = self._speed, self.count / self.demand if self.demand > self.count else 1.0
+        if self._speed < 1.0:
             next_ends, _, job = self._jobs[0]
-            self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._end_if_done, job))
+            self._timeline.after(max(0.0, next_ends - self._work) / self._speed, partial(self._end_if_done, job))
         elif before < 1.0:
             for ends, _, job in sorted(self._jobs):
                 if not job.gone:

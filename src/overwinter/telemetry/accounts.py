@@ -1,4 +1,4 @@
-"""The counts of bytes by the kernel, the host stores and the scheduler, as found in the last passes."""
+"""The bytes that the kernel, the host stores and the scheduler counted in the last comparison."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class MeasuredWorkerMemory(NamedTuple):
 
 
 class Accounts:
-    """The results of the last passes. The loop's thread replaces its tables as a whole; other threads read them."""
+    """The results of the last comparison. The loop's thread replaces its tables as a whole; other threads read them."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}

@@ -47,7 +47,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     macs: int
     wake_s: float | None
-    pace: float
+    slowdown: float
     """The latency in service divided by the profile's."""
     age_s: float | None
     """The seconds since it was measured, or read at the start of the node."""
@@ -66,7 +66,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its part of the seconds of cores, or of a device, that shared runs took, by its share of the requests in each."""
     whole_s: float
     """All seconds of cores, or of a device, that those runs took."""
-    own: float
+    separate_part: float
     """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
     cost: float | None
     """The time of a shared run divided by that of separate runs; at 1 or more few runs are shared. None: unknown."""
@@ -292,7 +292,7 @@ def _profile(known: FunctionDetail, tally: FunctionStatistics, now: Seconds) -> 
         weight_bytes=profile.weight_bytes,
         macs=profile.macs,
         wake_s=profile.wake_s,
-        pace=known.pace,
+        slowdown=known.slowdown,
         age_s=None if tally.profiled is None else now - tally.profiled,
     )
 
@@ -305,7 +305,7 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
         all_requests=tally.batched,
         charged_s=tally.shared_charged_s,
         whole_s=tally.shared_whole_s,
-        own=known.own,
+        separate_part=known.separate_part,
         cost=known.cost,
         shared_with=dict(Counter(name for names in tally.shared_with for name in names).most_common()),
     )

@@ -1,7 +1,8 @@
 """Decides where a program is cut for functions that differ in some of its weights.
 
-A call is own if it reads a differing weight, or a value without rows that was computed from one. Consecutive own calls
-with no common weight between them form a span; the calls between spans are shared. See docs/decisions/trunks.md.
+A call is separate if it reads a differing weight, or a value without rows that was computed from one. Consecutive
+separate calls with no common weight between them form a span; the calls between spans are shared. See
+docs/decisions/trunks.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,10 @@ Cut = tuple[int, int, bool]
 """The first call of a span, the first call after it, and whether its weights differ between functions."""
 
 
-def possible_cuts(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
+def possible_cuts(program: Program, differing: frozenset[int]) -> Iterator[list[Cut]]:
     """Yield the possible cuts, the best first: only those in which weights are shared."""
     end = len(program.calls)
-    calls = _own_calls(program, own)
+    calls = _separate_calls(program, differing)
     if not calls:
         yield [(0, end, False)]
         return
@@ -32,13 +33,13 @@ def possible_cuts(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
         cuts.append((at, end, False))
     coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
     for each in (cuts, coarse):
-        if any(any(reads[start:stop]) for start, stop, is_own in each if not is_own):
+        if any(any(reads[start:stop]) for start, stop, is_separate in each if not is_separate):
             yield [cut for cut in each if cut[0] < cut[1]]
 
 
 def _spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Join own calls with no other weight between them to one span: joining and splitting the rows would cost more than
-    it saves.
+    """Join separate calls with no other weight between them to one span: joining and splitting the rows would cost more
+    than it saves.
     """
     start = last = calls[0]
     for call in calls[1:]:
@@ -49,18 +50,18 @@ def _spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, i
     yield start, last + 1
 
 
-def _own_calls(program: Program, own: frozenset[int]) -> list[int]:
-    """Return the calls that read an own weight, or a value without rows that was computed from one, such as a
+def _separate_calls(program: Program, differing: frozenset[int]) -> list[int]:
+    """Return the calls that read a differing weight, or a value without rows that was computed from one, such as a
     transposed weight.
     """
     batch = list(program.dimensions).index(BATCH)
-    mine = set(own)
+    read_separately = set(differing)
     found = []
     for index, call in enumerate(program.calls):
-        if mine.isdisjoint(slots_of(call)):
+        if read_separately.isdisjoint(slots_of(call)):
             continue
         found.append(index)
-        mine.update(slot for slot in call.outputs if not _has_rows(program, slot, batch))
+        read_separately.update(slot for slot in call.outputs if not _has_rows(program, slot, batch))
     return found
 
 

@@ -1,8 +1,8 @@
 """Runs requests of several functions of a family as one batch, as far as their weights are the same.
 
-The calls of a program are split into spans: own spans, which read weights that differ between the functions, and shared
-spans between them. A shared span runs once over all rows. An own span runs for each function over its rows, with its
-weights, and its results are concatenated where a shared span needs them. `Trunk` is such a split.
+The calls of a program are split into spans: separate spans, which read weights that differ between the functions, and
+shared spans between them. A shared span runs once over all rows. A separate span runs for each function over its rows,
+with its weights, and its results are concatenated where a shared span needs them. `Trunk` is such a split.
 
 Running one request alone and two together shows which dimension of a value holds the rows, and how many times each row
 occurs in it. The first time a split is used for requests of certain sizes, the results of two requests together are
@@ -79,14 +79,14 @@ class _Rows(NamedTuple):
 
 
 class _Span(NamedTuple):
-    own: bool
+    separate: bool
     run: Compiled
     taken: tuple[int, ...]
     """The inputs and the results of earlier spans that it reads."""
     given: tuple[int, ...]
     """Its results that are read later."""
     joined: set[int]
-    """The results of an own span that a later shared span reads."""
+    """The results of a separate span that a later shared span reads."""
     dead: tuple[int, ...]
     """The values that nothing reads after this span."""
 
@@ -103,35 +103,35 @@ class Trunks:
         self._made: OrderedDict[frozenset[int], Trunk | None] = OrderedDict()
         self._making = threading.Lock()
 
-    def of(self, own: frozenset[int]) -> "Trunk | None":
+    def of(self, differing: frozenset[int]) -> "Trunk | None":
         """Return the split for functions that differ in these weights, by number; None if the program cannot be
         split for them, or a split has no benefit.
         """
         with self._making:
-            found = own if own in self._made else self._wider(own) or self._make(own)
+            found = differing if differing in self._made else self._wider(differing) or self._make(differing)
             self._made.move_to_end(found)
             return self._made[found]
 
-    def _wider(self, own: frozenset[int]) -> frozenset[int] | None:
+    def _wider(self, differing: frozenset[int]) -> frozenset[int] | None:
         """Return the smallest existing split that covers these weights too, if no more may be made."""
         if len(self._made) < KEPT:
             return None
-        made = (each for each, trunk in self._made.items() if own < each and trunk is not None)
+        made = (each for each, trunk in self._made.items() if differing < each and trunk is not None)
         return min(made, key=len, default=None)
 
-    def _make(self, own: frozenset[int]) -> frozenset[int]:
+    def _make(self, differing: frozenset[int]) -> frozenset[int]:
         """Make a split for these weights. If it replaces the least recently used one, it covers that one's weights too,
         if possible.
         """
         if len(self._made) >= KEPT:
             oldest, _ = self._made.popitem(last=False)
-            both = own | oldest
+            both = differing | oldest
             trunk = _trunk(self._program, both)
             if trunk is not None:
                 self._made[both] = trunk
                 return both
-        self._made[own] = _trunk(self._program, own)
-        return own
+        self._made[differing] = _trunk(self._program, differing)
+        return differing
 
 
 class _Verified(NamedTuple):
@@ -155,7 +155,7 @@ class _Together:
 
     def run(self, span: _Span) -> None:
         """Run the span, once or for each function."""
-        if not span.own:
+        if not span.separate:
             given = span.run(self._shares[0].weights, [self._values[slot] for slot in span.taken])
             self._values.update(zip(span.given, given, strict=True))
             return
@@ -326,11 +326,11 @@ def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
     return _Rows(dim, less // rows)
 
 
-def _trunk(program: Program, own: frozenset[int]) -> Trunk | None:
+def _trunk(program: Program, differing: frozenset[int]) -> Trunk | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows belongs to no single request.
         return None
-    for cuts in possible_cuts(program, own):
+    for cuts in possible_cuts(program, differing):
         try:
             return Trunk(program, cuts)
         except ProgramError:
@@ -345,15 +345,15 @@ def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:
     last_taken = {slot: number for number, (taken, _) in enumerate(crossing) for slot in taken}
     outputs = set(program.output_slots)
     spans = []
-    for number, ((start, stop, own), (taken, given)) in enumerate(zip(cuts, crossing, strict=True)):
+    for number, ((start, stop, separate), (taken, given)) in enumerate(zip(cuts, crossing, strict=True)):
         joined: set[int] = set()
-        if own:
+        if separate:
             _check_writes(program.calls[start:stop], taken, groups)
             later = zip(cuts[number + 1 :], crossing[number + 1 :], strict=True)
             joined.update(slot for cut, (slots, _) in later if not cut[2] for slot in slots if slot in given)
         dead = tuple(slot for slot, last in last_taken.items() if last == number and slot not in outputs)
         run = compile_program(program, start, stop)
-        spans.append(_Span(own, run, taken, given, joined, dead))
+        spans.append(_Span(separate, run, taken, given, joined, dead))
     return spans
 
 

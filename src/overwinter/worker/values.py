@@ -68,7 +68,7 @@ class EncodedTensor:
         if isinstance(value, torch.Tensor):
             value = self._tensor = plain(name, value)
             if value.dtype not in TORCH_DATATYPES:
-                raise HandlerError(f"output {name!r} is of {value.dtype}, which no client can be sent")
+                raise HandlerError(f"output {name!r} is of {value.dtype}, which cannot be sent to a client")
             self.meta = TensorMeta(name, TORCH_DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
         else:
             rows = [item for item in value if isinstance(item, list)]

@@ -78,7 +78,7 @@ def runs_in_time(point: Point, slo_s: float) -> bool:
 
 
 def size(point: Point) -> tuple[int, int, int]:
-    """Order otherwise equal configurations by size."""
+    """The sort key of configurations that are otherwise equal."""
     return point.cores, point.batch, point.concurrency
 
 
