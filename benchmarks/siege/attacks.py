@@ -294,6 +294,7 @@ ATTACKS: dict[str, Callable[[Attackers], Steps]] = {
     "hanging trials": hanging_trials,
     "slow warm-ups": slow_warm_ups,
     "background": _hogs("burn", DAY_S),
+    "contending threads": _hogs("contend", DAY_S),
     "log floods": _hogs("flood", DAY_S),
     "heap": _hogs("heap", 5.0, memory_mib=4096),
     "shared memory": _hogs("shared", 5.0, memory_mib=4096),

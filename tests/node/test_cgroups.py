@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE, NAME, Groups, _remove_left, group_of
+from overwinter.node.cgroups import IDLE, NAME, NODE_DIVISOR, Groups, _remove_left, group_of
+from overwinter.worker.launch import SESSION_NICE
 
 from .rig import Function, Rig, Same, until
 
@@ -49,9 +50,27 @@ def test_forked_processes_are_in_a_group_that_is_removed_with_the_node(parents):
         groups = [parent / rig.processes.zygotes.groups.name for parent in parents]
         inside = [{int(pid) for pid in (place / "cgroup.procs").read_text().split()} for place in groups]
         bounds = [int((place / "pids.max").read_text()) for place in groups if (place / "pids.max").exists()]
+        cores = len(os.sched_getaffinity(0))
+        usual = {"cpu.shares": 1024 * cores, "cpu.weight": 100 * cores}
+        parts = [
+            int((place / each).read_text()) / usual[each]
+            for place in groups
+            for each in usual
+            if (place / each).exists()
+        ]
+    assert len(parts) == 1
+    assert parts[0] <= 1 / NODE_DIVISOR
     assert all(len(pids) >= 2 and os.getpid() not in pids for pids in inside)
     assert len(bounds) == 1
     assert not any(place.exists() for place in [*groups, *left])
+
+
+def test_the_session_of_the_workers_has_a_lower_weight():
+    with closing(Rig()) as rig:
+        session = Path(f"/proc/{rig.processes.zygotes.base.pid}/autogroup")
+        if not session.exists():
+            pytest.skip("this kernel has no groups of sessions")
+        assert session.read_text().endswith(f" nice {SESSION_NICE}\n")
 
 
 def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(parents):

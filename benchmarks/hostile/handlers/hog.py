@@ -14,6 +14,7 @@ INPUTS = [{"name": "what", "datatype": "BYTES", "shape": [1]}]
 OUTPUTS = [{"name": "found", "datatype": "BYTES", "shape": [1]}]
 PART = 16 << 20
 PARTS_MAX = 512
+THREADS = 200
 kept = []
 
 
@@ -31,6 +32,13 @@ def burn(seconds):
     """Start threads that continue to compute while no request runs."""
     for _ in range(4):
         threading.Thread(target=multiply, args=(time.monotonic() + seconds,), daemon=True).start()
+
+
+def contend(seconds):
+    """Start as many threads as possible, which wait for each other all the time."""
+    with contextlib.suppress(RuntimeError):
+        for _ in range(THREADS):
+            threading.Thread(target=spin, args=(seconds,), daemon=True).start()
 
 
 def multiply(until):

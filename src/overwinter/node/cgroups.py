@@ -1,9 +1,9 @@
 """Shares the machine's cores and bounds its threads by control groups, where the system allows it.
 
-All processes that the base zygote forks are in one control group, with one group below it for each tenant. All tenants
-have the same weight, except those that used more of the cores than others (shares.py). A separate group holds workers
-that get only idle cores. Threads are bounded, so that the system keeps process ids for other programs. Memory is not
-bounded here: see docs/decisions/sandbox.md.
+All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
+one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
+others (shares.py). A separate group holds workers that get only idle cores. Threads are bounded, so that the system
+keeps process ids for other programs. Memory is not bounded here: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
 process from outside takes 6 to 20 ms, during which no process of the system can fork.
@@ -34,6 +34,11 @@ SHARES, SHARES_LEAST = 1024, 2
 """The usual and the least CPU share of a group in control groups version 1."""
 WEIGHT, WEIGHT_LEAST = 100, 1
 """The usual and the least CPU weight of a group in control groups version 2."""
+NODE_DIVISOR = 8
+"""The factor by which the weight of all workers together is below that of other processes, per core. With the usual
+weight, threads that often wait for each other can keep a core from all processes for minutes: see
+docs/decisions/sandbox.md.
+"""
 LOWERED_DIVISOR = 16
 """The factor by which the weight of a tenant that used more than its share of the cores is lowered."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
@@ -241,13 +246,14 @@ def _is_version_2(place: Path) -> bool:
 
 
 def _bound(controller: str, place: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
         (place / "pids.max").write_text(f"{most}")
     elif _is_version_2(place):
-        (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * len(os.sched_getaffinity(0)))}")
+        (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * cores // NODE_DIVISOR)}")
     else:
-        (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
+        (place / "cpu.shares").write_text(f"{SHARES * cores // NODE_DIVISOR}")
 
 
 def _set_weight(place: Path, part: int) -> None:
