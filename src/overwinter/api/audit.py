@@ -1,7 +1,9 @@
-"""The audit log: one line of JSON for each authenticated call that changes something.
+"""The audit log: one line of JSON for each authenticated call that may change something, including refused ones, and
+for each change of the tokens.
 
-The log is bounded: a file has at most BYTES_MAX bytes, and one older file is kept. A tenant may write LINES_PER_S
-lines, and its next line says how many were left out, so that one tenant cannot displace the entries of another.
+The log is bounded: a file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write
+LINES_PER_S lines per second, and its next line says how many were left out, so that one tenant cannot displace the
+entries of another.
 """
 
 import os
@@ -24,7 +26,7 @@ TENANTS_MAX = 10_000
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One call."""
+    """One call, or one change of the tokens."""
 
     at: str
     """When the request was answered, in UTC."""
@@ -40,7 +42,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     status: int
     left_out: int = 0
-    """The number of the tenant's lines that were left out before this one, because it exceeded its rate."""
+    """The number of the tenant's lines that were left out before this one, because it exceeded its rate or they
+    could not be written.
+    """
 
 
 class Audit:
@@ -74,12 +78,13 @@ class Audit:
 
 
 def write_line(path: Path, line: Line) -> None:
-    """Append a line; a full file is rotated first."""
+    """Append a line, then rotate the file if it is full."""
     encoded = msgspec.json.encode(line) + b"\n"
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS, 0o600), "ab", buffering=0) as file:
         file.write(encoded)
         written = file.tell()
         if written == len(encoded):
+            # The file is new.
             hand_over(file.fileno(), path.parent)
     if written >= BYTES_MAX:
         os.replace(path, path.with_name(f"{path.name}.1"))

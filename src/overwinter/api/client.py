@@ -46,7 +46,7 @@ ERRORS: dict[int, type[OverwinterError]] = {
 """The error of each status. Of the others, those below 500 raise CallerError, and the rest MachineError."""
 
 CHUNK_BYTES = 1 << 20
-ASKED_AT_ONCE = 10_000
+ADDRESSES_MAX = 10_000
 """The most addresses of blocks in one query."""
 GRACE_S = 5.0
 """How much longer than the request's own deadline the client waits, so that the node's refusal arrives."""
@@ -100,14 +100,15 @@ class Client:
         token: str | None = None,
     ) -> None:
         """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. Functions
-        are deployed, loaded, unloaded, measured and removed for `tenant`; raises ForbiddenError for those of another
-        tenant. With a `token` the client acts for the token's tenant. Raises CallerError when the token cannot be sent.
+        are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise ForbiddenError for functions
+        of another tenant. With a `token` the client acts for the token's tenant; with one of scope `admin`, for
+        `tenant`. Raises CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
         self._url, self.tenant, self._timeout_s = url, tenant, timeout_s
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        # Proxies of the environment do not apply to a node, which is usually local. Certificates take 40 ms to read.
+        # The environment's proxies are not for a node, which is usually local. Reading certificates takes 40 ms.
         tls = not url.lower().startswith("http:")
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers, verify=tls)
         self.answered: Answered | None = None
@@ -132,12 +133,12 @@ class Client:
     # General requests
 
     def live(self) -> bool:
-        """Whether a node is running at the URL."""
-        return self._holds("/v2/health/live")
+        """Whether the node reports itself live; raises MachineError if none answers."""
+        return self._is_true("/v2/health/live")
 
     def ready(self, name: str | None = None, version: int | None = None) -> bool:
-        """Whether the node, or one of its functions, answers requests."""
-        return self._holds("/v2/health/ready" if name is None else f"{_model(name, version)}/ready")
+        """Whether the node, or one of its functions, answers requests. Raises MachineError, NotFoundError."""
+        return self._is_true("/v2/health/ready" if name is None else f"{_model(name, version)}/ready")
 
     def functions(self) -> list[dict[str, Any]]:
         """Every version of every function, as the node describes it."""
@@ -170,12 +171,12 @@ class Client:
         return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
 
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
-        """The usage of each function, of all tenants or of one."""
+        """The usage of each function, of all tenants or of one; with a tenant's token, of its own functions."""
         path = "/overwinter/v1/usage" + ("" if tenant is None else f"/{quote(tenant, safe='')}")
         return _json(self._send("GET", path), list[dict[str, Any]])
 
     def metrics(self) -> str:
-        """All metrics, in Prometheus's text format."""
+        """All metrics, in Prometheus's text format; with a tenant's token, of its own functions."""
         return self._send("GET", "/metrics").text
 
     # Profiles
@@ -248,10 +249,10 @@ class Client:
     # Deploys
 
     def missing(self, addresses: Sequence[Address]) -> list[Address]:
-        """Return those of these blocks that the tenant has to send."""
+        """Return the addresses of the blocks that the tenant still has to send."""
         lacking: list[Address] = []
-        for at in range(0, len(addresses), ASKED_AT_ONCE):
-            body = msgspec.json.encode({"addresses": addresses[at : at + ASKED_AT_ONCE]})
+        for at in range(0, len(addresses), ADDRESSES_MAX):
+            body = msgspec.json.encode({"addresses": addresses[at : at + ADDRESSES_MAX]})
             response = self._send("POST", "/overwinter/v1/blocks/missing", content=body)
             lacking += _json(response, dict[str, list[Address]])["missing"]
         return lacking
@@ -292,7 +293,7 @@ class Client:
         """
         self._send("DELETE", _function(name, version))
 
-    def _holds(self, path: str) -> bool:
+    def _is_true(self, path: str) -> bool:
         response = self._request("GET", path)
         if response.status_code == 400:
             return False

@@ -1,7 +1,7 @@
-"""Reads and decompresses the body of a request within its bounds.
+"""Reads and decompresses the body of a request within its limits.
 
-The announced length is reserved from the budget before the body is read. A long body has its own memory pages: nothing
-is copied at the end, and the pages are returned to the system at once.
+The announced length is reserved from the budget before the body is read. A body of several parts has its own memory
+pages: nothing is copied at the end, and the pages are returned to the system at once.
 """
 
 import mmap
@@ -23,14 +23,14 @@ RATIO_FREE_BYTES = 4 << 20
 """The size to which any body may be decompressed. Above it, a body may grow to RATIO_MAX times its compressed size."""
 WASTE_FREE_BYTES = 64 << 10
 WASTE_MAX = 4
-"""The most compressed bytes per decompressed byte, beyond the first WASTE_FREE_BYTES: a stream of empty blocks could be
-endless.
+"""The most compressed bytes per decompressed byte, beyond the first WASTE_FREE_BYTES: a stream of empty deflate blocks
+could be endless.
 """
 COMPRESSED_STEP_BYTES = 8 << 10
-"""The compressed bytes of one step. Empty blocks take a hundred times as long as others."""
+"""The compressed bytes of one step. Empty deflate blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
-"""The steps in which memory is reserved for a body without an announced length, and for a decompressed one."""
-FREE_BYTES = 64
+"""The increments in which memory is reserved for a body without an announced length, and for a decompressed one."""
+HEADROOM_BYTES = 64
 """The unused bytes before a long body: `as_element` writes the length there, and the body remains aligned."""
 ELEMENT_LENGTH_BYTES = 4
 """The length before each element of a BYTES tensor."""
@@ -47,7 +47,7 @@ class Gathered:
     """A buffer for at most `most` bytes, whose pages are allocated when they are written."""
 
     def __init__(self, most: int) -> None:
-        self._bytes = memoryview(_Pages(-1, FREE_BYTES + most))[FREE_BYTES:]
+        self._bytes = memoryview(_Pages(-1, HEADROOM_BYTES + most))[HEADROOM_BYTES:]
         self.nbytes = 0
 
     def add(self, data: Buffer) -> None:
@@ -65,8 +65,8 @@ def as_element(body: Buffer) -> Buffer:
     length = len(body).to_bytes(ELEMENT_LENGTH_BYTES, "little")
     if not (isinstance(body, memoryview) and isinstance(body.obj, _Pages)):
         return b"".join((length, body))
-    start = FREE_BYTES - ELEMENT_LENGTH_BYTES
-    element = memoryview(body.obj)[start : FREE_BYTES + len(body)]
+    start = HEADROOM_BYTES - ELEMENT_LENGTH_BYTES
+    element = memoryview(body.obj)[start : HEADROOM_BYTES + len(body)]
     element[:ELEMENT_LENGTH_BYTES] = length
     return element.toreadonly()
 
@@ -79,38 +79,38 @@ class BodyLimits(msgspec.Struct, frozen=True):
     cost: int = 1
     """The bytes of memory that are reserved for each byte of the body."""
     advice: str = ""
-    """Advice for a caller whose body is larger."""
+    """The end of the error's text."""
 
     def error(self) -> TooLargeError:
         """Return the error that names the limit and the remedy."""
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.advice}")
 
 
-async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: BodyLimits) -> Buffer:
+async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, limits: BodyLimits) -> Buffer:
     """Read the whole body, decompressed. The memory for its announced length is reserved already.
 
-    Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
-    memory for it.
+    Raises TooLargeError when it exceeds its limit, compressed or decompressed, OverloadedError when there is no memory
+    for it, MediaError for an unknown coding, and CallerError when it is invalid or the client has disconnected.
     """
     message = await receive()
     body: Buffer = body_of(message)
     if message.get("more_body"):
-        body = await _gather(receive, body, hold, bounds)
-    elif len(body) > bounds.bytes_max:
-        raise bounds.error()
+        body = await _gather(receive, body, hold, limits)
+    elif len(body) > limits.bytes_max:
+        raise limits.error()
     if (coding := fields.get(b"content-encoding")) is not None:
-        return await turns.run(inflate(body, coding, hold, bounds))
+        return await turns.run(inflate(body, coding, hold, limits))
     return body
 
 
-async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: BodyLimits) -> Buffer:
-    gathered = Gathered(bounds.bytes_max)
+async def _gather(receive: Receive, first: Buffer, hold: Hold, limits: BodyLimits) -> Buffer:
+    gathered = Gathered(limits.bytes_max)
     chunk: Buffer = first
     more = True
     while True:
-        if gathered.nbytes + len(chunk) > bounds.bytes_max:
-            raise bounds.error()
-        lacking = (gathered.nbytes + len(chunk)) * bounds.cost - hold.nbytes
+        if gathered.nbytes + len(chunk) > limits.bytes_max:
+            raise limits.error()
+        lacking = (gathered.nbytes + len(chunk)) * limits.cost - hold.nbytes
         if lacking > 0:
             hold.grow(lacking if hold.nbytes + lacking <= SMALL_BYTES else max(lacking, GROWTH_BYTES))
         gathered.add(chunk)
@@ -129,16 +129,18 @@ def body_of(message: Message) -> bytes:
     return body
 
 
-def check_length(fields: Fields, bounds: BodyLimits) -> int:
+def check_length(fields: Fields, limits: BodyLimits) -> int:
     """Return the announced length, or 0; raise TooLargeError when it exceeds the limit, before a byte is read."""
     length = int(fields.get(b"content-length", b"0"))
-    if length > bounds.bytes_max:
-        raise bounds.error()
+    if length > limits.bytes_max:
+        raise limits.error()
     return length
 
 
-def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Steps[Buffer]:
-    """Decompress gzip or deflate in steps, never beyond the bound or RATIO_MAX times the compressed bytes."""
+def inflate(body: Buffer, coding: bytes, hold: Hold, limits: BodyLimits) -> Steps[Buffer]:
+    """Decompress gzip or deflate in steps, never beyond the limit, nor above RATIO_FREE_BYTES beyond RATIO_MAX times
+    the compressed bytes.
+    """
     coding = coding.strip().lower()
     if coding == b"identity":
         return body
@@ -147,19 +149,19 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Step
         name = coding.decode("latin-1")
         raise MediaError(f"content-encoding {name!r} is not supported; supported: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
-    if most < bounds.bytes_max:
-        bounds = BodyLimits(most, bounds.cost, f" out of {len(body)} compressed bytes: send it uncompressed")
-    plain = Gathered(bounds.bytes_max)
+    if most < limits.bytes_max:
+        limits = BodyLimits(most, limits.cost, f" out of {len(body)} compressed bytes: send it uncompressed")
+    plain = Gathered(limits.bytes_max)
     held = 0
     try:
         for part in _inflated(body, bits):
-            if plain.nbytes + len(part) > bounds.bytes_max:
-                raise bounds.error()
+            if plain.nbytes + len(part) > limits.bytes_max:
+                raise limits.error()
             if plain.nbytes + len(part) > held:
                 # Often the first part is the whole body.
                 growth = max(len(part), min(GROWTH_BYTES, held))
                 held += growth
-                hold.grow(growth * bounds.cost)
+                hold.grow(growth * limits.cost)
             plain.add(part)
             # Much compressed data may decompress to little or nothing.
             if plain.nbytes > STEP_BYTES or len(body) > COMPRESSED_STEP_BYTES:
@@ -172,7 +174,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: BodyLimits) -> Step
 def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
     """Yield the decompressed bytes, at most STEP_BYTES at a time.
 
-    Raises zlib.error also when the body is truncated, has trailing data, or is mostly empty blocks.
+    Also raises zlib.error when the body is truncated, has trailing data, or is mostly empty deflate blocks.
     """
     stream = zlib.decompressobj(wbits=window_bits)
     at = nbytes = 0

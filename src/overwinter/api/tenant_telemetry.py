@@ -1,7 +1,7 @@
-"""One tenant's view of a node's metrics, activity and usage: only data of its own functions.
+"""One tenant's view of a node's telemetry: only data of its own functions.
 
-Data that depends on other tenants is left out: totals of the node, and the exclusive and billed bytes of a function,
-which would reveal that another tenant has the same weights.
+Data that depends on other tenants is left out: totals of the node, and the exclusive, billed and transferred bytes of a
+function as counted over all tenants, which would reveal that another tenant has the same weights.
 """
 
 import re
@@ -18,7 +18,7 @@ from overwinter.telemetry.devices import DeviceActivity, of_tenant
 from overwinter.telemetry.explaining import Explanation
 from overwinter.telemetry.metering import Usage
 
-SHARED_METRICS = (
+HIDDEN_METRICS = (
     b"overwinter_function_bytes",
     b"overwinter_loaded_bytes",
     b"overwinter_device_moved_bytes",
@@ -33,14 +33,14 @@ _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
 
 
 class Names(Protocol):
-    """Conversion between the tenant's names and the node's."""
+    """Replaces the node's names by the tenant's."""
 
     def translated_json(self, value: object) -> msgspec.Raw:
-        """Convert the node's JSON to the tenant's names."""
+        """Encode as JSON, with the tenant's names."""
         ...
 
     def translated_bytes(self, text: bytes) -> bytes:
-        """Convert the names in a text of the node to the tenant's."""
+        """Replace the names in a text of the node."""
         ...
 
 
@@ -48,7 +48,7 @@ class NodeTelemetry(Telemetry, Protocol):
     """The telemetry of a node, which can be asked for one tenant at a cost that does not depend on the others."""
 
     async def metrics(self, tenant: TenantId | None = None, /) -> bytes:
-        """All metrics, in Prometheus's text format; with `tenant`, of functions and pipelines only its own."""
+        """All metrics, in Prometheus's text format; with `tenant`, only those of its functions and pipelines."""
         ...
 
     async def usage(self, tenant: TenantId | None, /) -> Sequence[Usage]:
@@ -56,15 +56,17 @@ class NodeTelemetry(Telemetry, Protocol):
         ...
 
     async def activity(self, tenant: TenantId | None = None, /) -> NodeActivity:
-        """The current activity; with `tenant`, of functions only its own."""
+        """The current activity; with `tenant`, only that of its functions."""
         ...
 
     async def shared(self, key: Hashable, make: Callable[[], Awaitable[T]], /) -> T:
-        """Return what `make` returns. All callers with the same key that ask during a computation share the next."""
+        """Return what `make` returns. Callers with the same key that ask while a computation runs wait for it to end,
+        and share one further computation.
+        """
         ...
 
     async def in_thread(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
-        """Do slow work beside the loop, one piece at a time."""
+        """Run slow work in a thread, one piece at a time."""
         ...
 
 
@@ -116,7 +118,7 @@ class TenantTelemetry:
 
     async def _own_usage(self) -> list[msgspec.Raw]:
         used = await self._telemetry.usage(self._tenant)
-        return await self._telemetry.in_thread(self._translated_each, map(own_usage, used))
+        return await self._telemetry.in_thread(self._translated_each, map(visible_usage, used))
 
     async def activity(self) -> object:
         """The current activity of the tenant's functions."""
@@ -183,7 +185,7 @@ def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
     )
 
 
-def own_usage(used: Usage) -> Usage:
+def visible_usage(used: Usage) -> Usage:
     """The usage of a function without the figures that depend on how many tenants share a block."""
     device = used.device and msgspec.structs.replace(used.device, moved_bytes=None, device_byte_s=None)
     return msgspec.structs.replace(used, disk_byte_s=None, host_byte_s=None, device=device)
@@ -198,7 +200,7 @@ def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
             about = [line]
         elif line.startswith(b"#"):
             about.append(line)
-        elif (found := _named.search(line)) and found[1] in names and not line.startswith(SHARED_METRICS):
+        elif (found := _named.search(line)) and found[1] in names and not line.startswith(HIDDEN_METRICS):
             kept += about
             about = []
             kept.append(line)

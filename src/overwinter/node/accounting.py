@@ -33,7 +33,8 @@ from overwinter.telemetry.accounts import (
 from overwinter.telemetry.statistics import Statistics
 
 MEASURED_MAX = 16
-"""The most processes that are measured in one pass, those measured longest ago first, because each costs milliseconds.
+"""The most workers that are measured in one comparison, those measured longest ago first, because each costs
+milliseconds. All zygotes are measured.
 """
 
 

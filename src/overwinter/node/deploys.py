@@ -162,7 +162,7 @@ class Deploys:
     def owner(self, name: FunctionName) -> TenantId:
         """Return the tenant of a function, also of one on trial; raise NotFoundError."""
         answering = [function_id(name, version) for version in self._versions_of(name).numbers[-1:]]
-        for function in (*map(self._registry.functions.__getitem__, answering), *self._quotas.on_trial):
+        for function in (*map(self._registry.functions.__getitem__, answering), *self._quotas.functions_on_trial):
             if function.deployment.name == name:
                 return function.manifest.tenant
         raise NotFoundError(f"no function {name!r} here")

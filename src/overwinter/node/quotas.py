@@ -14,8 +14,8 @@ WAIT_S = 1.0
 """The Retry-After of a deploy that exceeds its tenant's concurrent deploys."""
 
 
-class _Share(NamedTuple):
-    """The part of a function in the deployed totals."""
+class _Entry(NamedTuple):
+    """What one function counts for in the totals."""
 
     tenant: TenantId
     manifest_bytes: int
@@ -28,10 +28,10 @@ class Quotas:
         self._config = config
         self._deployed = deployed
         self._deploys: Counter[TenantId] = Counter()
-        self._reserved: list[_Share] = []
+        self._reserved: list[_Entry] = []
         """What deploys in progress will add."""
-        self.on_trial: list[DeployedFunction] = []
-        """The functions of deploys in progress that are registered already."""
+        self.functions_on_trial: list[DeployedFunction] = []
+        """The functions of deploys in progress that are in the node's registry already."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """The pipelines whose deploys are in progress."""
 
@@ -40,59 +40,61 @@ class Quotas:
         self, tenant: TenantId, manifest_bytes: int, functions_max: int | None = None
     ) -> Iterator[Callable[[DeployedFunction], None]]:
         """Count a deploy until the context ends. Raises OverloadedError or NoSpaceError if there are too many deploys,
-        or too much is deployed. `functions_max` is the tenant's limit, if it is lower than that of the node.
+        or too much is deployed; one tenant may have half of the bytes of manifests. `functions_max` is the tenant's
+        limit, if it is lower than that of the node.
 
-        The deploy calls the yielded function with its function as soon as that is registered; until then its place is
-        reserved.
+        The deploy calls the yielded function with its function as soon as that is in the node's registry; until then
+        its count is reserved.
         """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
-        deployed = [_Share(each.manifest.tenant, each.manifest_bytes) for each in self._deployed()]
-        shares = [*deployed, *self._reserved]
-        others = [share for share in shares if share.tenant != tenant]
-        own = [share for share in shares if share.tenant == tenant]
-        tenant_max, every, bytes_max = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
+        deployed = [_Entry(each.manifest.tenant, each.manifest_bytes) for each in self._deployed()]
+        entries = [*deployed, *self._reserved]
+        others = [entry for entry in entries if entry.tenant != tenant]
+        own = [entry for entry in entries if entry.tenant == tenant]
+        tenant_max, total, bytes_max = self._config.tenant_functions_max, len(entries), self._config.manifests_bytes_max
         own_max = tenant_max if functions_max is None else min(tenant_max, functions_max)
-        if every >= self._config.functions_max:
-            totals = f"{every} versions of functions, and at most {self._config.functions_max}"
+        if total >= self._config.functions_max:
+            totals = f"{total} versions of functions, and at most {self._config.functions_max}"
             raise NoSpaceError("this node has no room for more versions of functions: remove some", totals=totals)
         if len(own) >= own_max:
             counts = f"{len(own)} versions of functions, and may have {own_max}"
             raise NoSpaceError(f"tenant {tenant!r} has {counts}: remove some first")
-        taken = manifest_bytes + sum(share.manifest_bytes for share in own)
+        taken = manifest_bytes + sum(entry.manifest_bytes for entry in own)
         if taken > bytes_max // 2:
             counts = f"{taken} bytes, and may have {bytes_max // 2}"
             raise NoSpaceError(f"the manifests of tenant {tenant!r} would have {counts}: remove some first")
-        if (together := taken + sum(share.manifest_bytes for share in others)) > bytes_max:
+        if (together := taken + sum(entry.manifest_bytes for entry in others)) > bytes_max:
             totals = f"{together} bytes of manifests, and at most {bytes_max}"
             raise NoSpaceError("this node has no room for more manifests: remove functions", totals=totals)
         self._deploys[tenant] += 1
-        reserved = [_Share(tenant, manifest_bytes)]
+        reserved = [_Entry(tenant, manifest_bytes)]
         tried: list[DeployedFunction] = []
         self._reserved += reserved
 
         def counted(function: DeployedFunction) -> None:
             self._reserved.remove(reserved.pop())
             tried.append(function)
-            self.on_trial.append(function)
+            self.functions_on_trial.append(function)
 
         try:
             yield counted
         finally:
-            for share in reserved:
-                self._reserved.remove(share)
+            for entry in reserved:
+                self._reserved.remove(entry)
             for function in tried:
-                self.on_trial.remove(function)
+                self.functions_on_trial.remove(function)
             self._deploys[tenant] -= 1
+            # Remove the tenants without deploys.
             self._deploys += Counter()
 
     @contextmanager
     def deploying_pipeline(
         self, deployed: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId
     ) -> Iterator[None]:
-        """Reserve the share of a pipeline's deploy in progress; raise NoSpaceError if a limit is exceeded. A new
-        version of an existing pipeline is always allowed.
+        """Reserve the count of a pipeline's deploy in progress; raise NoSpaceError if a limit is exceeded. A new
+        version of an existing pipeline is always allowed. One tenant may have half of the pipelines.
         """
         known = {**dict(self._pipelines), **deployed}
         if name not in known:

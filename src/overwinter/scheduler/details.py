@@ -54,7 +54,7 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a function's program, which is cut because no device holds all its weights."""
+    """A slice of the program of a function: it is cut, because no device holds all its weights."""
 
     nbytes: int
     """The bytes of its weights."""
@@ -86,8 +86,8 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     required: float
     """The requests that it must answer in time before it meets its SLO (Torpor's RRC)."""
     slices: Sequence[SliceDetail] = ()
-    """The slices of its program in the order in which they run; empty: it is not cut. What is said of the last run and
-    of answers is of the first slice.
+    """The slices of its program in the order in which they run; empty: it is not cut. `last`, `answers`,
+    `in_time` and `required` are those of the first slice.
     """
 
 
@@ -101,13 +101,13 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     members: Sequence[FunctionId]
     """The members of its family."""
     rate: float
-    """The requests per second of the last period."""
+    """The requests per second of the last period, of its family."""
     expected_rate: float
     """The expected requests per second of the next period."""
     run_s: float | None
     """The smoothed seconds of its runs; None: it has not run."""
     failures: int
-    """The consecutive deaths of its workers."""
+    """The consecutive failures of its workers or devices."""
     backoff_s: float
     """The remaining backoff after a failure, in seconds."""
     points: Sequence[Point]
@@ -115,7 +115,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float
     """The observed latency divided by that of the profile."""
     separate_part: float
-    """The part of a shared run that takes as long for each function as in a separate run."""
+    """The part of a run that sharing does not save, from 0 to 1."""
     cost: float | None
     """The time of a shared run divided by that of separate runs; None: unknown."""
     workers: Sequence[WorkerDetail]

@@ -14,7 +14,7 @@ class Transfer(msgspec.Struct, eq=False):
 
     bytes_left: float
     bytes_per_s_max: float
-    """The most that its own link transfers."""
+    """Its rate when nothing else uses the switch."""
     arrived: Callable[[], None]
     bytes_per_s: float = 0.0
 
@@ -28,7 +28,7 @@ class Switch:
         self._transfers: dict[Transfer, None] = {}
         self._settled_at = 0.0
         self._changes = 0
-        """Only the end that was scheduled after the last change is valid."""
+        """The number of changes. An end that was scheduled before the last one is not valid."""
 
     def begin(self, transfer: Transfer) -> None:
         """Begin a transfer now."""

@@ -1,4 +1,4 @@
-"""The bytes that the kernel, the host stores and the scheduler counted in the last comparison."""
+"""The bytes that the kernel, the host stores and the scheduler counted when they were last compared."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -59,12 +59,12 @@ class MeasuredWorkerMemory(NamedTuple):
 
 
 class Accounts:
-    """The results of the last comparison. The loop's thread replaces its tables as a whole; other threads read them."""
+    """The last results. The loop's thread writes them; other threads read them."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}
         self.stores: dict[StoreName, StoreView] = {}
         self.zygotes = 0
-        """The PSS of the zygotes."""
+        """The memory of the zygotes, as `ProcessMemory.pss`."""
         self.mismatches: Counter[Kind] = Counter()
         self.passes = 0

@@ -43,10 +43,10 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     crashes = (((each.name,), each.crashes) for each in seen)
     yield counter("executor_crashes", "Executors that died without being stopped, or hung.", DEVICE, crashes)
     prepared = (((each.name,), each.prepared) for each in seen)
-    help_text = "Functions that an idle device prepared before their first request there."
+    help_text = "Functions that an idle device prepared before their first request there, without a transfer."
     yield counter("device_preparations", help_text, DEVICE, prepared)
     brought = (((each.name,), each.brought) for each in seen)
-    help_text = "Functions whose blocks were brought to a device before a request needed them there."
+    help_text = "Functions and slices whose blocks were transferred to a device before a request needed them there."
     yield counter("device_replicas", help_text, DEVICE, brought)
     unplaced = (((each.name,), each.unplaced) for each in seen)
     help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
@@ -66,7 +66,7 @@ def _runs(tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     yield counter("device_hits", help_text, OWN, ((key, each.hits) for key, each in seen))
     help_text = "Of these, the runs that brought missing bytes (swaps)."
     yield counter("device_misses", help_text, OWN, ((key, each.misses) for key, each in seen))
-    help_text = "Bytes that were transferred to a device."
+    help_text = "Bytes that were transferred to a device for runs; not those that were transferred before a request."
     yield counter("device_moved_bytes", help_text, OWN, ((key, each.moved_bytes) for key, each in seen))
     help_text = "Of these, the bytes that came from other devices."
     yield counter("device_peer_bytes", help_text, OWN, ((key, each.peer_bytes) for key, each in seen))

@@ -202,7 +202,8 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     )
     yield counter(
         "run_core_seconds",
-        "Core seconds of completed runs and binds; those of a shared run are divided by the requests of each function.",
+        "Core seconds of completed runs and binds; those of a shared run are divided among the functions in proportion "
+        "to their requests.",
         ["function"],
         _named(tallies, "core_s"),
     )

@@ -20,6 +20,7 @@ class OpenRequest(msgspec.Struct, Generic[T], eq=False):
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that made it."""
     ran: bool = False
+    """Whether it was sent to a worker or a device at least once."""
 
 
 class OpenRun(msgspec.Struct, Generic[T], eq=False):
@@ -112,8 +113,8 @@ class LiveWorker(Generic[T]):
         self._cost = WorkerCost(0.0, 0.0, 0.0)
         """The cost up to `updated` for one function that was bound all the time."""
         self._cost_before = {action.function: self._cost}
-        """The part of that from before each function was bound. So handling a bind takes the same time for any number
-        of bound functions.
+        """`_cost` when each function was bound; it is charged for the difference. So a bind takes the same time for any
+        number of bound functions.
         """
         self.stopping = self.warm = False
         """`stopping`: whether it is being stopped. `warm`: whether it has run, so that no further run has the cost of
@@ -131,7 +132,9 @@ class LiveWorker(Generic[T]):
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """The worker serves these functions: from now on the function that it was started for is charged."""
+        """The worker serves these functions: from now on the function that it was started for is charged, if it is one
+        of them.
+        """
         if self.trial is not None and self.tally in tallies:
             self.charge_all(now)
             self.trial = None
@@ -158,7 +161,7 @@ class LiveWorker(Generic[T]):
             self.busy_s += now - self.busy_since
 
     def unbind(self, function: FunctionId, now: Seconds) -> None:
-        """Unbind a function from the worker. The last one is still charged."""
+        """Unbind a function from the worker. The worker's last function continues to be charged."""
         self.set_memory(self.nbytes, now)
         if len(self.bound) > 1 and function in self.bound:
             tally = self.bound.pop(function)

@@ -31,6 +31,7 @@ def possible_cuts(program: Program, differing: frozenset[int]) -> Iterator[list[
         at = stop
     if at < end:
         cuts.append((at, end, False))
+    # One cut, before the first separate call.
     coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
     for each in (cuts, coarse):
         if any(any(reads[start:stop]) for start, stop, is_separate in each if not is_separate):
@@ -38,8 +39,8 @@ def possible_cuts(program: Program, differing: frozenset[int]) -> Iterator[list[
 
 
 def _spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Join separate calls with no other weight between them to one span: joining and splitting the rows would cost more
-    than it saves.
+    """Merge separate calls with no other weight between them into one span: joining and splitting the rows would cost
+    more than it saves.
     """
     start = last = calls[0]
     for call in calls[1:]:
