@@ -281,6 +281,23 @@ def test_a_collection_removes_old_drafts_and_damaged_blocks_only(repository):
     assert blocks_and_drafts(repository) == set()
 
 
+def test_a_collection_continues_when_an_upload_ends_meanwhile(repository, monkeypatch):
+    scandir = os.scandir
+
+    def ended(place):
+        entries = list(scandir(place))
+        for entry in entries if place == repository.root / "incoming" else ():
+            os.unlink(entry.path)
+        return entries
+
+    with upload(repository, ADDRESS) as begun:
+        begun.write(DATA)
+        (draft,) = below(repository.root / "incoming")
+        after = draft.stat().st_mtime + 61
+        monkeypatch.setattr(os, "scandir", ended)
+        assert repository.collect(after, grace_s=60).files == 0
+
+
 def weights_of(model: Model) -> list[Shape]:
     return model.weights
 

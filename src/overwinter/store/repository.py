@@ -286,7 +286,7 @@ class Repository:
                 if entry.name not in kept:
                     files, nbytes = files + 1, nbytes + _unlink(entry)
             for entry in (entry for folder in (self._incoming, self._damaged) for entry in os.scandir(folder)):
-                if entry.stat(follow_symlinks=False).st_mtime <= old:
+                if _is_older(entry, old):
                     files, nbytes = files + 1, nbytes + _unlink(entry)
             # Delete the files first: the table may need the disk space that they free.
             self._holdings.forget(old, needed)
@@ -369,10 +369,18 @@ def damaged(address: Address) -> StoreError:
     )
 
 
+def _is_older(entry: os.DirEntry[str], time: float) -> bool:
+    """Whether the file was last written before `time`; False if it is gone: uploads remove their drafts meanwhile."""
+    with suppress(FileNotFoundError):
+        return entry.stat(follow_symlinks=False).st_mtime <= time
+    return False
+
+
 def _unlink(entry: os.DirEntry[str]) -> int:
     """Remove a file, and return its bytes."""
     nbytes = entry.stat(follow_symlinks=False).st_size
-    os.unlink(entry.path)
+    with suppress(FileNotFoundError):
+        os.unlink(entry.path)
     return nbytes
 
 
