@@ -48,7 +48,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     macs: int
     wake_s: float | None
     slowdown: float
-    """The latency in service divided by the profile's."""
+    """The observed latency divided by that of the profile."""
     age_s: float | None
     """The seconds since it was measured, or read at the start of the node."""
 
