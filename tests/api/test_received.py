@@ -168,11 +168,14 @@ def test_a_head_does_not_wait_for_all_that_another_client_has_sent(monkeypatch: 
 
 def test_nothing_more_is_read_while_requests_wait_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
+    all_read = asyncio.Event()
     receive = BoundedProtocol.data_received
 
     def counted(self: BoundedProtocol, data: bytes) -> None:
         nonlocal read
         read += len(data)
+        if read > 8 << 20:
+            all_read.set()
         receive(self, data)
 
     async def work(listener: socket.socket, client: socket.socket) -> int:
@@ -189,6 +192,7 @@ def test_nothing_more_is_read_while_requests_wait_behind_another(monkeypatch: py
             answers = b""
             while answers.count(b"HTTP/1.1 200") < 22:
                 answers += await loop.sock_recv(client, 1 << 16)
+            await all_read.wait()
             serving.cancel()
         return before
 
@@ -196,4 +200,48 @@ def test_nothing_more_is_read_while_requests_wait_behind_another(monkeypatch: py
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         client.setblocking(False)
         assert uvloop.run(asyncio.wait_for(work(listener, client), 20)) <= READ_BYTES
-    assert read > 8 << 20
+
+
+@pytest.mark.parametrize("path", ["/reads", "/ignores"])
+def test_bodies_are_received_in_turns(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected_count = 20
+    body_bytes = 2 << 20
+    reads: list[int] = [0]
+    total = 0
+    receive_data = BoundedProtocol.data_received
+
+    def counted(self: BoundedProtocol, data: bytes) -> None:
+        nonlocal total
+        total += len(data)
+        reads[-1] += len(data) >= READ_BYTES // 2
+        receive_data(self, data)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while scope["path"] == "/reads" and (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work(listener: socket.socket, clients: ExitStack) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def send(client: socket.socket) -> None:
+            client.setblocking(False)
+            await loop.sock_sendall(client, head + bytes(body_bytes))
+
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
+            for _ in range(connected_count):
+                tasks.create_task(send(clients.enter_context(socket.create_connection(listener.getsockname()))))
+            while total < connected_count * body_bytes:
+                reads.append(0)
+                await asyncio.sleep(0)
+            serving.cancel()
+
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), body_bytes)
+    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener, ExitStack() as clients:
+        uvloop.run(asyncio.wait_for(work(listener, clients), 20))
+    # The first data of all connections may arrive together.
+    assert sum(sorted(reads)[:-1]) > connected_count
+    assert sorted(reads)[-2] <= 4, sorted(reads)[-5:]

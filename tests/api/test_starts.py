@@ -1,8 +1,12 @@
 """Requests that arrive together start in several iterations of the loop, in turns of their clients."""
 
 import asyncio
+import time
 from collections import Counter
 from functools import partial
+from threading import Thread
+
+import uvloop
 
 from overwinter.api.starts import BYTES_OF_ONE, STARTED_MAX, Starts
 
@@ -119,3 +123,30 @@ def test_more_work_than_was_expected_counts() -> None:
         return len(now)
 
     assert asyncio.run(scene()) == 1
+
+
+def test_threads_run_between_iterations_with_work_left() -> None:
+    steps = 20
+
+    def compute() -> None:
+        for _ in range(steps):
+            time.sleep(0)
+
+    async def scene() -> int:
+        starts, iterations = Starts(), 0
+        thread = Thread(target=compute)
+
+        def start() -> None:
+            sum(range(2000))
+            starts.add("a", start)
+
+        for _ in range(STARTED_MAX + 1):
+            starts.add("a", start)
+        thread.start()
+        while thread.is_alive():
+            iterations += 1
+            await asyncio.sleep(0)
+        return iterations
+
+    # Without a pause the thread waits for tens of thousands.
+    assert uvloop.run(scene()) <= 50 * steps

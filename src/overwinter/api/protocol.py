@@ -21,6 +21,7 @@ from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
 from overwinter.api.sites import HOST
+from overwinter.api.starts import BYTES_OF_ONE
 
 HEADER_BYTES, STEP_BYTES_MIN = 32, 64
 """The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""
@@ -108,13 +109,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes. The connections take turns: an iteration of the loop parses some heads, not all that
-        have arrived.
-        """
+        """Parse received bytes in turns: an iteration of the loop parses some heads or bytes, not all that arrived."""
         is_first = not self._received
         self._received.add(data)
         if is_first:
-            self._connections.parsing.add(self.client_key, self._parse)
+            self._connections.parsing.add(self.client_key, self._parse, 1 + len(data) // BYTES_OF_ONE)
             if self._received:
                 self.flow.is_parsing = True
                 self.transport.pause_reading()

@@ -3,9 +3,13 @@
 Otherwise one iteration would start all requests that have arrived, or handle all bodies that are complete, one for each
 connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
 cancelled in the same way.
+
+Between such iterations the other threads of the node may run Python code. The loop releases the lock of the interpreter
+at each poll, but takes it again sooner than a thread wakes up, and the threads would wait as long as requests do.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +18,9 @@ STARTED_MAX = 16
 """The most requests that one iteration of the event loop starts: about a millisecond of work."""
 BYTES_OF_ONE = 4 << 10
 """The bytes of a body that count as one request."""
+
+YIELD_S = 20e-6
+"""The pause in which another thread may take the lock of the interpreter."""
 
 Start = Callable[[], object]
 
@@ -52,6 +59,8 @@ class Starts:
 
     def _begin_iteration(self) -> None:
         self._started = 0
+        if self._waiting:
+            time.sleep(YIELD_S)
         try:
             while self._waiting and self._started < self._most:
                 client = next(iter(self._waiting))
