@@ -150,6 +150,24 @@ def test_queries_for_missing_blocks_hold_no_thread_of_uploads(
             assert each.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def test_long_queries_for_missing_blocks_are_read_in_the_thread_of_queries(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    decode = deployments.decode_json
+
+    def decoded(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(*arguments)
+
+    monkeypatch.setattr(deployments, "decode_json", decoded)
+    addresses = [address_of(b"%d" % number) for number in range(1000)]
+    assert http.post(f"{BLOCKS}/missing", json={"addresses": addresses}).json() == {"missing": addresses}
+    assert http.post(f"{BLOCKS}/missing", content=b"[").status_code == 400
+    assert len(threads) == 2
+    assert all(name.startswith("api-queries") for name in threads)
+
+
 def test_uploads_are_counted_for_each_caller(impatient: Served) -> None:
     with ExitStack() as open_:
         answers = []
