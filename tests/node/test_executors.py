@@ -629,6 +629,7 @@ def test_an_executor_that_is_killed_is_reported_and_replaced(rig, pool):
         assert (await pool.run(again, function)).moved_bytes == sum(function.weights.values())
         assert pool.answers() == wanted
         assert (await pool.stop(again)).reason == "its process exited with status 0"
+        assert not [line for line in pool.effects.executors._log if "status 0" in line]
 
     rig.run(scene())
 

@@ -351,7 +351,6 @@ class Executors:
                 del other.mapped[process.device]
                 self._processes.forks.send(other, PeerEnded(process.device))
         failure = process.failure or process.ended(how)
-        ordered = process.dismissed and process.failure is None
-        text = f"the executor of {process.device} has ended: {failure.message}"
-        self._log(text, level="info" if ordered else "warning")
+        if not process.dismissed or process.failure is not None:
+            self._log(f"the executor of {process.device} has ended: {failure.message}", level="warning")
         self._runs.worker_exited(process, failure.error, failure.message)
