@@ -128,6 +128,25 @@ def test_a_tenant_holds_no_more_than_it_may(tmp_path):
     repository.close()
 
 
+def test_uploads_in_progress_count_together_for_their_tenant(tmp_path):
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * FILE_BYTES))
+    put(repository, address_of(b"x"), b"x")
+    with upload(repository, ADDRESS) as first:
+        first.write(DATA[:1])
+        with upload(repository, address_of(b"yz")) as second:
+            second.write(b"y")
+            for other in (b"", DATA):
+                with pytest.raises(NoSpaceError, match=f"'{TENANT}'"), upload(repository, ADDRESS) as third:
+                    third.write(other)
+            second.write(b"z")
+            # The tenant holds this blob, so a second upload takes no further space.
+            assert not put(repository, address_of(b"x"), b"x")
+            assert put(repository, address_of(b"x"), b"x", STRANGER)
+            second.commit(NOW)
+    assert put(repository, address_of(b"v"), b"v")
+    repository.close()
+
+
 def test_the_disk_keeps_the_room_that_is_to_stay_free(tmp_path):
     repository = Repository(tmp_path, DiskBounds(free_min_bytes=1 << 60))
     with pytest.raises(NoSpaceError, match=str(tmp_path)) as result:

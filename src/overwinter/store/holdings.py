@@ -52,12 +52,13 @@ class Holdings:
                     raise limit_error(tenant, most)
         return new
 
-    def held_bytes(self, tenant: TenantId, without: Address) -> int:
-        """The disk space of everything that the tenant holds, except one blob."""
-        query = f"SELECT {_SUM_OF_BYTES} FROM holdings WHERE tenant = ? AND address != ?"
+    def held_bytes(self, tenant: TenantId, address: Address) -> tuple[int, int]:
+        """The disk space of everything that the tenant holds, and of one blob of it."""
+        query = f"SELECT {_SUM_OF_BYTES} FROM holdings WHERE tenant = ?"
         with self._file.reading() as db:
-            (held,) = db.execute(query, (tenant, without)).fetchone()
-        return int(held)
+            (held,) = db.execute(query, (tenant,)).fetchone()
+            (one,) = db.execute(f"{query} AND address = ?", (tenant, address)).fetchone()
+        return int(held), int(one)
 
     def since(self, time: float) -> set[Address]:
         """Return the addresses that any tenant touched after `time`."""

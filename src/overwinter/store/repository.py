@@ -39,7 +39,7 @@ from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
 from overwinter.store.traffic import StoredTraffic
-from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, checked_growth
+from overwinter.store.uploads import UNBOUNDED, DiskBounds, Drafts, Growth, Upload
 
 NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
@@ -86,6 +86,7 @@ class Repository:
         with self.reserve.spent(), self._lock.exclusive():
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
+        self._drafts = Drafts()
         self.traffic = StoredTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
         self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
@@ -127,14 +128,12 @@ class Repository:
             return upload.commit(now)
 
     def upload(self, tenant: TenantId, address: str, most_bytes: int | None = None) -> Upload:
-        """Begin an upload for a body that arrives in pieces: use it as a context, `write` and `commit`. `most_bytes`:
-        the tenant's limit, if lower than the general one.
-        """
+        """Begin an upload in pieces: a context with `write` and `commit`. `most_bytes`: a lower limit of the tenant."""
         checked, bounds = check_address(address), self._bounds.within(most_bytes)
-        taken = 0 if bounds.tenant_bytes is None else self._holdings.held_bytes(tenant, checked)
-        check = checked_growth(bounds, self._incoming, tenant, taken)
-        check(0)
-        return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant, bounds))
+        bounds.check_free(self._incoming, 0)
+        held = (0, 0) if bounds.tenant_bytes is None else self._holdings.held_bytes(tenant, checked)
+        growth = Growth(bounds, self._incoming, tenant, self._drafts, *held)
+        return Upload(checked, Draft(self._incoming, checked), growth, partial(self._admit, tenant, bounds))
 
     def open(self, address: Address) -> int:
         """Open a read-only descriptor of the block; raise StoreError if it does not exist."""

@@ -1,8 +1,11 @@
 """Writes an upload into the repository in pieces, within its bounds."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -48,18 +51,64 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
 UNBOUNDED = DiskBounds()
 
 
+class Drafts:
+    """The disk space that all uploads of each tenant need in addition to its blobs."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._added: Counter[TenantId] = Counter()
+
+    def add(self, tenant: TenantId, nbytes: int, most: float = inf) -> bool:
+        """Change the disk space of a tenant's uploads, unless it would be more than `most`; return whether it was."""
+        with self._lock:
+            added = self._added.pop(tenant, 0)
+            fits = added + nbytes <= most
+            if added := added + nbytes * fits:
+                self._added[tenant] = added
+            return fits
+
+
+class Growth:
+    """Bounds the disk space of one upload, which counts together with the tenant's blobs and its other uploads."""
+
+    def __init__(
+        self, bounds: DiskBounds, directory: Path, tenant: TenantId, drafts: Drafts, held: int, replaced: int
+    ) -> None:
+        """`held`: the bytes of the tenant's blobs at the start. `replaced`: those of the blob that this upload
+        replaces.
+        """
+        self._bounds = bounds
+        self._directory = directory
+        self._tenant = tenant
+        self._drafts = drafts
+        self._held = held
+        self._replaced = replaced
+        self._nbytes = self._added = 0
+
+    def to(self, nbytes: int) -> None:
+        """Let the draft grow to this size; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
+        self._bounds.check_free(self._directory, nbytes - self._nbytes)
+        self._nbytes = nbytes
+        if (most := self._bounds.tenant_bytes) is not None:
+            added = max(disk_bytes(nbytes) - self._replaced, 0)
+            if not self._drafts.add(self._tenant, added - self._added, most - self._held):
+                raise limit_error(self._tenant, most)
+            self._added = added
+
+    def end(self) -> None:
+        """The draft is a blob, or is removed."""
+        self._drafts.add(self._tenant, -self._added)
+        self._added = 0
+
+
 class Upload:
     """An upload into the repository; leaving the `with` without `commit` removes it."""
 
-    def __init__(
-        self, address: Address, draft: Draft, check: Callable[[int], None], admit: Callable[[Draft, float], bool]
-    ) -> None:
-        """Create the upload. `check` is called with the size of the draft before it grows; `admit` moves it to its
-        address.
-        """
+    def __init__(self, address: Address, draft: Draft, growth: Growth, admit: Callable[[Draft, float], bool]) -> None:
+        """Create the upload. `admit` moves the draft to its address."""
         self._address = address
         self._draft = draft
-        self._check = check
+        self._growth = growth
         self._admit = admit
 
     def __enter__(self) -> Self:
@@ -67,10 +116,11 @@ class Upload:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._draft.__exit__(kind, error, at)
+        self._growth.end()
 
     def write(self, chunk: Buffer) -> None:
         """Append some bytes; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
-        self._check(self._draft.nbytes + memoryview(chunk).nbytes)
+        self._growth.to(self._draft.nbytes + memoryview(chunk).nbytes)
         self._draft.write(chunk)
 
     def commit(self, now: float) -> bool:
@@ -81,19 +131,3 @@ class Upload:
                 f"{self._draft.digest}: they were truncated or changed in transit; send them again"
             )
         return self._admit(self._draft, now)
-
-
-def checked_growth(bounds: DiskBounds, directory: Path, tenant: TenantId, taken: int) -> Callable[[int], None]:
-    """Return the check before an upload grows to a size, for a tenant that has `taken` bytes; it raises
-    NoSpaceError.
-    """
-    written = 0
-
-    def check(nbytes: int) -> None:
-        nonlocal written
-        bounds.check_free(directory, nbytes - written)
-        written = nbytes
-        if bounds.tenant_bytes is not None and taken + disk_bytes(nbytes) > bounds.tenant_bytes:
-            raise limit_error(tenant, bounds.tenant_bytes)
-
-    return check
