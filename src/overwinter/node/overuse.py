@@ -179,7 +179,7 @@ def _seen(
     last: Observation | None, live: LiveWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
 ) -> Observation:
     """The current state; processor time outside runs is billed."""
-    allowed_s = live.busy_until(now) * live.cores
+    allowed_s = live.total_busy_s(now) * live.cores
     if last is None:
         return Observation(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
@@ -193,7 +193,7 @@ def _seen(
     late_s = last.late_s + spent_s if _is_late(live, ready, run_s, now) else 0.0
     own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
-        charged = live.tally if live.trial is None else live.trial
+        charged = live.tally if live.trial_tally is None else live.trial_tally
         charged.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
     still = spent_s < NOISE * passed_s and over_s == 0.0

@@ -280,7 +280,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)
         worker.tally.usual_wake_s = _smoothed(worker.tally.usual_wake_s, seconds)
-        if not worker.tried:
+        if not worker.on_trial:
             self._observer.woke(worker.function, now - worker.since, now)
 
     def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:

@@ -167,7 +167,7 @@ class Tracker(Hooks[T]):
             requests = dict(Counter(map(worker.bound.__getitem__, action.functions)))
         else:
             requests = {worker.bound[function] if action.function else worker.tally: batch}
-        if worker.trial is not None:
+        if worker.trial_tally is not None:
             worker.serve(requests, now)
         run = worker.runs[action.run] = OpenRun(now, function, requests, batch)
         self._run_started(worker, run, action, now)

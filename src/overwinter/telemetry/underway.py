@@ -1,4 +1,4 @@
-"""The records of open requests, runs in progress and live workers, which the tracker maintains."""
+"""The records of open requests, runs in progress and live workers, which a `Tracker` maintains."""
 
 from collections.abc import Container
 from typing import Generic, NamedTuple, TypeVar
@@ -24,17 +24,17 @@ class OpenRequest(msgspec.Struct, Generic[T], eq=False):
 
 
 class OpenRun(msgspec.Struct, Generic[T], eq=False):
-    """A run that has not ended, with the number of requests of each function."""
+    """A run that has not ended."""
 
     begun: Seconds
     function: FunctionId
-    """The function that leads the run."""
+    """The function for which the run began; requests of other functions may share it."""
     requests: dict[T, int]
-    """The number of requests of each function, the leading one first."""
+    """The number of requests of each function."""
     batch: int
     """The number of all requests."""
     full: bool = False
-    """Whether all requests are of one function, and the worker can take no further run."""
+    """Whether all requests are of one function, and at its start the worker could take no further run."""
 
 
 class WorkerCost(NamedTuple):
@@ -68,53 +68,62 @@ class LiveWorker(Generic[T]):
         "cores",
         "function",
         "nbytes",
+        "on_trial",
         "run_cores",
         "runs",
         "since",
         "start",
         "stopping",
         "tally",
-        "trial",
-        "tried",
+        "trial_tally",
         "updated",
         "wake_began",
         "warm",
     )
 
     def __init__(
-        self, tally: T, action: StartWorker, start: Start, wake_began: Seconds, now: Seconds, trial: T | None = None
+        self,
+        tally: T,
+        action: StartWorker,
+        start: Start,
+        wake_began: Seconds,
+        now: Seconds,
+        trial_tally: T | None = None,
     ) -> None:
         self.tally = tally
-        self.trial = trial
-        """The tally that is charged instead of that of its first function, until the worker serves a request: it was
-        started to try a version.
+        """The tally of the function for which it was started."""
+        self.trial_tally = trial_tally
+        """If it was started to try a version: the tally that is charged instead, until it serves a request of that
+        function.
         """
         self.function = action.function
-        self.tried = action.on_trial
+        self.on_trial = action.on_trial
         """Whether it had to run once before it was ready."""
         self.cores, self.concurrency = action.cores, action.concurrency
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
         self.wake_began = wake_began
-        """It begins with the load of the blocks, if there was one."""
+        """When the load of its blocks began, if they had to be loaded; otherwise its start."""
         self.since = self.busy_since = now
         self.updated = now
-        """When `nbytes` was last set, or the set of its functions changed."""
+        """When `nbytes` or `bound` last changed."""
         self.bound: dict[FunctionId, T] = {action.function: tally}
-        """The functions that it has bound. They share its cost while it runs nothing."""
+        """The functions that it has bound. They share its cost apart from that of runs and binds."""
         self.runs: dict[RunId, OpenRun[T]] = {}
         """The runs in progress."""
         self.binds: dict[FunctionId, Seconds] = {}
         """When each bind in progress began."""
         self.busy_s = self.busy_at_update = 0.0
-        """The seconds in which it ran or bound something; `busy_at_update`: those up to `updated`."""
+        """`busy_s`: the seconds in which it ran or bound something, without operations in progress. `busy_at_update`:
+        `total_busy_s` at `updated`.
+        """
         self.nbytes = 0.0
         """The private memory."""
         self._cost = WorkerCost(0.0, 0.0, 0.0)
         """The cost up to `updated` for one function that was bound all the time."""
         self._cost_before = {action.function: self._cost}
-        """`_cost` when each function was bound; it is charged for the difference. So a bind takes the same time for any
-        number of bound functions.
+        """`_cost` when each function was bound or last charged: the function is charged for the difference. So a bind
+        takes the same time for any number of bound functions.
         """
         self.stopping = self.warm = False
         """`stopping`: whether it is being stopped. `warm`: whether it has run, so that no further run has the cost of
@@ -128,16 +137,14 @@ class LiveWorker(Generic[T]):
 
     @property
     def part_bytes(self) -> int:
-        """Return the private memory for each of its functions."""
+        """Return the private memory divided equally among its functions."""
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """The worker serves these functions: from now on the function that it was started for is charged, if it is one
-        of them.
-        """
-        if self.trial is not None and self.tally in tallies:
+        """A run for these functions begins: if one of them is the function on trial, it is charged from now on."""
+        if self.trial_tally is not None and self.tally in tallies:
             self.charge_all(now)
-            self.trial = None
+            self.trial_tally = None
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """Begin to bind a further function."""
@@ -167,20 +174,20 @@ class LiveWorker(Generic[T]):
             tally = self.bound.pop(function)
             self._charge(tally, self._cost.since(self._cost_before.pop(function)))
 
-    def busy_until(self, now: Seconds) -> float:
+    def total_busy_s(self, now: Seconds) -> float:
         """Return the seconds in which it ran or bound something, including operations in progress."""
         return self.busy_s + (now - self.busy_since if self.is_busy else 0.0)
 
     def set_memory(self, nbytes: float, now: Seconds) -> None:
         """Set the private memory from now on."""
         self._cost = self._cost_until(now)
-        self.updated, self.busy_at_update, self.nbytes = now, self.busy_until(now), nbytes
+        self.updated, self.busy_at_update, self.nbytes = now, self.total_busy_s(now), nbytes
 
     def uncharged(self, now: Seconds) -> list[tuple[T, WorkerCost]]:
         """Return what each of its functions is not charged for yet: equal parts of its cost in the time in which the
         function was bound.
         """
-        # Other threads call this too, so each table that may change meanwhile is read once.
+        # Other threads call this too. A function that is bound meanwhile may not be in `_cost_before` yet.
         cost, before = self._cost_until(now), self._cost_before
         return [
             (self._charged(tally), cost.since(before.get(function, cost)))
@@ -203,11 +210,11 @@ class LiveWorker(Generic[T]):
 
     def _charged(self, tally: T) -> T:
         """The tally that is charged for a function of this tally."""
-        return self.trial if self.trial is not None and tally is self.tally else tally
+        return self.trial_tally if self.trial_tally is not None and tally is self.tally else tally
 
     def _cost_until(self, now: Seconds) -> WorkerCost:
         passed, sharers, cost = now - self.updated, len(self.bound), self._cost
-        idle = passed - (self.busy_until(now) - self.busy_at_update)
+        idle = passed - (self.total_busy_s(now) - self.busy_at_update)
         return WorkerCost(
             cost.worker_s + passed / sharers,
             cost.idle_core_s + idle * self.cores / sharers,
