@@ -90,12 +90,14 @@ def _with_last_worker(ordered: Sequence[Point], rate: float, cost: Cost, limits:
     taken: Points = ()
     left = rate
     for point in ordered:
-        count = min(workers_for(left, point) - 1, limits.copies(point))
+        count = min(workers_for(left, point) - 1, limits.workers_that_fit(point))
         for copies in range(count, max(-1, count - REPLACED_MAX - 1), -1):
             rest, rest_limits = (left - copies * point.throughput) * (1 - EPSILON), limits.less(point, copies)
             if rest > largest:
                 break
-            last = next((each for each in last_workers if each.throughput >= rest and rest_limits.copies(each)), None)
+            last = next(
+                (each for each in last_workers if each.throughput >= rest and rest_limits.workers_that_fit(each)), None
+            )
             if last is not None:
                 yield *taken, *[point] * copies, last
         taken = (*taken, *[point] * count)
@@ -162,7 +164,7 @@ def _lacking(points: Points, demand: Demand) -> Points:
 
 def _fits(points: Points, limits: Limits) -> bool:
     for point in points:
-        if not limits.copies(point):
+        if not limits.workers_that_fit(point):
             return False
         limits = limits.less(point, 1)
     return True

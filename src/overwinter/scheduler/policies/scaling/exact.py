@@ -48,7 +48,7 @@ def require() -> None:
 
 def solve(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
     """As `select`, for configurations that meet the SLO."""
-    points = [point for point in points if limits.copies(point) > 0]
+    points = [point for point in points if limits.workers_that_fit(point) > 0]
     if not points or not rate > 0:
         return Selection((), max(rate, 0.0))
     chosen = _cheapest(points, rate, rate, cost, limits)
@@ -82,7 +82,7 @@ def _solved(
     solved = optimize.milp(
         [value / largest for value in objective],
         integrality=[1] * len(points),
-        bounds=optimize.Bounds(0, [limits.copies(point) for point in points]),
+        bounds=optimize.Bounds(0, [limits.workers_that_fit(point) for point in points]),
         constraints=[optimize.LinearConstraint([row], low, high) for row, low, high in rows],
         options={"mip_rel_gap": 0.0},
     )

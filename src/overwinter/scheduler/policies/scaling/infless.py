@@ -32,7 +32,9 @@ def _choose(demand: Demand, rate: float) -> Points:
     for point in ordered:
         beyond = left - _filling(demand, point)
         if left > 0 and beyond >= 0:
-            count = min(workers_for(left, point), workers_for(beyond + point.throughput, point), limits.copies(point))
+            count = min(
+                workers_for(left, point), workers_for(beyond + point.throughput, point), limits.workers_that_fit(point)
+            )
             chosen += [point] * count
             left -= count * point.throughput
             limits = limits.less(point, count)

@@ -39,10 +39,10 @@ class Limits(msgspec.Struct, frozen=True):
     workers: int = MOST_WORKERS
     nbytes: float = math.inf
     copy_bytes: int = 0
-    """The bytes of the weights if each worker has its own copy."""
+    """The bytes of the weights if each worker has its own copy of them; otherwise 0."""
 
-    def copies(self, point: Point) -> int:
-        """Return how many workers of this configuration fit."""
+    def workers_that_fit(self, point: Point) -> int:
+        """Return how many workers of this configuration the limits allow."""
         by_cores = _whole(self.cores, point.cores)
         by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
         return max(0, min(self.workers, by_cores, by_bytes))
@@ -68,7 +68,7 @@ def usable(point: Point) -> bool:
 
 
 def queues_in_time(point: Point, slo_s: float) -> bool:
-    """Tetris (2) and (3): with batches, a request waits for up to a run before its own."""
+    """Tetris (2) and (3): a request of a batch may wait for a whole run before its own begins."""
     return point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)
 
 
@@ -83,14 +83,14 @@ def size(point: Point) -> tuple[int, int, int]:
 
 
 def ratio(point: Point, cost: float) -> float:
-    """Requests per second per cost; 0 without a measurement."""
+    """Requests per second per unit of cost; 0 if the point is not usable."""
     if not usable(point):
         return 0.0
     return point.throughput / cost if cost > 0 else math.inf
 
 
 def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
-    """Best ratio first; among equals the faster, then the smaller."""
+    """Sort configurations by ratio, the best first; equal ones by latency, then by size."""
     return sorted(points, key=lambda point: (-ratio(point, cost(point)), point.latency_s, *size(point)))
 
 
@@ -100,15 +100,15 @@ def workers_for(rate: float, point: Point) -> int:
 
 
 def take(ordered: Iterable[Point], rate: float, limits: Limits) -> Selection:
-    """Take as many workers of the first configuration as the rate needs, then of the next when the limits allow no
-    more.
+    """Take as many workers of the first configuration as the rate needs; for what the limits do not allow, workers of
+    the next.
     """
     chosen: list[Point] = []
     left = rate
     for point in ordered:
         if is_negligible(left, rate):
             break
-        count = min(workers_for(left, point), limits.copies(point))
+        count = min(workers_for(left, point), limits.workers_that_fit(point))
         chosen += [point] * count
         left -= count * point.throughput
         limits = limits.less(point, count)
@@ -121,7 +121,7 @@ def is_negligible(left: float, rate: float) -> bool:
 
 
 def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
-    """The workers without superfluous ones; the first of these are removed."""
+    """Remove, in order, each worker without which the others still serve the rate."""
     kept = list(chosen)
     served = math.fsum(point.throughput for point in kept)
     for point in tuple(kept):
@@ -132,7 +132,7 @@ def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
 
 
 def _whole(have: float, each: float) -> int:
-    """How often `each` fits into the given amount."""
+    """How many times `each` fits into `have`."""
     if each <= 0 or have == math.inf:
         return MOST_WORKERS
     return math.floor(min(max(have, 0) / each + EPSILON, MOST_WORKERS))
