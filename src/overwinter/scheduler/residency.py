@@ -1,7 +1,7 @@
-"""Records which functions are on which devices, and forgets them with their blocks in the host store.
+"""Records which functions are on which devices.
 
-Nothing on a device outlives the copy in the host store, so a device never has to be asked for a block. A function whose
-run is in progress is forgotten when the run has ended.
+A function leaves the devices at the latest when its blocks leave the host store, or after its run in progress there.
+So blocks are never copied back from a device.
 """
 
 from overwinter.core.actions import Unbind
@@ -14,7 +14,7 @@ from overwinter.scheduler.state import Function
 
 
 def hold(cycle: Cycle, device: Device, function: Function) -> None:
-    """The run that begins brings the function's missing blocks; the function is the most recently used one."""
+    """Record that a function, now the most recently used one, is on a device: the run that begins brings its blocks."""
     assert function.pool is not None
     id_ = function.spec.id
     resident = device.residents.pop(id_, None)
@@ -30,7 +30,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
 
 
 def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
-    """A function is no longer on the device; blocks that no other function has there are free."""
+    """Record that a function is no longer on the device, which frees the blocks that no other function has there."""
     resident = device.residents.pop(id_)
     device.blocks.release(resident.sizes)
     device.blocks.remove_unused(set(resident.sizes))
@@ -39,14 +39,14 @@ def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
 
 
 def clear(cycle: Cycle, device: Device) -> None:
-    """The executor ends, and with it all that is on the device."""
+    """Record that nothing is on the device any more, because its executor ends."""
     for id_ in list(device.residents):
         drop(cycle, device, id_)
     device.unplaced = None
 
 
 def forget(cycle: Cycle, function: Function) -> None:
-    """The function's blocks leave the host store, so they leave the devices, and executors no longer map them."""
+    """Remove a function from all devices and executors; from a device that runs it, when the run has ended."""
     id_ = function.spec.id
     for device in list(cycle.state.pool.holders(function)):
         resident, operation = device.residents[id_], device.operation
@@ -61,7 +61,7 @@ def forget(cycle: Cycle, function: Function) -> None:
 
 
 def drain_runs(cycle: Cycle, function: Function) -> None:
-    """The function was removed or unloaded: its runs on devices may continue for the drain timeout."""
+    """Let the runs of a removed or unloaded function on devices continue for the drain timeout."""
     for device in cycle.state.pool.holders(function):
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
@@ -85,8 +85,8 @@ def unbind(cycle: Cycle, device: Device, id_: FunctionId) -> None:
 
 
 def _watch_deadlines(cycle: Cycle, device: Device) -> None:
-    """Set the timer of an executor to the deadlines of the requests that it runs: if the function was removed, nothing
-    else watches them.
+    """Set the timer of an executor to the first deadline of the requests in its run: if the function was removed,
+    nothing else checks them.
     """
     executor, requests = device.executor, cycle.state.requests
     if executor is not None and executor.operation is not None:
