@@ -1,9 +1,9 @@
 """The one layer around the routes, which every request passes.
 
-It authenticates the caller before anything else of the request is handled, bounds the requests in progress, releases
-the memory that the request has reserved once its answer is sent, converts every error to an answer, returns the request
-id, and writes the audit log. A node that stops accepts no new requests. This is one layer because each layer takes time
-in every request.
+It authenticates the caller before anything else of the request is handled, bounds the requests in progress, converts
+every error to an answer, returns the request id, and writes the audit log. When the answer is sent, it releases the
+memory that the request has reserved. A node that stops accepts no new requests. This is one layer because each layer
+adds time to every request.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class RequestMiddleware:
         drain: Drain,
         open_paths: Container[str],
     ) -> None:
-        """`places`: those of requests in progress. `open_paths` (health, pages about the API) need no token and no
-        place, and are answered even while the node stops.
+        """`places`: bounds the requests in progress of each caller. `open_paths` (health, pages about
+        the API) need no token and no place, and are answered even while the node stops.
         """
         self._router = router
         self._access = access
@@ -59,27 +59,28 @@ class RequestMiddleware:
         scope["app"] = self._router
         started = has_place = False
 
-        async def send_completed(message: Message) -> None:
+        async def send_answer(message: Message) -> None:
             nonlocal started
             if not started:
                 started = True
-                self._begin(scope, message)
+                self._add_headers(scope, message)
+                self._record(scope, message["status"])
             await send(message)
 
         self._drain.enter()
         try:
             try:
                 has_place = self._admit(scope, hold)
-                await self._router.app(scope, receive, send_completed)
+                await self._router.app(scope, receive, send_answer)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
                 answer = answer_error(scope, error, self._refusals)
                 if not started:
-                    await answer(scope, receive, send_completed)
+                    await answer(scope, receive, send_answer)
         except asyncio.CancelledError:
             # Only the end of a drain cancels a request here: `unless_gone` has handled a client that left. The task
             # ends with this answer, so the cancellation need not be raised again.
             if not started:
-                await error_response(OverloadedError(TOO_LATE))(scope, receive, send_completed)
+                await error_response(OverloadedError(TOO_LATE))(scope, receive, send_answer)
         finally:
             if has_place:
                 self._places.leave(hold.caller)
@@ -87,7 +88,7 @@ class RequestMiddleware:
             self._drain.leave()
 
     def _admit(self, scope: Scope, hold: Hold) -> bool:
-        """Find the caller; return whether the request takes a place. Raises OverloadedError, UnauthorizedError,
+        """Find the caller; return whether the request has taken a place. Raises OverloadedError, UnauthorizedError,
         ForbiddenError, RateError or StoreError if it is refused.
         """
         if scope["path"] in self._open_paths:
@@ -103,16 +104,19 @@ class RequestMiddleware:
         if not places.take(hold.caller):
             raise OverloadedError(
                 f"{places.of[hold.caller]} requests of this caller are in progress, and it may have no more now: wait "
-                "for some, or start the node with more --connections-max"
+                "until some have ended, or start the node with more --connections-max"
             )
         return True
 
-    def _begin(self, scope: Scope, message: Message) -> None:
-        """Complete the head of an answer, and write it into the audit log."""
+    def _add_headers(self, scope: Scope, message: Message) -> None:
+        """Add the headers that do not depend on the route."""
         if self._drain.begun:
-            # The drain would close the connection before the next request on it.
+            # The node will stop, so the client must use another connection for its next request.
             message["headers"].append(CLOSE)
         if (request_id := scope[FIELDS].get(REQUEST_ID)) is not None:
             message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
+
+    def _record(self, scope: Scope, status: int) -> None:
+        """Write the request into the audit log, if its operation is recorded."""
         if scope.get(AUDITED):
-            self._access.record(scope[CALLER], scope["method"], scope["path"], scope[CLIENT], message["status"])
+            self._access.record(scope[CALLER], scope["method"], scope["path"], scope[CLIENT], status)
