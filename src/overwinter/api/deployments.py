@@ -47,13 +47,15 @@ MANIFEST_COST = 8
 """The bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 256 << 10
 LISTS_MAX = 1 << 15
-"""The most lists in a manifest; each weight is one."""
+"""The most lists in a manifest. A weight is one list, and a block is two."""
 MARKS_MAX = {b"[": LISTS_MAX, b"{": LISTS_MAX // 4, b":": LISTS_MAX // 2, b",": 8 * LISTS_MAX}
-"""The most of these characters in a manifest: lists, objects, keys and values. They are counted before decoding, which
-would create all of them. A description may have 2000 objects and 6000 keys; a weight takes four commas."""
+"""The most of each of these characters in a manifest: they limit its lists, objects, keys and values. They are counted
+before decoding, because decoding creates all of these. The inputs and outputs may be 2048 objects with 6144 keys. A
+weight or a block takes three commas."""
 DESCRIPTION_BYTES_MAX = 64 << 10
-"""The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms.
-It is checked before decoding, which matches each name with a pattern, also those beyond the longest allowed list.
+"""The most bytes of inputs, outputs, settings and agreement together. This description is encoded for each client, and
+a MiB takes the event loop 12 ms. The size is checked before decoding, because decoding checks the pattern of every
+name, even in a list that is too long.
 """
 SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
 """The most bytes of all samples as JSON, where their bytes are base64."""
@@ -101,7 +103,7 @@ class DeploymentApi:
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
         self._manifest = BodyLimits(limits.manifest_bytes_max, MANIFEST_COST)
-        # The uploads have other threads.
+        # Uploads run in the threads of `disk`.
         self._queries, self._manifests = CallerThread("api-queries"), CallerThread("api-manifests")
 
     def operations(self) -> list[Operation]:
@@ -151,8 +153,8 @@ class DeploymentApi:
         blocks = request.caller.front.repository
 
         def missing() -> Sequence[Address]:
-            # Reading 16,384 addresses takes the time of a hundred requests. The time is read here because the query
-            # may wait for others.
+            # Decoding 16,384 addresses takes as long as a hundred requests, so the thread does it. It also reads the
+            # clock, because the query may have waited for others.
             return blocks.missing(tenant, decode_json(_missing_decoder, body).addresses, clock.wall())
 
         query = self._queries.run(request.hold.caller, tenant, missing)
@@ -229,7 +231,7 @@ def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
     if kind not in MSGPACK:
         raise MediaError(f"a manifest must be application/json or application/msgpack, not {kind!r}")
     if len(body) > MSGPACK_BYTES_MAX:
-        raise TooLargeError(f"a manifest as msgpack may have {MSGPACK_BYTES_MAX} bytes: send it as JSON")
+        raise TooLargeError(f"a manifest as msgpack may have at most {MSGPACK_BYTES_MAX} bytes: send it as JSON")
     try:
         # Only one decoder validates manifests, and it reads JSON.
         return _decode_bounded(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
@@ -238,11 +240,14 @@ def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
 
 
 def _decode_bounded(text: bytes) -> Manifest:
-    """Decode a manifest; raise TooLargeError if it would be decoded to too many objects, or with too many names."""
+    """Decode a manifest; raise TooLargeError if it has too many parts or a part is too long, and CallerError if it is
+    not valid.
+    """
     for mark, most in MARKS_MAX.items():
         if text.count(mark) > most:
             raise TooLargeError(
-                f"the manifest has more than {most} times {mark.decode()!r}; it may have {LISTS_MAX} weights and blocks"
+                f"the manifest has more than {most} of the character {mark.decode()!r}: give the function fewer "
+                "weights or tensors"
             )
     check_floats(text)
     try:
@@ -259,7 +264,7 @@ def _decode_bounded(text: bytes) -> Manifest:
                 f"{', '.join(parts)} of the manifest are {nbytes} bytes of JSON, and at most {most} are allowed: "
                 f"give the function {advice}"
             )
-    # In the text a key may occur twice, and the outline has only its last value.
+    # Not the text: a key may occur twice in it, and only the last value, which is in the outline, was checked.
     return decode_manifest(msgspec.json.encode(outline))
 
 

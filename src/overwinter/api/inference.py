@@ -53,9 +53,9 @@ BINARY_INPUT = Body(
 )
 BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_ABOUT}binary_data_size, in order.")
 JSON_COST = 8
-"""The bytes of memory for each byte of JSON: its text, and its elements, which are read and written in pieces."""
+"""The bytes of memory that are reserved for each byte of JSON: for its text, and for the decoded elements."""
 SHORT = BodyLimits(64 << 10)
-"""The limit of short bodies."""
+"""The limit of bodies without tensors."""
 STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bound", "host", "disk")}
 """The header that reports the kind of start."""
 
@@ -70,7 +70,7 @@ class LoadRequest(msgspec.Struct):
     """The body of a load or unload; load takes no parameters, and those of unload have no effect."""
 
     parameters: dict[str, msgspec.Raw] = {}
-    """Not decoded: numbers may be slow to read."""
+    """Not decoded, because long numbers are slow to decode."""
 
 
 _index_decoder = msgspec.json.Decoder(IndexRequest)
@@ -78,7 +78,7 @@ _load_decoder = msgspec.json.Decoder(LoadRequest)
 
 
 class InferenceApi:
-    """The protocol's routes over one node."""
+    """The handlers of the protocol's operations."""
 
     def __init__(self, limits: RequestLimits, product_version: str, drain: Drain) -> None:
         self._limits = limits
@@ -152,8 +152,8 @@ class InferenceApi:
         return await self._answer(request, reply, inference)
 
     async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
-        """The reply in the requested format; its memory is reserved until it is read. The node has reserved that of the
-        outputs.
+        """Encode the reply in the requested format, and reserve the memory of its JSON; that of the outputs is already
+        reserved.
         """
         inference.inputs.clear()
         writer = ElementWriter(self._limits.json_bytes_max, request.hold.grow)
@@ -164,7 +164,7 @@ class InferenceApi:
         return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH_KEY, b"%d" % len(head)), start], tail=tail)
 
     async def server(self, request: Request) -> Response:
-        """What this server is."""
+        """The name, version and protocol extensions of this server."""
         return json_response(self._server)
 
     async def live(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ class InferenceApi:
         return Response(200, await request.turns.run(listed(views, _indexed, request.hold)), [JSON_TYPE])
 
     async def load(self, request: Request) -> Response:
-        """Wake a function and make it available."""
+        """Wake a function; one that was unloaded becomes available again."""
         body = await request.body(SHORT)
         if body and decode_json(_load_decoder, body).parameters:
             raise CallerError("load takes no parameters: to change a function, deploy a new version")
