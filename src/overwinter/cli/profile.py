@@ -46,7 +46,7 @@ def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str
     """Measure memory and latency of a function over cores, batch sizes and concurrency, and of each of its layers.
 
     Configurations that are already known are not measured again; functions of a tenant with the same program share a
-    profile. While the node serves requests it measures slowly.
+    profile. Measuring takes longer while the node serves requests.
     """
     from overwinter.cli.progress import configuration_bar
 

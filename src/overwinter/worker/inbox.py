@@ -1,4 +1,4 @@
-"""Receives the messages of a process that runs programs."""
+"""Receives the messages that the node sends to a worker or an executor."""
 
 import gc
 import select
@@ -18,20 +18,22 @@ class Inbox(Generic[In]):
     """The incoming side of a channel."""
 
     def __init__(self, channel: Channel[In], is_busy: Callable[[], bool]) -> None:
-        """`is_busy`: whether something runs while this waits."""
+        """`is_busy`: whether the process runs something in other threads."""
         self._channel = channel
         self._is_busy = is_busy
-        self._waiting = select.poll()
-        self._waiting.register(channel.fileno(), select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
         self._heap_released = False
 
     def has_message(self) -> bool:
         """Whether a message waits, or the other end is closed."""
-        return bool(self._waiting.poll(0))
+        return bool(self._poll.poll(0))
 
     def receive(self) -> tuple[In, list[int]]:
-        """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
-        while not self._heap_released and not self._waiting.poll(IDLE_MS):
+        """Return the next message and its descriptors; if none comes for IDLE_MS while nothing runs, release memory.
+        Raises ChannelClosedError.
+        """
+        while not self._heap_released and not self._poll.poll(IDLE_MS):
             if not self._is_busy():
                 gc.collect()
                 release_heap()
