@@ -94,7 +94,7 @@ def _inputs(
 
 
 def _lists(array: Any) -> tuple[list[int], Any]:
-    """Return the shape of an output and its elements as nested lists of numbers and text."""
+    """Return the shape of an output, and its elements as nested lists."""
     value = array.tolist() if hasattr(array, "tolist") else array
     if hasattr(array, "shape"):
         return list(array.shape), _as_text(value)
