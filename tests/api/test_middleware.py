@@ -1,5 +1,5 @@
 """Who is refused before the routes is answered as by a route, the result of every call is written down, and no caller
-takes all places.
+takes all slots.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ def test_what_failed_and_what_was_broken_off_is_written_down(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("by_tenant", [False, True])
 @pytest.mark.parametrize(("bound", "named"), [("connections_max", "connections-max"), ("uploads_max", "uploads-max")])
-def test_one_caller_leaves_places_for_others(tmp_path: Path, bound: str, named: str, by_tenant: bool) -> None:
+def test_one_caller_leaves_slots_for_others(tmp_path: Path, bound: str, named: str, by_tenant: bool) -> None:
     """With tokens all addresses of a tenant count together, and tenants at one address do not."""
     limits = msgspec.structs.replace(LIMITS, **{bound: 8})
     file = TokenFile(tmp_path)

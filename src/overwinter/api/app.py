@@ -20,9 +20,9 @@ from overwinter.api.inference import InferenceApi
 from overwinter.api.middleware import RequestMiddleware
 from overwinter.api.operations import routes_of
 from overwinter.api.pages import Pages
-from overwinter.api.places import Places
 from overwinter.api.profiles import ProfileApi
 from overwinter.api.protocol import BoundedProtocol
+from overwinter.api.slots import FairSlots
 from overwinter.api.telemetry import TelemetryApi
 from overwinter.core.config import RequestLimits
 from overwinter.node.threads import Threads
@@ -56,8 +56,8 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     # Each path has exactly one form: Starlette must not redirect from or to a trailing slash.
     router = Router(routes_of(operations), redirect_slashes=False)
     # A request in progress keeps its connection, and the other connections can be closed for new ones.
-    places = Places(connections_most(limits))
-    return RequestMiddleware(router, access, budget, places, drain, open_paths)
+    slots = FairSlots(connections_most(limits))
+    return RequestMiddleware(router, access, budget, slots, drain, open_paths)
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:

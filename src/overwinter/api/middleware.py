@@ -18,7 +18,7 @@ from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error, error_response, refusal_log
 from overwinter.api.exchange import CLIENT, FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
 from overwinter.api.operations import AUDITED
-from overwinter.api.places import Places
+from overwinter.api.slots import FairSlots
 from overwinter.core.errors import OverloadedError
 
 CLOSE = (b"connection", b"close")
@@ -34,17 +34,17 @@ class RequestMiddleware:
         router: Router,
         access: Access,
         budget: Budget,
-        places: Places,
+        slots: FairSlots,
         drain: Drain,
         open_paths: Container[str],
     ) -> None:
-        """`places`: bounds the requests in progress of each caller. `open_paths` (health, pages about
-        the API) need no token and no place, and are answered even while the node stops.
+        """`slots`: one for each request in progress. `open_paths` (health, pages about the API) need no token and no
+        slot, and are answered even while the node stops.
         """
         self._router = router
         self._access = access
         self._budget = budget
-        self._places = places
+        self._slots = slots
         self._drain = drain
         self._open_paths = open_paths
         self._refusals = refusal_log()
@@ -57,7 +57,7 @@ class RequestMiddleware:
         scope[FIELDS] = dict(scope["headers"])
         # With `app` in the scope, Starlette's routes raise an HTTPException for 404 and 405, which is converted here.
         scope["app"] = self._router
-        started = has_place = False
+        started = has_slot = False
 
         async def send_answer(message: Message) -> None:
             nonlocal started
@@ -70,7 +70,7 @@ class RequestMiddleware:
         self._drain.enter()
         try:
             try:
-                has_place = self._admit(scope, hold)
+                has_slot = self._admit(scope, hold)
                 await self._router.app(scope, receive, send_answer)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
                 answer = answer_error(scope, error, self._refusals)
@@ -82,13 +82,13 @@ class RequestMiddleware:
             if not started:
                 await error_response(OverloadedError(TOO_LATE))(scope, receive, send_answer)
         finally:
-            if has_place:
-                self._places.leave(hold.caller)
+            if has_slot:
+                self._slots.release(hold.caller)
             hold.close()
             self._drain.leave()
 
     def _admit(self, scope: Scope, hold: Hold) -> bool:
-        """Find the caller; return whether the request has taken a place. Raises OverloadedError, UnauthorizedError,
+        """Find the caller; return whether the request has taken a slot. Raises OverloadedError, UnauthorizedError,
         ForbiddenError, RateError or StoreError if it is refused.
         """
         if scope["path"] in self._open_paths:
@@ -100,11 +100,11 @@ class RequestMiddleware:
         caller = scope[CALLER] = self._access.caller(scope[FIELDS])
         if caller.token is not None:
             hold.caller = caller.token.tenant
-        places = self._places
-        if not places.take(hold.caller):
+        slots = self._slots
+        if not slots.take(hold.caller):
             raise OverloadedError(
-                f"{places.of[hold.caller]} requests of this caller are in progress, and it may have no more now: wait "
-                "until some have ended, or start the node with more --connections-max"
+                f"too many requests are in progress, {slots.by_caller[hold.caller]} of them yours: try again when one "
+                "has ended, or start the node with a higher --connections-max"
             )
         return True
 

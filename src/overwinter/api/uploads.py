@@ -1,7 +1,7 @@
-"""Receives a block without a thread that waits for its sender.
+"""Receives uploaded blocks without a thread that waits for a sender.
 
-Chunks are collected on the loop and written by a disk thread, one piece after another. A slow sender
-occupies one of the many upload slots, but no thread. Its connection enforces a minimum rate.
+Received bytes are collected on the event loop, and a disk thread writes them in pieces. So a slow sender takes an
+upload slot and no thread. `connections.py` enforces the minimum rate.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import TypeVar
 
 from overwinter.api.exchange import Request
 from overwinter.api.front import Blocks, Upload
-from overwinter.api.places import Places
 from overwinter.api.reading import BodyLimits, body_of, check_length
+from overwinter.api.slots import FairSlots
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError
 from overwinter.core.ids import Address, TenantId
 from overwinter.node import clock
 
 PIECE_BYTES = 1 << 20
-"""The bytes that are written at once."""
+"""A piece is written as soon as it has this many bytes."""
 
 T = TypeVar("T")
 
@@ -30,17 +30,19 @@ class Uploads:
     """All uploads in progress."""
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
+        """`disk`: the threads that write the blocks."""
         self._disk = disk
         self._bounds = BodyLimits(limits.block_bytes_max)
-        self._places = Places(limits.uploads_max)
+        self._slots = FairSlots(limits.uploads_max)
 
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
         """Store the body of a request; return False if the tenant had sent it before.
 
-        Raises CallerError when the bytes have another address, OverloadedError when too many uploads are in progress.
+        Raises CallerError when the bytes do not match the address, and OverloadedError when too many uploads are in
+        progress.
         """
         check_length(request.fields, self._bounds)
-        with self._place(request.hold.caller):
+        with self._slot(request.hold.caller):
             await request.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
             try:
@@ -53,7 +55,7 @@ class Uploads:
                 await self._on_disk(opened.close)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
-        """Run disk work in a thread; it has ended when this returns, even after a cancellation."""
+        """Run disk work in a thread. It has ended when this returns or raises, even after a cancellation."""
         doing = asyncio.get_running_loop().run_in_executor(self._disk, work)
         try:
             return await asyncio.shield(doing)
@@ -76,15 +78,15 @@ class Uploads:
             await self._on_disk(partial(upload.write, piece))
 
     @contextmanager
-    def _place(self, caller: str) -> Iterator[None]:
-        """Count an upload; raise OverloadedError when there are too many."""
-        places = self._places
-        if not places.take(caller):
+    def _slot(self, caller: str) -> Iterator[None]:
+        """Take a slot for an upload, and release it at the end; raise OverloadedError if the caller may take none."""
+        slots = self._slots
+        if not slots.take(caller):
             raise OverloadedError(
-                f"{places.of[caller]} blocks are being uploaded by this caller, and it may upload no more now: try "
-                "again when one is done, or start the node with more --uploads-max"
+                f"too many uploads are in progress, {slots.by_caller[caller]} of them yours: try again when one has "
+                "ended, or start the node with a higher --uploads-max"
             )
         try:
             yield
         finally:
-            places.leave(caller)
+            slots.release(caller)
