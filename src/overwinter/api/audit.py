@@ -1,9 +1,11 @@
-"""The audit log: one line of JSON for each authenticated call that may change something, including refused ones, and
-for each change of the tokens.
+"""The audit log: one line of JSON for each request that may change something, if it has a token, and for each change of
+the tokens.
 
-The log is bounded: a file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write
-LINES_PER_S lines per second, and its next line says how many were left out, so that one tenant cannot displace the
-entries of another.
+A request that its operation refuses has a line too. One that is refused earlier has none: 401, 429, a header that names
+another tenant, and 503 if the node stops or has too many requests in progress.
+
+A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write LINES_PER_S lines per
+second, and its next line says how many were left out, so that one tenant cannot displace the lines of another.
 """
 
 import os
@@ -22,25 +24,30 @@ FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
 LINES_PER_S = 20.0
 PATH_MAX = 512
+"""The most characters of a path; the rest is left out."""
 TENANTS_MAX = 10_000
+"""The most tenants whose rates are kept."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, or one change of the tokens."""
+    """One request, or one change of the tokens."""
 
     at: str
-    """When the request was answered, in UTC."""
+    """When the answer to the request began, or when the tokens were changed, in UTC."""
     by: str
     """The token's id, or the user who changed the tokens on the node's machine."""
     label: str = ""
     """The label of the token."""
     tenant: TenantId
-    """The tenant for which the request acted."""
+    """The tenant for which the request acted, or whose tokens or limits were changed."""
     caller: str = ""
-    """The client's address."""
+    """The client's IPv4 address, or its IPv6 network (the first 64 bits of the address)."""
     method: str
+    """The HTTP method, or the command that changed the tokens, such as `token create`."""
     path: str
+    """The path of the request, or the id of the changed token; for `token limit` the tenant."""
     status: int
+    """The status of the answer; 0 for a change of the tokens."""
     left_out: int = 0
     """The number of the tenant's lines that were left out before this one, because it exceeded its rate or they
     could not be written.
@@ -48,9 +55,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The audit file. It is written on the event loop: a line takes about ten microseconds, and is rare."""
+    """The audit file. It is written on the event loop, because lines are rare and one takes about ten microseconds."""
 
     def __init__(self, data: Path, log: Callable[[str], None]) -> None:
+        """`data`: the data directory; `log`: receives a message when lines can no longer be written."""
         self._path = data / FILE
         self._log = log
         self._rates: dict[TenantId, Rate] = {}
@@ -58,10 +66,10 @@ class Audit:
         self._failing = False
 
     def add(self, line: Line, now: float) -> None:
-        """Write a line, unless its tenant has written too many; `now` is on any monotonic clock."""
+        """Write a line, unless its tenant exceeds its rate; `now` is the time of any monotonic clock."""
         tenant = line.tenant
         if len(self._rates) > TENANTS_MAX:
-            # Tenants may be unlimited in number, because the operator may act for any name.
+            # The number of tenants is not bounded, because an administrator may act for any name.
             self._rates.clear()
         if self._rates.setdefault(tenant, Rate(LINES_PER_S)).wait_s(now):
             self._left_out[tenant] += 1
