@@ -11,7 +11,7 @@ from overwinter.api.access import CALLER
 from overwinter.api.budget import Budget, Hold
 from overwinter.api.exchange import CLIENT_LEFT, CONNECTION, FIELDS, HOLD, Request
 from overwinter.api.reading import BodyLimits
-from overwinter.api.steps import Turns
+from overwinter.api.steps import StepRunner
 from overwinter.core.errors import CallerError, TooLargeError
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ def request(budget: Budget, line: Line, *chunks: bytes) -> Request:
     fields = {b"content-length": b"%d" % sum(map(len, chunks))}
     hold = Hold(budget, "caller")
     scope = {"type": "http", FIELDS: fields, HOLD: hold, CALLER: SimpleNamespace(), CONNECTION: line}
-    return Request(scope, receive, Turns())
+    return Request(scope, receive, StepRunner())
 
 
 def test_a_body_is_held_before_it_is_read() -> None:

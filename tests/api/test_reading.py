@@ -20,7 +20,7 @@ from overwinter.api.reading import (
     inflate,
     read_body,
 )
-from overwinter.api.steps import STEP_BYTES, Turns, finish
+from overwinter.api.steps import STEP_BYTES, StepRunner, finish
 from overwinter.core.errors import CallerError, OverloadedError, TooLargeError
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def read(chunks: Iterable[bytes], hold: Hold, bounds: BodyLimits) -> bytes:
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     async def work() -> bytes:
-        return bytes(await read_body(receive, {}, hold, Turns(), bounds))
+        return bytes(await read_body(receive, {}, hold, StepRunner(), bounds))
 
     return asyncio.run(work())
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from overwinter.api.steps import Steps, Turns, finish
+from overwinter.api.steps import StepRunner, Steps, finish
 
 
 def counting(name: str, steps: int, seen: list[str]) -> Steps[str]:
@@ -25,11 +25,11 @@ def test_others_have_their_turn_between_two_steps() -> None:
             await asyncio.sleep(0)
 
     async def work() -> None:
-        turns = Turns()
+        runner = StepRunner()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(turns.run(counting("first", 3, seen)))
-            tasks.create_task(turns.run(counting("second", 2, seen)))
-            tasks.create_task(turns.run(counting("short", 0, seen)))
+            tasks.create_task(runner.run(counting("first", 3, seen)))
+            tasks.create_task(runner.run(counting("second", 2, seen)))
+            tasks.create_task(runner.run(counting("short", 0, seen)))
             tasks.create_task(neighbour())
 
     asyncio.run(work())

@@ -14,7 +14,7 @@ from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Hold
 from overwinter.api.connections import PIECE_BYTES
 from overwinter.api.reading import BodyLimits, Fields, check_length, read_body
-from overwinter.api.steps import Turns
+from overwinter.api.steps import StepRunner
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
 
@@ -114,12 +114,12 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:
 class Request(HTTPConnection):
     """One HTTP request. Starlette's class reads a body of any size; this one reads it within bounds."""
 
-    def __init__(self, scope: Scope, receive: Receive, turns: Turns) -> None:
+    def __init__(self, scope: Scope, receive: Receive, steps: StepRunner) -> None:
         super().__init__(scope)
         self.receive = receive
         self.fields: Fields = scope[FIELDS]
-        self.turns = turns
-        """Runs the steps of long work, one per iteration of the event loop."""
+        self.steps = steps
+        """Runs long work in steps."""
         self.hold: Hold = scope[HOLD]
         """The request's memory reservation. It is released when the answer is sent."""
         self.caller: Caller = scope[CALLER]
@@ -133,8 +133,8 @@ class Request(HTTPConnection):
         """
         if announced := check_length(self.fields, bounds):
             await self.reserve(announced * bounds.cost)
-        body = await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
-        await self.turns.bodies.turn(self.hold.caller, len(body))
+        body = await read_body(self.receive, self.fields, self.hold, self.steps, bounds)
+        await self.steps.body_starts.turn(self.hold.caller, len(body))
         return body
 
     async def reserve(self, nbytes: int) -> None:

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from overwinter.api.exchange import Request
-from overwinter.api.steps import Turns
+from overwinter.api.steps import StepRunner
 from overwinter.core.errors import ForbiddenError
 from overwinter.store.tokens import SCOPES
 from overwinter.store.tokens import Scope as TokenScope
@@ -69,15 +69,15 @@ class Operation(msgspec.Struct, frozen=True):
 class _Endpoint:
     """An operation as an ASGI application."""
 
-    def __init__(self, operation: Operation, turns: Turns) -> None:
+    def __init__(self, operation: Operation, steps: StepRunner) -> None:
         self._handler = operation.handler
         self._scope = operation.scope
         self._is_audited = operation.is_audited
-        self._turns = turns
+        self._steps = steps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[AUDITED] = self._is_audited
-        request = Request(scope, receive, self._turns)
+        request = Request(scope, receive, self._steps)
         if self._scope is not None and self._scope not in (has := request.caller.scopes):
             raise ForbiddenError(
                 f"this token has the scopes {', '.join(sorted(has))}, and the operation needs {self._scope}"
@@ -88,8 +88,8 @@ class _Endpoint:
 
 def routes_of(operations: Iterable[Operation]) -> list[Route]:
     """The operations as routes; Starlette tries them in this order."""
-    turns = Turns()
+    steps = StepRunner()
     return [
-        Route(each.path, _Endpoint(each, turns), methods=[each.method], name=each.handler.__name__)
+        Route(each.path, _Endpoint(each, steps), methods=[each.method], name=each.handler.__name__)
         for each in operations
     ]

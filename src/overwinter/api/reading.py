@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Message, Receive
 
 from overwinter.api.budget import SMALL_BYTES, Hold
-from overwinter.api.steps import STEP_BYTES, Steps, Turns
+from overwinter.api.steps import STEP_BYTES, StepRunner, Steps
 from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.tensor import Buffer
 
@@ -86,7 +86,7 @@ class BodyLimits(msgspec.Struct, frozen=True):
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.advice}")
 
 
-async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, limits: BodyLimits) -> Buffer:
+async def read_body(receive: Receive, fields: Fields, hold: Hold, steps: StepRunner, limits: BodyLimits) -> Buffer:
     """Read the whole body, decompressed. The memory for its announced length is reserved already.
 
     Raises TooLargeError when it exceeds its limit, compressed or decompressed, OverloadedError when there is no memory
@@ -99,7 +99,7 @@ async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, 
     elif len(body) > limits.bytes_max:
         raise limits.error()
     if (coding := fields.get(b"content-encoding")) is not None:
-        return await turns.run(inflate(body, coding, hold, limits))
+        return await steps.run(inflate(body, coding, hold, limits))
     return body
 
 

@@ -1,7 +1,7 @@
-"""Runs long work in steps, so that it does not block the loop.
+"""Runs long work in steps, so that it does not block the event loop.
 
-Such work is a generator that yields after each bounded step and returns its result. Short work never yields. Threads
-would not help: work that holds the GIL in a thread also blocks the loop.
+Such work is a generator that yields after each bounded step and returns its result. Short work never yields. A thread
+would not help: while it holds the GIL, the loop waits.
 """
 
 import asyncio
@@ -11,44 +11,40 @@ from typing import TypeVar
 from overwinter.api.starts import Starts
 
 STEP_BYTES = 64 << 10
-"""The approximate bytes that one step reads or makes: well below a millisecond of work, for any kind of element."""
+"""The approximate number of bytes that one step reads or writes. It takes well below a millisecond."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 
 def finish(steps: Steps[T]) -> T:
-    """Run all steps without a pause, and return the result."""
+    """Run all steps at once, and return the result."""
     while (done := _step(steps)) is None:
         pass
     return done[0]
 
 
-class Turns:
-    """Runs one step per iteration of the event loop.
-
-    Concurrent pieces of work take their steps in turn. Otherwise many together would block the loop as long as one
-    without pauses.
-    """
+class StepRunner:
+    """Runs the steps of all requests, those after the first one at a time, one in each iteration of the event loop."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self.bodies = Starts()
-        """In which order complete bodies are handled; their further steps follow as those of other work."""
+        self._lock = asyncio.Lock()
+        self.body_starts = Starts()
+        """Bounds how many complete request bodies begin to be handled in one iteration, in turns of the callers."""
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run the steps and return the result; work of one step is done at once."""
+        """Run the first step at once and each other one in its turn; return the result."""
         done = _step(steps)
         while done is None:
             # The lock is fair: each waiting request runs a step before this one runs its next.
-            async with self._turn:
+            async with self._lock:
                 await asyncio.sleep(0)
                 done = _step(steps)
         return done[0]
 
 
 def _step(steps: Steps[T]) -> tuple[T] | None:
-    """Run one step; returns the result after the last."""
+    """Run the next step; return a tuple with the result if it was the last, otherwise None."""
     try:
         next(steps)
     except StopIteration as done:
