@@ -113,15 +113,15 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         gc.collect()
         gc.freeze()
         async with asyncio.TaskGroup() as tasks:
-            front = tasks.create_task(serve(app, listener, config.requests, drain))
+            serving = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))
             readiness = tasks.create_task(report_ready(node))
             stop_requested = tasks.create_task(stop.wait())
             await asyncio.wait([stop_requested, broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in (front, stop_requested, readiness):
+            for task in (serving, stop_requested, readiness):
                 task.cancel()
             # The node may also fail during the drain.
-            await asyncio.wait([front])
+            await asyncio.wait([serving])
             if broken.done():
                 await node.broken()
             broken.cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overwinter.api.tenancy import TenantFront, TenantNames
+from overwinter.api.tenancy import TenantNames, TenantNode
 from overwinter.core.call import Call
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.ids import NAME_MAX
@@ -76,7 +76,7 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(node: FakeNode) -
     put(node, "squatter")
     squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
     asyncio.run(node.deploy(squatted))
-    acme = TenantFront(node, "acme", Quota())
+    acme = TenantNode(node, "acme", Quota())
     for refused in (lambda: acme.view("f", None), lambda: acme.view("f", 1), lambda: acme.owner("f")):
         with pytest.raises(NotFoundError) as result:
             refused()
@@ -85,12 +85,12 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(node: FakeNode) -
         asyncio.run(acme.infer(Call("f", None, [])))
     assert (list(acme.functions()), acme.versions("f")) == ([], ())
     assert list(acme.functions("squatter")) == []
-    assert [view.name for view in TenantFront(node, "squatter", Quota()).functions()] == ["acme..f"]
+    assert [view.name for view in TenantNode(node, "squatter", Quota()).functions()] == ["acme..f"]
 
 
 def test_a_name_is_as_long_as_the_node_can_keep(node: FakeNode) -> None:
     put(node, "acme")
-    acme = TenantFront(node, "acme", Quota())
+    acme = TenantNode(node, "acme", Quota())
     most = NAME_MAX - len("acme..")
     asyncio.run(acme.deploy(manifest_of("f" * most, PROGRAM, TAKES, TAKES)))
     assert acme.view("f" * most, None).version == 1

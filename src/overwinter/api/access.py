@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import msgspec
 
 from overwinter.api.audit import Audit, Line, time_text
-from overwinter.api.front import Front
+from overwinter.api.node_interface import NodeInterface
 from overwinter.api.rates import Rate
 from overwinter.api.sites import Sites
-from overwinter.api.tenancy import TenantFront
+from overwinter.api.tenancy import TenantNode
 from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
 from overwinter.core.ids import TenantId
 from overwinter.node import clock
@@ -42,7 +42,7 @@ ABSENT = (
 class Caller(msgspec.Struct, frozen=True):
     """The tenant for which a request acts, and its view of the node."""
 
-    front: Front
+    node: NodeInterface
     tenant: TenantId | None = None
     """The tenant; None on a node without tokens, where the header names it."""
     token: Token | None = None
@@ -51,7 +51,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     def translated(self, text: str) -> str:
         """Replace the node's names in a text by those of the caller."""
-        return self.front.names.translated(text) if isinstance(self.front, TenantFront) else text
+        return self.node.names.translated(text) if isinstance(self.node, TenantNode) else text
 
 
 class _Grant(msgspec.Struct, frozen=True):
@@ -67,16 +67,16 @@ class Access:
     """Authenticates requests."""
 
     def __init__(
-        self, front: Front, file: TokenFile | None = None, audit: Audit | None = None, sites: Sites | None = None
+        self, node: NodeInterface, file: TokenFile | None = None, audit: Audit | None = None, sites: Sites | None = None
     ) -> None:
         """Create it. `file`: the tokens; without one no request is authenticated. `sites`: checks requests without
         tokens. Raises StoreError when the file cannot be read.
         """
-        self._front = front
+        self._node = node
         self._sites = sites
         self._file = file
         self._audit = audit
-        self.anonymous = Caller(front)
+        self.anonymous = Caller(node)
         """The caller of requests without a token."""
         self._known: KnownTokens = NO_TOKENS
         self._version: object = None
@@ -149,8 +149,8 @@ class Access:
         if len(self._seen) >= SEEN_MAX:
             self._seen.clear()
         scopes = frozenset(SCOPES if "admin" in token.scopes else token.scopes)
-        front = TenantFront(self._front, token.tenant, self._quota(token.tenant), operator="admin" in scopes)
-        caller = Caller(front, token.tenant, token, scopes)
+        node = TenantNode(self._node, token.tenant, self._quota(token.tenant), operator="admin" in scopes)
+        caller = Caller(node, token.tenant, token, scopes)
         grant = _Grant(caller, token.tenant.encode(), self._rate(token.tenant))
         self._seen[said] = grant
         return grant
@@ -165,7 +165,7 @@ class Access:
         if not is_tenant(name):
             raise CallerError(f"{name[:80]!r} is not a tenant name")
         tenant = TenantId(name)
-        return Caller(TenantFront(self._front, tenant, self._quota(tenant)), tenant, mine.token, mine.scopes)
+        return Caller(TenantNode(self._node, tenant, self._quota(tenant)), tenant, mine.token, mine.scopes)
 
     def _quota(self, tenant: TenantId) -> Quota:
         return self._known.quotas.get(tenant, Quota())

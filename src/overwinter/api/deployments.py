@@ -18,9 +18,9 @@ from overwinter.api.answers import MissingBlocks, RegisteredFunction, Registered
 from overwinter.api.caller_thread import CallerThread
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.floats import check_floats
-from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
+from overwinter.api.node_interface import FunctionView
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import BodyLimits
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
@@ -150,7 +150,7 @@ class DeploymentApi:
         """Those of the given blocks that the tenant has to send."""
         tenant = tenant_of(request)
         body = await request.body(QUERY)
-        blocks = request.caller.front.repository
+        blocks = request.caller.node.repository
 
         def missing() -> Sequence[Address]:
             # Decoding 16,384 addresses takes as long as a hundred requests, so the thread does it. It also reads the
@@ -168,7 +168,7 @@ class DeploymentApi:
             raise CallerError(f"{address!r} is not a block's address: 64 hexadecimal digits in lower case")
         if request.headers.get("content-encoding", "identity") != "identity":
             raise MediaError("blocks are sent as they are, without a content-encoding")
-        new = await self._uploads.receive(request, request.caller.front.repository, tenant, address)
+        new = await self._uploads.receive(request, request.caller.node.repository, tenant, address)
         return json_response(StoredBlock(address, new), 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
@@ -178,7 +178,7 @@ class DeploymentApi:
         read = partial(read_manifest, kind, body)
         manifest = await self._manifests.run(request.hold.caller, tenant_of(request), read)
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
-        deployed = await request.caller.front.deploy(manifest)
+        deployed = await request.caller.node.deploy(manifest)
         return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)
 
     async def register_pipeline(self, request: Request) -> Response:
@@ -187,20 +187,20 @@ class DeploymentApi:
         body = await request.body(PIPELINE)
         check_floats(body)
         pipeline = decode_pipeline(body)
-        deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
+        deployed = await request.caller.node.deploy_pipeline(pipeline, tenant)
         return json_response(RegisteredPipeline(pipeline.name, deployed.version), 201)
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with its description."""
-        return await _listed(request, request.caller.front.pipelines())
+        return await _listed(request, request.caller.node.pipelines())
 
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with its description."""
-        return await _listed(request, request.caller.front.functions())
+        return await _listed(request, request.caller.node.functions())
 
     async def function(self, request: Request) -> Response:
         """One version of a function, by default the current one; or a pipeline."""
-        return json_response(request.caller.front.view(*function_of(request)).info(True))
+        return json_response(request.caller.node.view(*function_of(request)).info(True))
 
     async def traffic(self, request: Request) -> Response:
         """Set the shares of versions in the requests that name no version, in per cent; with no shares, the newest
@@ -210,14 +210,14 @@ class DeploymentApi:
         check_shares(traffic.shares)
         name, _ = function_of(request)
         check_owner(request, name)
-        await request.caller.front.set_traffic(name, traffic.shares)
+        await request.caller.node.set_traffic(name, traffic.shares)
         return json_response(traffic)
 
     async def remove(self, request: Request) -> Response:
         """Remove one version of a function, or all, or a pipeline."""
         name, version = function_of(request)
         check_owner(request, name)
-        await request.caller.front.remove(name, version)
+        await request.caller.node.remove(name, version)
         return json_response(Removed(name, version))
 
 

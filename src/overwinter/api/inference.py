@@ -22,8 +22,8 @@ from overwinter.api.answers import (
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.draining import Drain
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
-from overwinter.api.front import FunctionView
 from overwinter.api.listing import listed
+from overwinter.api.node_interface import FunctionView
 from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import BodyLimits
@@ -131,7 +131,7 @@ class InferenceApi:
     async def infer(self, request: Request) -> Response:
         """Run a function on the body's tensors."""
         name, version = function_of(request)
-        view = request.caller.front.view(name, version)
+        view = request.caller.node.view(name, version)
         head_bytes = head_length(request)
         if head_bytes is not None and head_bytes > self._limits.json_bytes_max:
             raise TooLargeError(
@@ -148,7 +148,7 @@ class InferenceApi:
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
         call = Call(name, version, inference.inputs, inference.timeout_s, inference.priority, hold=request.hold.grow)
-        reply = await request.unless_gone(request.caller.front.infer(call))
+        reply = await request.unless_gone(request.caller.node.infer(call))
         return await self._answer(request, reply, inference)
 
     async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
@@ -169,12 +169,12 @@ class InferenceApi:
 
     async def live(self, request: Request) -> Response:
         """Whether the node works; 400 if not, as the protocol requires."""
-        live = request.caller.front.live()
+        live = request.caller.node.live()
         return json_response(Live(live), 200 if live else 400)
 
     async def ready(self, request: Request) -> Response:
         """Whether the node answers new requests; a draining node does not."""
-        ready = request.caller.front.ready() and not self._drain.begun
+        ready = request.caller.node.ready() and not self._drain.begun
         return json_response(Ready(ready), 200 if ready else 400)
 
     async def models(self, request: Request) -> Response:
@@ -186,7 +186,7 @@ class InferenceApi:
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
         view = _view(request)
-        versions = tuple(str(version) for version in request.caller.front.versions(view.name))
+        versions = tuple(str(version) for version in request.caller.node.versions(view.name))
         return json_response(
             ModelMetadata(view.name, versions, view.platform, _tensors(view.inputs), _tensors(view.outputs))
         )
@@ -230,7 +230,7 @@ class InferenceApi:
             raise CallerError("load takes no parameters: to change a function, deploy a new version")
         name, version = function_of(request)
         check_owner(request, name)
-        await request.unless_gone(request.caller.front.load(name, version))
+        await request.unless_gone(request.caller.node.load(name, version))
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:
@@ -241,7 +241,7 @@ class InferenceApi:
             decode_json(_load_decoder, body)
         name, version = function_of(request)
         check_owner(request, name)
-        await request.caller.front.unload(name, version)
+        await request.caller.node.unload(name, version)
         return Response(200, b"", [])
 
 
@@ -257,11 +257,11 @@ def function_of(request: Request) -> tuple[FunctionName, int | None]:
 
 
 def _view(request: Request) -> FunctionView:
-    return request.caller.front.view(*function_of(request))
+    return request.caller.node.view(*function_of(request))
 
 
 def _views(request: Request) -> Iterator[FunctionView]:
-    return chain(request.caller.front.functions(), request.caller.front.pipelines())
+    return chain(request.caller.node.functions(), request.caller.node.pipelines())
 
 
 def head_length(request: Request) -> int | None:

@@ -9,8 +9,8 @@ import asyncio
 import msgspec
 
 from overwinter.api.exchange import Request, Response, StreamingResponse, Write, decode_json, json_response
-from overwinter.api.front import Front
 from overwinter.api.inference import SHORT, function_of
+from overwinter.api.node_interface import NodeInterface
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.errors import OverwinterError
@@ -47,7 +47,7 @@ class ProfileApi:
 
     async def known(self, request: Request) -> Response:
         """The profile of a function on this machine."""
-        return json_response(request.caller.front.known_profile(*function_of(request)))
+        return json_response(request.caller.node.known_profile(*function_of(request)))
 
     async def measure(self, request: Request) -> StreamingResponse:
         """Measure the configurations in the body that are not known; without a body, all that the settings allow."""
@@ -55,15 +55,15 @@ class ProfileApi:
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)
         check_owner(request, name)
-        version = request.caller.front.view(name, version).version
+        version = request.caller.node.view(name, version).version
 
         async def produce(write: Write) -> None:
-            await _write_lines(request.caller.front, name, version, wanted, write)
+            await _write_lines(request.caller.node, name, version, wanted, write)
 
         return StreamingResponse(LINES, produce)
 
 
-async def _write_lines(front: Front, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
+async def _write_lines(node: NodeInterface, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
     lines: asyncio.Queue[Line | None] = asyncio.Queue()
 
     def report(progress: Progress) -> None:
@@ -71,7 +71,7 @@ async def _write_lines(front: Front, name: FunctionName, version: int, wanted: W
 
     async def work() -> None:
         try:
-            lines.put_nowait(Line(profile=await front.profile(name, version, wanted, report)))
+            lines.put_nowait(Line(profile=await node.profile(name, version, wanted, report)))
         except OverwinterError as error:
             lines.put_nowait(Line(error=str(error), status=error.status))
         lines.put_nowait(None)

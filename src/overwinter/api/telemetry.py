@@ -41,31 +41,31 @@ class TelemetryApi:
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""
-        return _counted(request, Response(200, await request.caller.front.telemetry.metrics(), [METRICS_TYPE]))
+        return _counted(request, Response(200, await request.caller.node.telemetry.metrics(), [METRICS_TYPE]))
 
     async def activity(self, request: Request) -> Response:
         """The current state of the node and its functions."""
-        return _counted(request, json_response(await request.caller.front.telemetry.activity()))
+        return _counted(request, json_response(await request.caller.node.telemetry.activity()))
 
     async def devices(self, request: Request) -> Response:
         """The devices of the pool and the functions there. A tenant gets only its own, on the devices that serve it."""
-        return _counted(request, json_response(await request.caller.front.telemetry.devices()))
+        return _counted(request, json_response(await request.caller.node.telemetry.devices()))
 
     async def usage(self, request: Request) -> Response:
         """The usage of each function, of all tenants or of the one in the path."""
         tenant = request.path_params.get("tenant")
-        used = await request.caller.front.telemetry.usage(None if tenant is None else TenantId(tenant))
+        used = await request.caller.node.telemetry.usage(None if tenant is None else TenantId(tenant))
         return Response(200, await request.steps.run(listed(used, lambda each: each, request.hold)), [JSON_TYPE])
 
     async def explain(self, request: Request) -> Response:
         """The state of a function and the reasons of the last decisions."""
-        return _counted(request, json_response(await request.caller.front.telemetry.explain(*function_of(request))))
+        return _counted(request, json_response(await request.caller.node.telemetry.explain(*function_of(request))))
 
     async def logs(self, request: Request) -> Response:
         """The last output of a function's code, for its own tenant only, because it may contain requests."""
         name, version = function_of(request)
         check_owner(request, name)
-        return _counted(request, json_response(await request.caller.front.telemetry.logs(name, version)))
+        return _counted(request, json_response(await request.caller.node.telemetry.logs(name, version)))
 
 
 def _counted(request: Request, response: Response) -> Response:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
-from overwinter.api.front import Blocks, Deployed, DeployResult, Front, FunctionView, Telemetry, Upload
+from overwinter.api.node_interface import Blocks, Deployed, DeployResult, FunctionView, NodeInterface, Telemetry, Upload
 from overwinter.api.tenant_telemetry import TenantTelemetry
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
@@ -85,7 +85,7 @@ class _View:
 
     @property
     def state(self) -> Availability:
-        """READY: a request would be answered."""
+        """Whether it answers requests."""
         return self._view.state
 
     @property
@@ -126,18 +126,18 @@ class _QuotaBlocks:
         self._nbytes = nbytes
 
     def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float) -> Sequence[Address]:
-        """Return the addresses that the tenant has not sent yet."""
+        """Return the addresses of blocks that the tenant must send."""
         return self._blocks.missing(tenant, addresses, now)
 
-    def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None) -> Upload:
-        """Begin to store one block."""
+    def upload(self, tenant: TenantId, address: Address, tenant_bytes: int | None = None) -> Upload:
+        """Begin to store one block; the quota replaces `tenant_bytes`."""
         return self._blocks.upload(tenant, address, self._nbytes)
 
 
-class TenantFront:
+class TenantNode:
     """The node as one tenant sees it."""
 
-    def __init__(self, node: Front, tenant: TenantId, quota: Quota, *, operator: bool = False) -> None:
+    def __init__(self, node: NodeInterface, tenant: TenantId, quota: Quota, *, operator: bool = False) -> None:
         """`operator`: telemetry covers the whole node and all tenants."""
         self._node = node
         self._tenant = tenant
@@ -152,11 +152,11 @@ class TenantFront:
         return TenantTelemetry(self._node, self._tenant, self.names, self._inner, self._operator)
 
     def live(self) -> bool:
-        """Whether the node's event loop works."""
+        """Whether the node's scheduler works."""
         return self._node.live()
 
     def ready(self) -> bool:
-        """Whether requests are answered."""
+        """Whether the node can start workers."""
         return self._node.ready()
 
     # Queries

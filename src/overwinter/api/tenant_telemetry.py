@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, TypeVarTuple, cast
 
 import msgspec
 
-from overwinter.api.front import Front, Telemetry
+from overwinter.api.node_interface import NodeInterface, Telemetry
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.devices import DeviceActivity, of_tenant
@@ -75,7 +75,7 @@ class TenantTelemetry:
 
     def __init__(
         self,
-        node: Front,
+        node: NodeInterface,
         tenant: TenantId,
         names: Names,
         inner: Callable[[FunctionName], FunctionName],

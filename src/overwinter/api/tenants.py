@@ -49,4 +49,4 @@ def check_owner(request: Request, name: FunctionName) -> None:
     """Raise ForbiddenError unless a function or pipeline belongs to the request's tenant; raise NotFoundError if there
     is none.
     """
-    check_tenant(tenant_of(request), request.caller.front.owner(name), repr(str(name)))
+    check_tenant(tenant_of(request), request.caller.node.owner(name), repr(str(name)))

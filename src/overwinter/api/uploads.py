@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from overwinter.api.exchange import Request
-from overwinter.api.front import Blocks, Upload
+from overwinter.api.node_interface import Blocks, Upload
 from overwinter.api.reading import BodyLimits, body_of, check_length
 from overwinter.api.slots import FairSlots
 from overwinter.core.config import RequestLimits

@@ -1,7 +1,7 @@
-"""The interface that the API needs from a node.
+"""The interface of a node that the API uses.
 
-The node is one implementation; the tests have another. Attributes are read-only properties, so that frozen structs of
-any package implement them.
+`node.Node` implements it, and so do `tenancy.TenantNode`, the node as one tenant sees it, and a fake node of the tests.
+Attributes are read-only properties, so that frozen structs of any package implement them.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -22,14 +22,11 @@ from overwinter.store.manifest import Manifest
 
 
 class FunctionView(Protocol):
-    """One deployed version of a function, or a pipeline, as callers see it.
-
-    Deployers receive it as JSON, so it is a struct with these fields and possibly further ones.
-    """
+    """One deployed version of a function, or a pipeline, as callers see it."""
 
     @property
     def name(self) -> FunctionName:
-        """The function."""
+        """The name of the function or pipeline."""
         ...
 
     @property
@@ -44,7 +41,7 @@ class FunctionView(Protocol):
 
     @property
     def state(self) -> Availability:
-        """READY: a request would be answered, even if the function is asleep."""
+        """READY: it answers requests, also while it has no worker. LOADING: it is on trial."""
         ...
 
     @property
@@ -54,7 +51,7 @@ class FunctionView(Protocol):
 
     @property
     def platform(self) -> str:
-        """The kind of model: overwinter_program, overwinter_pipeline."""
+        """`overwinter_program` or `overwinter_pipeline`."""
         ...
 
     @property
@@ -69,12 +66,12 @@ class FunctionView(Protocol):
 
     @property
     def settings(self) -> msgspec.Struct:
-        """Its settings: Settings for a function."""
+        """Its settings, or those of the pipeline."""
         ...
 
     def info(self, whole: bool = False, /) -> object:
-        """Its full description, as data for JSON; `whole`: with the details that only a query for one function returns.
-        Expensive.
+        """Return its description, as data for JSON, which takes long. `whole`: with the details that only a query for
+        one function returns.
         """
         ...
 
@@ -93,7 +90,7 @@ class DeployResult(Deployed, Protocol):
 
     @property
     def warning(self) -> str:
-        """Warnings of its trial; empty: none."""
+        """The warnings of its trial; empty: none."""
         ...
 
 
@@ -101,16 +98,16 @@ class Upload(Protocol):
     """An upload of a block. Its methods access the disk and are called in a thread."""
 
     def __enter__(self) -> Self:
-        """Enter the context."""
+        """Return the upload."""
         ...
 
     def write(self, chunk: Buffer, /) -> None:
-        """Append some bytes."""
+        """Append some bytes; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
         ...
 
     def commit(self, now: float, /) -> bool:
-        """Commit the block; False when the tenant had sent it before. Raises CallerError when the bytes do not match
-        the address. `now` is in seconds since 1970.
+        """Store the block; return False when the tenant had sent it before. Raises CallerError when the bytes do not
+        match the address. `now` is in seconds since 1970.
         """
         ...
 
@@ -125,16 +122,20 @@ class Blocks(Protocol):
     """The storage of uploaded blocks. Both methods access the disk and are called in a thread."""
 
     def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float, /) -> Sequence[Address]:
-        """Return those of `addresses` that the tenant has not sent yet."""
+        """Return those of `addresses` that the tenant must send. For the others, the time for which blocks are kept
+        although no function needs them begins again at `now` (seconds since 1970).
+        """
         ...
 
-    def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None, /) -> Upload:
-        """Begin to store one block of a tenant, which may store at most `most_bytes`."""
+    def upload(self, tenant: TenantId, address: Address, tenant_bytes: int | None = None, /) -> Upload:
+        """Begin to store one block. `tenant_bytes`: the most bytes that the tenant may store in total, if fewer than
+        the node allows.
+        """
         ...
 
 
 class Telemetry(Protocol):
-    """The telemetry of a node. Its results are sent as JSON unchanged."""
+    """The telemetry of a node. The API sends the metrics as they are, and all other results as JSON."""
 
     async def metrics(self) -> bytes:
         """All metrics, in Prometheus's text format."""
@@ -153,7 +154,7 @@ class Telemetry(Protocol):
         ...
 
     async def explain(self, name: FunctionName, version: int | None, /) -> object:
-        """The explanation of a function; raises NotFoundError if there is none."""
+        """The explanation of a function; raises NotFoundError for an unknown one."""
         ...
 
     async def logs(self, name: FunctionName, version: int | None, /) -> object:
@@ -161,30 +162,30 @@ class Telemetry(Protocol):
         ...
 
 
-class Front(Protocol):
-    """The node, as the API uses it. All methods raise OverwinterError."""
+class NodeInterface(Protocol):
+    """The node, as the API uses it. A method that fails raises an OverwinterError."""
 
     @property
     def repository(self) -> Blocks:
-        """The storage for uploaded blocks."""
+        """The storage of uploaded blocks."""
         ...
 
     def live(self) -> bool:
-        """Whether the node's event loop is running."""
+        """Whether the scheduler works; False once it has failed."""
         ...
 
     def ready(self) -> bool:
-        """Whether requests are answered."""
+        """Whether the node is live and can start workers."""
         ...
 
     def functions(self, tenant: TenantId | None = None, /) -> Iterable[FunctionView]:
-        """Return every version of every function, of all tenants or of one, each as it is when it is read, because
-        there may be thousands.
+        """Return every version of every function, of all tenants or of one. Each has the state of the moment at which
+        the iteration comes to it, because there may be thousands.
         """
         ...
 
     def pipelines(self, tenant: TenantId | None = None, /) -> Iterable[FunctionView]:
-        """Every pipeline, of all tenants or of one, each as it is when it is read."""
+        """Return every pipeline, of all tenants or of one, in the same way."""
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:
@@ -192,12 +193,12 @@ class Front(Protocol):
         ...
 
     def owner(self, name: FunctionName, /) -> TenantId:
-        """Return the tenant of a function or a pipeline; raise NotFoundError."""
+        """Return the tenant of a function or a pipeline; raise NotFoundError for an unknown name."""
         ...
 
     def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
-        """Return one version of a function, or its default version, or a pipeline; raise NotFoundError. Called for
-        every request, so it must be cheap.
+        """Return a version of a function, with None the default one, or a pipeline; raise NotFoundError if there is
+        none. It is called for every request, so it must be fast.
         """
         ...
 
@@ -206,11 +207,13 @@ class Front(Protocol):
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> DeployResult:
-        """Register a new version whose blocks are all stored; its tenant may have at most `functions_max` functions."""
+        """Register a new version, whose blocks must be stored, and try it; raise the error of its trial.
+        `functions_max`: the most versions of functions that its tenant may have, if fewer than the node allows.
+        """
         ...
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId, /) -> Deployed:
-        """Register a pipeline of a tenant's functions; it replaces a pipeline of that name."""
+        """Register a pipeline of a tenant's functions. It replaces the pipeline of that name, if there is one."""
         ...
 
     async def profile(
@@ -229,17 +232,19 @@ class Front(Protocol):
         ...
 
     async def set_traffic(self, name: FunctionName, shares: Shares, /) -> None:
-        """Set the versions that get the requests without a version; with no shares, the newest gets all."""
+        """Divide the requests that name no version among versions; with no shares, the newest version gets all."""
         ...
 
     async def remove(self, name: FunctionName, version: int | None, /) -> None:
-        """Remove one version of a function, or all, or a pipeline."""
+        """Remove a version of a function, with None all versions, or a pipeline."""
         ...
 
     async def load(self, name: FunctionName, version: int | None, /) -> None:
-        """Wake a function, and make it available again."""
+        """Wake a function, or all functions of a pipeline, also if it was unloaded."""
         ...
 
     async def unload(self, name: FunctionName, version: int | None, /) -> None:
-        """Unload a function: it releases its memory and answers no requests until it is loaded."""
+        """Unload a version of a function, with None all versions: it releases its memory and answers no requests until
+        it is loaded.
+        """
         ...
