@@ -1,11 +1,14 @@
-"""Counts open connections by client, and closes those that are idle or too slow.
+"""Counts open connections by client, and closes those that are too slow or idle for too long.
 
-Inactive connections never block a new one. At the limit, a connection of the client with the most is closed for one of
-a client with fewer: the one that has been without a request the longest, otherwise one that is still sending or
-reading. A new connection of the same client replaces only a stalled one, because an active one may have a request in
-transit. Connections whose requests are being answered stay; `middleware.py` bounds their number. Near the limit,
-answers close the connections of clients with many, which clients can detect. Times are checked periodically for all
-connections together, so a short request has no cost here.
+At the limit, a new connection is admitted only if another one can be closed for it. The first choice is a connection
+of the client with the most, if that client has more than the new one's: the one that has been without a request the
+longest, otherwise one on which the client is sending a request or reading an answer. The second choice is a stalled
+connection of the new one's client; an active one may have a request in transit. A connection whose request is being
+answered is never closed for another; `middleware.py` bounds the number of such requests.
+
+Near the limit, the answers to clients with many connections announce that the connection closes, so that the clients
+send no further request on it. The times of all connections are checked together and periodically: no request has a
+timer of its own.
 """
 
 import resource
@@ -19,16 +22,18 @@ PARSED_MAX = 64
 """The most request heads that one iteration of the event loop parses: about a millisecond of work."""
 PIECE_BYTES = 256 << 10
 """Long answers are written in pieces of this size."""
-DESCRIPTORS_SHARE = 4
-"""One in this many descriptors may be a client's connection; the others are for workers, blocks and files."""
+DESCRIPTORS_DIVISOR = 4
+"""The process's limit of descriptors divided by this is the most connections; the others are for workers and files."""
 LINGER_S = 30.0
-"""How long the rest of an unwanted body is read and discarded, so that its sender can read the reason."""
+"""How long the rest of an unwanted body is read and discarded, so that its sender can read the answer."""
 CROWDED_SHARE = 7 / 8
-"""Above this share of the allowed connections, those of clients with more than the others close after an answer."""
-TURNED_AWAY_SHARE = 1 / 8
-"""The additional connections that may be open to receive a refusal, as a share of the allowed connections."""
-TURNED_AWAY_S = 2.0
-"""How long such a connection stays open."""
+"""More open connections than this share of the limit are near the limit, and a client with at least this share of the
+average number per client has many.
+"""
+REFUSED_SHARE = 1 / 8
+"""The refused connections that may stay open in addition, as a share of the limit."""
+REFUSED_S = 2.0
+"""How long a refused connection stays open, so that its client can read the answer."""
 
 
 class Waits(NamedTuple):
@@ -39,13 +44,13 @@ class Waits(NamedTuple):
     empty: nothing from the client.
     """
     number: int
-    """Changes whenever the connection waits for something new."""
+    """Two events have different numbers, also if both are of one kind."""
     nbytes: int
-    """The bytes that have arrived."""
+    """The bytes of the current body that have arrived."""
 
 
 class Connection(Protocol):
-    """A connection of a client, and the event that it waits for."""
+    """A connection of a client."""
 
     client_key: str
     """The client's address or network (`client_of`)."""
@@ -69,10 +74,11 @@ class Connections:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.parsing = Starts(PARSED_MAX)
-        """The connections with received bytes, each until the end of its next request."""
+        """Parses received bytes, in turns of the clients."""
         self.starts = Starts()
-        """The requests that are complete enough to start, and those to cancel."""
+        """Starts requests whose heads are complete and cancels those of clients that left, in turns of the clients."""
         self.most = connections_most(limits)
+        """The limit of open connections."""
         self._longest_s = {
             "head": limits.head_timeout_s,
             "linger": LINGER_S,
@@ -80,22 +86,24 @@ class Connections:
             "close": limits.stall_s,
             "idle": limits.idle_timeout_s,
         }
+        """The longest time for each kind of event."""
         self._seen: dict[Connection, tuple[Waits, float]] = {}
         """For each connection, what it waited for at the last check, and since when."""
-        self._still: dict[Connection, None] = {}
-        """The connections that waited for the same event at the last two checks."""
+        self._unchanged: dict[Connection, None] = {}
+        """The connections that waited for the same event at the last two checks, and received nothing in between."""
         self._without_stalled: set[str] = set()
-        """The clients without a stalled connection, as found since the last check. It saves a search for each of many
-        new connections.
+        """The clients that were found to have no stalled connection since the last check. It saves a search for each of
+        many new connections.
         """
         self._all_answering: set[str] = set()
-        """The clients with no connection that could be closed for others, as found since the last check."""
+        """The clients that were found to have no connection to close for others since the last check."""
         self._refused: dict[Connection, float] = {}
-        """The refused connections, and since when."""
+        """The refused connections that are still open, and since when."""
         self._checked_at = 0.0
         self._idle: dict[str, dict[Connection, None]] = {}
-        """The connections without a request of each client, the longest idle first."""
+        """For each client, its connections without a request, the longest idle first."""
         self._counts: dict[str, int] = {}
+        """The number of connections of each client."""
 
     def admit(self, connection: Connection) -> bool:
         """Count a new connection without a request; return False if it must be refused."""
@@ -107,18 +115,18 @@ class Connections:
         self.idle(connection)
         return True
 
-    def turn_away(self, connection: Connection) -> None:
-        """Keep a refused connection open for a while: closing it at once would discard unread data, and the answer with
-        it.
+    def keep_refused(self, connection: Connection) -> None:
+        """Keep a refused connection open for a while: closing it at once would discard the data that it has not read,
+        and its client would not receive the answer.
         """
         self._refused[connection] = self._checked_at
-        if len(self._refused) > TURNED_AWAY_SHARE * self.most:
+        if len(self._refused) > REFUSED_SHARE * self.most:
             first = next(iter(self._refused))
             del self._refused[first]
             first.abort()
 
     def crowded(self, client: str) -> bool:
-        """Whether all clients together are near the limit of connections, and this one has as many as the others."""
+        """Whether the open connections are near the limit, and this client has many of them (CROWDED_SHARE)."""
         open_, mine = len(self._seen), self._counts.get(client, 0)
         return open_ > CROWDED_SHARE * self.most and mine * len(self._counts) >= CROWDED_SHARE * open_
 
@@ -127,7 +135,7 @@ class Connections:
         self._refused.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
-        self._still.pop(connection, None)
+        self._unchanged.pop(connection, None)
         self.busy(connection)
         self._counts[connection.client_key] -= 1
         if not self._counts[connection.client_key]:
@@ -149,12 +157,12 @@ class Connections:
                 del self._idle[connection.client_key]
 
     def sweep(self, now: float) -> None:
-        """Close connections that exceed their time."""
+        """Check all connections: close those that exceed their time."""
         self._checked_at = now
         for connection, since in list(self._refused.items()):
-            if now - since >= TURNED_AWAY_S:
+            if now - since >= REFUSED_S:
                 connection.abort()
-        self._still.clear()
+        self._unchanged.clear()
         self._without_stalled.clear()
         self._all_answering.clear()
         for connection, (seen, since) in list(self._seen.items()):
@@ -163,7 +171,7 @@ class Connections:
                 self._seen[connection] = (waits, now)
                 continue
             if waits == seen:
-                self._still[connection] = None
+                self._unchanged[connection] = None
             if waits.what == "body":
                 self._check_rate(connection, waits, now)
             elif waits.what and now - since >= self._longest_s[waits.what]:
@@ -182,9 +190,7 @@ class Connections:
             connection.time_out()
 
     def _make_room(self, newcomer: str) -> bool:
-        """Close a connection of the client with the most that can be closed, if that client has more than the newcomer;
-        otherwise a stalled one of the newcomer. False when there is none.
-        """
+        """Close a connection for a new one of `newcomer`, as the module describes; return False if there is none."""
         own = self._counts.get(newcomer, 0)
         larger = {
             client: count for client, count in self._counts.items() if count > own and client not in self._all_answering
@@ -193,16 +199,14 @@ class Connections:
         if connection is None:
             return False
         connection.abort()
-        # `connection_lost` comes later, but its place is free from now on.
+        # `connection_lost` comes later, but it does not count from now on.
         self.forget(connection)
         return True
 
     def _closable(self, counts: dict[str, int]) -> Connection | None:
-        """Return a connection of the client with the most that has one without a request, the longest idle; or one
-        whose request or answer is in transit.
-        """
+        """Return a connection to close, of the client with the most among those of these clients that have one."""
         first = max(counts, key=counts.__getitem__)
-        connection = next(iter(self._idle.get(first, ())), None) or self._under_way(first, self._seen)
+        connection = next(iter(self._idle.get(first, ())), None) or self._waiting_one(first, self._seen)
         if connection is not None:
             return connection
         # One search for all others: there may be as many clients as connections.
@@ -221,20 +225,21 @@ class Connections:
             return idle
         if client in self._without_stalled:
             return None
-        connection = self._under_way(client, filter(self._is_stalled, self._still))
+        connection = self._waiting_one(client, filter(self._is_stalled, self._unchanged))
         if connection is None:
             self._without_stalled.add(client)
         return connection
 
-    def _under_way(self, client: str, among: Iterable[Connection]) -> Connection | None:
+    def _waiting_one(self, client: str, among: Iterable[Connection]) -> Connection | None:
+        """Return one of these connections on which the client is sending or reading, if there is one."""
         mine = (connection for connection in among if connection.client_key == client)
         return next((connection for connection in mine if connection.waits().what), None)
 
     def _is_stalled(self, connection: Connection) -> bool:
-        return connection in self._still and connection.waits() == self._seen[connection][0]
+        return connection in self._unchanged and connection.waits() == self._seen[connection][0]
 
 
 def connections_most(limits: RequestLimits) -> int:
     """Return the most connections that may be open, and thus the most requests that may be in progress."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
+    return max(1, min(limits.connections_max, descriptors // DESCRIPTORS_DIVISOR))

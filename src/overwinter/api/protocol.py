@@ -93,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.client_key = client_of(self.client[0] if self.client else "")
         if not self._connections.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
-            self._connections.turn_away(self)
+            self._connections.keep_refused(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection."""
