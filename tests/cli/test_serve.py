@@ -32,8 +32,8 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    of_devices = {f"device_{what}" for what in ("kind", "memory", "activations", "bandwidth", "switch", "peers")}
-    assert names == fields - {"scheduler", "requests"} | of_devices
+    of_devices = {f"device_{what}" for what in ("kind", "memory", "activations", "bandwidth", "peer_bandwidth")}
+    assert names == fields - {"scheduler", "requests"} | of_devices | {"devices_per_switch"}
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -80,7 +80,7 @@ def test_devices_are_alike() -> None:
 
 
 def test_devices_share_switches_and_copy_from_each_other() -> None:
-    devices = config("--devices", "3", "--device-switch", "2", "--device-peers", "50GB").scheduler.devices
+    devices = config("--devices", "3", "--devices-per-switch", "2", "--device-peer-bandwidth", "50GB").scheduler.devices
     assert [each.switch for each in devices] == ["switch:0", "switch:0", "switch:1"]
     assert [dict(each.peers) for each in devices] == [
         {DeviceId(f"virtual:{peer}"): 50e9 for peer in range(3) if peer != own} for own in range(3)
@@ -91,7 +91,7 @@ def test_null_devices_take_no_memory_and_have_no_peers() -> None:
     [device] = config("--devices", "1", "--device-kind", "null", "--device-memory", "32GiB").scheduler.devices
     assert (device.name, device.kind, device.reserved_bytes) == ("null:0", "null", 0)
     with pytest.raises(ValueError, match="null:0"):
-        config("--devices", "2", "--device-kind", "null", "--device-peers", "50GB")
+        config("--devices", "2", "--device-kind", "null", "--device-peer-bandwidth", "50GB")
 
 
 def test_cuda_devices_are_the_gpus_of_the_machine_whose_memory_is_their_own() -> None:
@@ -99,7 +99,7 @@ def test_cuda_devices_are_the_gpus_of_the_machine_whose_memory_is_their_own() ->
     assert (first.name, first.kind, first.gpu, first.reserved_bytes) == ("cuda:0", "cuda", 0, GPU_PROCESS_BYTES)
     assert (second.name, second.gpu) == ("cuda:1", 1)
     with pytest.raises(ValueError, match="cuda:0"):
-        config("--devices", "2", "--device-kind", "cuda", "--device-peers", "50GB")
+        config("--devices", "2", "--device-kind", "cuda", "--device-peer-bandwidth", "50GB")
     with pytest.raises(ValueError, match="GPU 0"):
         check_devices([first, structs.replace(second, gpu=0)])
 

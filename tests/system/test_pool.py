@@ -84,7 +84,7 @@ def swaps(node: NodeProcess) -> list[dict]:
     return [step[1] for step in node.steps() if step[1]["type"] == "RunEnded"]
 
 
-@pytest.mark.parametrize("links", [(), ("--device-peers", "50GB", "--device-switch", "2")])
+@pytest.mark.parametrize("links", [(), ("--device-peer-bandwidth", "50GB", "--devices-per-switch", "2")])
 def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(shared_node, links):
     # A device takes three or four of the models, which have 0.5 and 1 MiB.
     node = shared_node("--devices", "2", "--device-memory", "2MiB", *links)

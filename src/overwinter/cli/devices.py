@@ -1,4 +1,4 @@
-"""The options of a node that describe its devices; the same for all of them."""
+"""The options that describe the devices of a node. All devices of a node are alike."""
 
 import os
 from typing import Any, get_args
@@ -16,22 +16,22 @@ LINK_BYTES_PER_S = 12_000_000_000
 
 
 def device_options() -> list[click.Option]:
-    """Create the options."""
+    """Return the options."""
     return [
         click.Option(
             ["--devices"],
             type=click.IntRange(0, DEVICES_MAX),
             metavar="NUMBER",
             default=0,
-            help="Devices of the pool, each with a memory and a link of its own.",
+            help="Number of devices of the pool, each with its own memory and link.",
         ),
         click.Option(
             ["--device-kind"],
             type=click.Choice(get_args(DeviceKind)),
             default="virtual",
             show_default=True,
-            help="virtual: computes on the CPU. cuda: GPUs of this machine, from the first on. null: takes the "
-            "times in the profiles of functions, and answers as if all weights and inputs were zeros.",
+            help="virtual: computes on the CPU. cuda: the first NVIDIA GPUs of this machine. null: moves no bytes, "
+            "takes the times in the profiles of functions, and answers as if all weights and inputs were zeros.",
         ),
         click.Option(
             ["--device-memory"],
@@ -45,7 +45,7 @@ def device_options() -> list[click.Option]:
             type=byte_size,
             metavar="SIZE",
             default=size_text(ACTIVATION_BYTES).replace(" ", ""),
-            help="Memory of each device for what a run computes, in addition to the weights.",
+            help="Memory of each device for inputs, results and temporary values of runs, besides the weights.",
         ),
         click.Option(
             ["--device-bandwidth"],
@@ -55,51 +55,52 @@ def device_options() -> list[click.Option]:
             help="Bytes per second from the host to each device.",
         ),
         click.Option(
-            ["--device-switch"],
+            ["--devices-per-switch"],
             type=click.IntRange(1, DEVICES_MAX),
             metavar="NUMBER",
             default=1,
-            help="Devices behind one switch, which has the bandwidth of one link for all of them.",
+            help="Devices behind one switch, which share the bandwidth of one link. 1: each has its own.",
         ),
         click.Option(
-            ["--device-peers"],
+            ["--device-peer-bandwidth"],
             type=byte_size,
             metavar="SIZE",
-            help="Bytes per second from each device to each other. [default: no links between devices]",
+            help="Bytes per second from each device to each other one. [default: no links between devices]",
         ),
     ]
 
 
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
-    """Take these options out of `values`, and return the devices. Raises ValueError for impossible ones."""
-    number, behind, peer_bytes_per_s = (values.pop(name) for name in ("devices", "device_switch", "device_peers"))
+    """Remove these options from `values`, and return the devices. Raises ValueError for impossible ones."""
+    names = ("devices", "devices_per_switch", "device_peer_bandwidth")
+    count, per_switch, peer_bytes_per_s = (values.pop(name) for name in names)
     kind: DeviceKind = values.pop("device_kind")
-    if number and kind == "cuda":
+    if count and kind == "cuda":
         check_environment()
-    alike = DeviceConfig(
+    template = DeviceConfig(
         name=DeviceId(kind),
         kind=kind,
         memory_bytes=values.pop("device_memory"),
         activation_bytes=values.pop("device_activations"),
         bytes_per_s=float(values.pop("device_bandwidth")),
     )
-    names = [DeviceId(f"{kind}:{each}") for each in range(number)]
+    devices = [DeviceId(f"{kind}:{number}") for number in range(count)]
     return tuple(
         structs.replace(
-            alike,
-            name=name,
-            gpu=each if kind == "cuda" else 0,
-            switch=f"switch:{each // behind}" if behind > 1 else "",
-            peers={peer: float(peer_bytes_per_s) for peer in names if peer_bytes_per_s and peer != name},
+            template,
+            name=device,
+            gpu=number if kind == "cuda" else 0,
+            switch=f"switch:{number // per_switch}" if per_switch > 1 else "",
+            peers={peer: float(peer_bytes_per_s) for peer in devices if peer_bytes_per_s and peer != device},
         )
-        for each, name in enumerate(names)
+        for number, device in enumerate(devices)
     )
 
 
 def check_environment() -> None:
-    """Raise ValueError if the environment selects GPUs, which executors would not see."""
+    """Raise ValueError if CUDA_VISIBLE_DEVICES is set: executors do not get it, and would use GPUs that it excludes."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         raise ValueError(
-            "CUDA_VISIBLE_DEVICES is set, and a node uses the GPUs of the machine in the order of their PCI addresses, "
-            "from the first on: unset it"
+            "CUDA_VISIBLE_DEVICES is set, but a node always uses the first GPUs of the machine in the order of their "
+            "PCI addresses: unset it"
         )
