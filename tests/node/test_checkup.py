@@ -31,7 +31,7 @@ def test_everything_is_checked_and_each_failed_check_has_a_remedy(tmp_path) -> N
     [
         ("2.11.0", None, "ok", "2.11.0"),
         ("2.13.1+cpu", None, "ok", "CPU"),
-        ("2.13.0", "cuda 13.0", "lacking", "cuda 13.0"),
+        ("2.13.0", "cuda 13.0", "lacking", "--device-kind cuda"),
         ("2.10.1+cpu", None, "lacking", "2.10.1"),
         ("2.14.0", None, "lacking", "2.14.0"),
     ],

@@ -6,6 +6,7 @@ from overwinter.cli.options import as_json, print_json
 from overwinter.cli.serve import configured
 
 OPTIONS = ("data", "host_store")
+"""The options of `serve` that the checks need."""
 
 
 @click.command(
@@ -14,9 +15,9 @@ OPTIONS = ("data", "host_store")
 )
 @as_json
 def doctor(data: str, host_store: str, as_json: bool) -> None:
-    """Check what a node needs of this machine: kernel, limits, memory, disk, PyTorch build.
+    """Check what a node needs of this machine: Python, PyTorch, kernel, limits, memory and disk.
 
-    Each problem is printed with its remedy. The exit code is 1 if a node cannot run at all.
+    Each problem is printed with a remedy. The exit code is 1 if a node cannot run at all.
     """
     from pathlib import Path
 

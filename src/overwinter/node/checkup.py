@@ -34,10 +34,8 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 TMPFS = ("tmpfs", "ramfs")
 
-CPU_BUILD = (
-    'install the CPU build of PyTorch before Overwinter: PyTorch\'s page "Get started" gives the command for Linux, '
-    "pip, CPU"
-)
+COMMAND = "https://pytorch.org/get-started gives the command for Linux and pip"
+BUILD = f"before Overwinter, install the CPU build, or for --device-kind cuda a CUDA build: {COMMAND}"
 REMEDIES = {
     "Landlock": "Linux 5.13 or newer, with landlock in its list of security modules (lsm= on the kernel command line)",
     "unshare": "allow namespaces: user.max_user_namespaces above 0 (sysctl), in a container the capability SYS_ADMIN",
@@ -83,19 +81,20 @@ def _torch() -> Check:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Check("PyTorch", "fatal", "it is not installed", CPU_BUILD)
+        return Check("PyTorch", "fatal", "it is not installed", BUILD)
     return torch_check(found, _accelerator())
 
 
 def torch_check(found: str, accelerator: str | None) -> Check:
-    """The result for a version of PyTorch, and for the accelerator that it was built for."""
+    """The result for a version of PyTorch, and for the accelerator for which it was built."""
     oldest, newest = TORCHES
     if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
         tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-        return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {CPU_BUILD}")
+        return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {BUILD}")
     if accelerator is not None:
-        message = f"{found} is built for {accelerator}, which takes gigabytes and is not used"
-        return Check("PyTorch", "lacking", message, f"remove it, and {CPU_BUILD}")
+        message = f"{found} is built for {accelerator} and takes gigabytes; only --device-kind cuda needs a CUDA build"
+        remedy = f"unless the node is for --device-kind cuda, replace it by the CPU build: {COMMAND}"
+        return Check("PyTorch", "lacking", message, remedy)
     return Check("PyTorch", "ok", f"{found}, a CPU build")
 
 
