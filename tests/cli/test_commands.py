@@ -32,7 +32,7 @@ def test_deploy_says_what_it_cost(run: Run) -> None:
     assert (first["name"], first["version"]) == ("twins", 1)
     assert first["nbytes"] >= first["added_bytes"]
     assert second.stdout.startswith("twins@2: ")
-    assert "0 B new to the node" in second.stdout
+    assert "0 B sent" in second.stdout
     # Standard error is not a terminal here.
     assert second.stderr == ""
     assert run("infer", "twins@1", "-i", "x=[1, 1]").stdout.splitlines()[-1].startswith("twins@1, ")

@@ -82,6 +82,7 @@ def test_no_node_there(local: Run) -> None:
         ["deploy", "x:y", "--name", "x", "--tenant", "../x"],
         ["deploy", "x:y", "--name", "x", "--asset", "a/b=handler.py", "--handler", "handler.py"],
         ["deploy", "x:y", "--name", "x", "--asset", "words=words.txt"],
+        ["deploy", "x:y", "--name", "x", "--asset", "words=words.txt", "--task", "text-classification"],
     ],
 )
 def test_wrong_calls(local: Run, arguments: list[str]) -> None:

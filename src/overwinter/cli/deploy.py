@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 @click.option(
     "--device",
     type=click.Choice(["cpu", "pool", "any"]),
-    help="Where the program runs: on cores, on a device, or for each request where it is answered sooner.",
+    help="Where the program runs. cpu: on cores; pool: on devices; any: each request where it should end sooner.",
 )
 @click.option(
     "--handler",
@@ -51,7 +51,7 @@ TIMEOUT_S = 600.0
     type=assignment,
     metavar="NAME=PATH",
     multiple=True,
-    help="File that the handler receives. Repeat the option for more.",
+    help="File that the handler receives. Repeat for more.",
 )
 @click.option(
     "--sample",
@@ -68,7 +68,7 @@ TIMEOUT_S = 600.0
     type=assignment,
     metavar="KEY=VALUE",
     multiple=True,
-    help="Option for a transformers directory: sequence=128, height=any, part=encoder, or an option of the task.",
+    help="Option for a transformers directory (docs/tasks.md), for example sequence=128. Repeat for more.",
 )
 @click.option(
     "--trust", is_flag=True, help="Open a .pt2 file that contains more than data. Its code may run on this machine."
@@ -106,12 +106,12 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
     audio and returns labels, entities, features or texts. Code in a module runs on this machine; code in a .pt2 file
     or a directory does not, unless the file is opened with --trust. The model is exported here, and only blocks that
-    the node lacks are sent. A .toml file defines a pipeline completely, including its name, and replaces a pipeline of
-    that name.
+    the tenant has not sent to the node before are sent. A .toml file defines a pipeline completely, including its name,
+    and replaces a pipeline of that name.
     """
     if source.endswith(".toml"):
-        beside = (name, slo, device, handler, assets, sample, task, options, trust, settings)
-        _deploy_pipeline(Path(source), any(beside), tenant, url, as_json)
+        for_functions = (name, slo, device, handler, assets, sample, task, options, trust, settings)
+        _deploy_pipeline(Path(source), any(for_functions), tenant, url, as_json)
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
@@ -119,50 +119,48 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     from overwinter.cli.inputs import open_files
     from overwinter.cli.progress import byte_bar
 
-    begun = time.monotonic()
-    _check_names(name, [key for key, _ in assets], handler)
-    # Check settings, files and the connection to the node before the slow export.
+    started = time.monotonic()
+    # Check everything that can be checked before the slow export.
+    _check_usage(name, [key for key, _ in assets], handler, task)
     given = {key: _value(text) for key, text in settings}
-    chosen = settings_of(slo, given if device is None else given | {"device": device})
-    if task is not None and handler is not None:
-        raise click.UsageError("--task adds its own handler: leave out --handler")
+    function_settings = settings_of(slo, given if device is None else given | {"device": device})
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
-    opened = open_files(sample)
+    opened_sample = open_files(sample)
     with connect(url, TIMEOUT_S, tenant) as client:
         client.live()
-        function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
-        wanted = Wanted(source, task, {key: _value(text) for key, text in options}, trust)
-        package = _packaged(wanted, function, opened)
-        with byte_bar("uploading") as counted:
-            uploaded = package.upload(client, counted)
-    seconds = time.monotonic() - begun
+        function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": function_settings}
+        model = ModelSource(source, task, {key: _value(text) for key, text in options}, trust)
+        package = _packaged(model, function, opened_sample)
+        with byte_bar("uploading") as progress:
+            uploaded = package.upload(client, progress)
+    seconds = time.monotonic() - started
     if as_json:
         print_json(msgspec.to_builtins(uploaded) | {"seconds": seconds})
         return
-    sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} new to the node"
+    sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} sent"
     click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
     if uploaded.warning:
         click.echo(f"warning: {printable(uploaded.warning)}", err=True)
 
 
-def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_json: bool) -> None:
+def _deploy_pipeline(path: Path, has_function_options: bool, tenant: str, url: str, as_json: bool) -> None:
     from overwinter.core.pipeline import parse_pipeline
 
-    if with_options:
+    if has_function_options:
         raise click.UsageError(f"{path} defines the whole pipeline: leave out the options for functions")
     pipeline = parse_pipeline(path.read_text())
     with connect(url, tenant=tenant) as client:
-        made = client.deploy_pipeline(pipeline)
+        deployed = client.deploy_pipeline(pipeline)
     if as_json:
-        print_json(made)
+        print_json(deployed)
         return
     count = len(pipeline.stages)
-    click.echo(f"{made.name}@{made.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
+    click.echo(f"{deployed.name}@{deployed.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
 
 
-class Wanted(NamedTuple):
-    """The source to open, with its options."""
+class ModelSource(NamedTuple):
+    """The source of a model, with the options that say how it is opened."""
 
     source: str
     task: str | None
@@ -170,7 +168,11 @@ class Wanted(NamedTuple):
     trusted: bool
 
 
-def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[str, str | File]]") -> "Package":
+def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tuple[str, str | File]]") -> "Package":
+    """Open and export the model, compare the program with it, and return the package of the function.
+
+    `function`: further arguments of `package`. A directory with a task replaces its handler and assets.
+    """
     from overwinter.api.deployer import declared, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
@@ -181,38 +183,41 @@ def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[
         from overwinter.tasks.directory import Directory
     # The author's code may print; standard output is reserved for the JSON of `--json`.
     with redirect_stdout(sys.stderr):
-        with spinner(f"loading {wanted.source}"):
-            opened = open_source(wanted.source, Path.cwd(), wanted.task, wanted.options)
-            if wanted.trusted and not isinstance(opened, Path):
-                raise click.UsageError(f"--trust is for .pt2 files only, and {wanted.source!r} is not one")
+        with spinner(f"loading {model.source}"):
+            opened = open_source(model.source, Path.cwd(), model.task, model.options)
+            if model.trusted and not isinstance(opened, Path):
+                raise click.UsageError(f"--trust is for .pt2 files only, and {model.source!r} is not one")
         samples: list[Mapping[str, Any]] = []
         if isinstance(opened, Directory) and opened.handler is not None:
             function |= {"handler": opened.handler, "assets": opened.assets}
             samples.extend(opened.samples)
-        with spinner(f"exporting {wanted.source}"):
-            exported = export_source(opened, trusted=wanted.trusted)
+        with spinner(f"exporting {model.source}"):
+            exported = export_source(opened, trusted=model.trusted)
         with spinner("comparing the program with the model"):
             program, weights, agreement = agree(exported, function["settings"].max_batch)
     for note in agreement.notes:
         click.echo(printable(note), err=True)
     handler = function["handler"]
-    taken = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
+    inputs = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
     if sample:
-        samples.append(read_assignments(sample, {spec.name: spec for spec in taken}))
+        samples.append(read_assignments(sample, {spec.name: spec for spec in inputs}))
     with spinner("hashing its blocks"):
         return package(program=program, weights=weights, agreement=agreement, samples=samples, **function)
 
 
-def _check_names(name: str, assets: list[str], handler: Path | None) -> None:
-    """Raise a usage error for names that the node would otherwise refuse only after the upload."""
+def _check_usage(name: str, assets: list[str], handler: Path | None, task: str | None) -> None:
+    """Raise a usage error for options that contradict each other, and for names that the node would refuse."""
     from overwinter.store.manifest import ASSET_PATTERN
 
     checked_name("--name", name)
     for asset in assets:
         if not re.search(ASSET_PATTERN, asset):
             raise click.UsageError(
-                f"--asset {asset!r}: the name before the = may contain letters, digits, dots and dashes"
+                f"--asset {asset!r} is not a valid name: at most 128 letters, digits, underscores, dots and dashes, "
+                "and no dot or dash first"
             )
+    if task is not None and (assets or handler is not None):
+        raise click.UsageError("--task adds its own handler and assets: leave out --handler and --asset")
     if assets and handler is None:
         raise click.UsageError("--asset gives a file to a handler: add --handler")
 
