@@ -5,9 +5,9 @@ import torch
 
 from overwinter.model.compile import resolve
 from overwinter.model.operators import (
+    FAIL_FOR_SOME_VALUES,
     FRESH,
     MUTATING,
-    REFUSE_VALUES,
     REQUIRED,
     SIZE_OPERATORS,
     SYMBOLIC,
@@ -63,8 +63,8 @@ def test_operator_exists_and_does_to_memory_what_its_list_says(name):
         assert not any(result.alias_info for result in returns)
 
 
-def test_operators_that_refuse_values_are_of_the_table():
-    assert REFUSE_VALUES <= TENSOR_OPERATORS
+def test_operators_that_fail_for_some_values_are_of_the_table():
+    assert FAIL_FOR_SOME_VALUES <= TENSOR_OPERATORS
 
 
 SINGULAR = torch.zeros(2, 2)
@@ -90,8 +90,8 @@ REFUSED_VALUES = {
 
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
-def test_operators_that_refuse_values_do_so_before_they_touch_memory(name):
-    assert name in REFUSE_VALUES
+def test_operators_that_fail_for_some_values_do_so_before_they_touch_memory(name):
+    assert name in FAIL_FOR_SOME_VALUES
     with torch.inference_mode(), pytest.raises((RuntimeError, IndexError)):
         resolve(name)(*REFUSED_VALUES[name])
 

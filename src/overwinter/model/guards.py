@@ -162,7 +162,7 @@ def _weight_norm(given: Arguments) -> None:
 
 
 def _eigenvalues(given: Arguments) -> None:
-    """The LAPACK routine may not return for numbers that are not finite."""
+    """The LAPACK routine may access memory outside its own for numbers that are not finite."""
     _require(bool(given["self"].isfinite().all()), "linalg_eigvals takes finite numbers")
 
 

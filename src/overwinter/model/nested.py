@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.graph import operator_name, source_line
-from overwinter.model.operators import MUTATING, REFUSE_VALUES, VIEWS
+from overwinter.model.operators import FAIL_FOR_SOME_VALUES, MUTATING, VIEWS
 from overwinter.model.refusals import operator_remedy
 
 _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._functional_assert")
@@ -91,7 +91,7 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
         name = operator_name(inner.target) if inner.op == "call_function" else ""
         if (name in VIEWS or name == "operator.getitem") and outside.intersection(inner.all_input_nodes):
             outside.add(inner)
-        fails = name in REFUSE_VALUES or name.startswith(_ASSERTIONS)
+        fails = name in FAIL_FOR_SOME_VALUES or name.startswith(_ASSERTIONS)
         if fails or (name in MUTATING and inner.args[0] in outside):
             does = "may fail for some values" if fails else "writes to a value from outside"
             raise ProgramError(

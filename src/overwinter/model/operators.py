@@ -1,14 +1,17 @@
 """The operators that a program may call, and what they do to memory.
 
-The lists are explicit: the `aten` namespace also holds operators that read files, resize, alias foreign memory or
-expose uninitialized memory (`from_file`, `set_`, `resize_`, `as_strided`, `empty`), and operators that draw random
-numbers. None of these is listed. An operator on tensors is in exactly one of three lists:
+The lists are explicit, because the `aten` namespace also has operators that read files, resize tensors, access other
+memory than that of their arguments or expose uninitialized memory (`from_file`, `resize_`, `set_`, `as_strided`,
+`empty`), and operators that draw random numbers. These are not listed. An operator that is random only for some values
+of an argument is listed with the value that this argument must have (REQUIRED).
+
+An operator on tensors is in exactly one of three lists:
 
 * FRESH      its results share no memory with its arguments;
 * VIEWS      its results may share memory with any of its tensor arguments;
 * MUTATING   it writes to its first argument and returns it.
 
-The lists decide, without PyTorch, whether a call could write to a weight or an input (`aliasing.py`): weights are
+These lists tell, without PyTorch, whether a call could write to a weight or an input (`aliasing.py`). Weights are
 mapped read-only, so such a call would crash the process.
 """
 
@@ -19,7 +22,7 @@ from typing import Any, NamedTuple
 
 
 def _aten(names: str) -> frozenset[str]:
-    """Return full names from a list; a name without an overload means `default`."""
+    """Return full names from a list; a name without an overload means the overload `default`."""
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split())
 
 
@@ -188,7 +191,7 @@ MUTATING: frozenset[str] = _aten("""
 
 TENSOR_OPERATORS: frozenset[str] = FRESH | VIEWS | MUTATING
 
-REFUSE_VALUES: frozenset[str] = _aten(f"""
+FAIL_FOR_SOME_VALUES: frozenset[str] = _aten(f"""
     _grouped_mm binary_cross_entropy cross_entropy_loss div.Scalar_mode div.Tensor_mode div_.Scalar_mode
     div_.Tensor_mode divide.Scalar_mode divide.Tensor_mode divide_.Scalar_mode divide_.Tensor_mode embedding
     embedding_bag embedding_bag.padding_idx floor_divide floor_divide.Scalar floor_divide_.Scalar
@@ -221,10 +224,10 @@ CHECKS: frozenset[str] = frozenset(
         "aten.sym_constrain_range_for_size.default",
     }
 )
-"""Operators that return nothing and fail the run unless their first argument is valid."""
+"""Operators that return nothing, and fail the run if their first argument is false or out of bounds."""
 
 NUMBER_CHECKS: frozenset[str] = frozenset(name for name in CHECKS if not name.startswith("aten._assert_async"))
-"""The checks of a number; the others check a tensor."""
+"""Those of CHECKS that check a number; the others check a tensor."""
 
 SYMBOLIC: dict[str, Callable[..., Any]] = {
     "math.ceil": math.ceil,
@@ -253,11 +256,11 @@ SYMBOLIC: dict[str, Callable[..., Any]] = {
     "torch.sym_not": operator.not_,
     "torch.sym_sqrt": math.sqrt,
 }
-"""Functions of numbers that come from shapes or tensors, and what computes them at run time."""
+"""Functions of numbers that come from shapes or tensors, each with the Python function that computes it in a run."""
 
 
 class Requirement(NamedTuple):
-    """The only value that an argument may have; with another one the operator would be random or write to a weight."""
+    """The only value that an argument may have. With others the operator may be random, or write to a weight."""
 
     position: int
     name: str
@@ -276,14 +279,14 @@ REQUIRED: dict[str, tuple[Requirement, ...]] = {
     "aten.rrelu.default": (Requirement(3, "training", False),),
     "aten.scaled_dot_product_attention.default": (Requirement(4, "dropout_p", 0.0),),
 }
-"""Arguments that must have one literal value. A call may omit an argument only if its default is this value."""
+"""The arguments that must have one literal value. A call may omit one only if its default is this value."""
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a program may call this operator or symbolic function."""
+    """Whether a program may call this operator or function of numbers."""
     return name in TENSOR_OPERATORS or is_symbolic(name) or name in CHECKS
 
 
 def is_symbolic(name: str) -> bool:
-    """Whether its result is a Python number rather than tensors."""
+    """Whether the result of this operator or function is a Python number rather than tensors."""
     return name in SIZE_OPERATORS or name in ITEM_OPERATORS or name in SYMBOLIC
