@@ -23,12 +23,12 @@ PARSED_MAX = 64
 PIECE_BYTES = 256 << 10
 """Long answers are written in pieces of this size."""
 DESCRIPTORS_DIVISOR = 4
-"""The process's limit of descriptors divided by this is the most connections; the others are for workers and files."""
+"""Connections may have one in this many of the process's descriptors; the others are for workers, blocks and files."""
 LINGER_S = 30.0
 """How long the rest of an unwanted body is read and discarded, so that its sender can read the answer."""
 CROWDED_SHARE = 7 / 8
-"""More open connections than this share of the limit are near the limit, and a client with at least this share of the
-average number per client has many.
+"""More open connections than this share of the limit count as near the limit, and a client with at least this share of
+the average number per client has many.
 """
 REFUSED_SHARE = 1 / 8
 """The refused connections that may stay open in addition, as a share of the limit."""
@@ -44,7 +44,7 @@ class Waits(NamedTuple):
     empty: nothing from the client.
     """
     number: int
-    """Two events have different numbers, also if both are of one kind."""
+    """Distinguishes successive events of one kind."""
     nbytes: int
     """The bytes of the current body that have arrived."""
 
@@ -74,9 +74,9 @@ class Connections:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.parsing = Starts(PARSED_MAX)
-        """Parses received bytes, in turns of the clients."""
+        """The parsing of received bytes: some in each iteration, in turns of the clients."""
         self.starts = Starts()
-        """Starts requests whose heads are complete and cancels those of clients that left, in turns of the clients."""
+        """The starts of requests with complete heads, and cancellations for clients that left, in the same way."""
         self.most = connections_most(limits)
         """The limit of open connections."""
         self._longest_s = {

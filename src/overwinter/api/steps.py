@@ -25,15 +25,17 @@ def finish(steps: Steps[T]) -> T:
 
 
 class StepRunner:
-    """Runs the steps of all requests, those after the first one at a time, one in each iteration of the event loop."""
+    """Runs the work of all requests. The first step of each piece of work runs at once. All further steps take turns,
+    one step in each iteration of the event loop.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self.body_starts = Starts()
-        """Bounds how many complete request bodies begin to be handled in one iteration, in turns of the callers."""
+        """The start of the work on complete request bodies: some in each iteration, in turns of the callers."""
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run the first step at once and each other one in its turn; return the result."""
+        """Run all steps and return the result."""
         done = _step(steps)
         while done is None:
             # The lock is fair: each waiting request runs a step before this one runs its next.

@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 @click.option(
     "--device",
     type=click.Choice(["cpu", "pool", "any"]),
-    help="Where the program runs. cpu: on cores; pool: on devices; any: each request where it should end sooner.",
+    help="Where the program runs. cpu: on cores. pool: on devices. any: where each request is expected to end sooner.",
 )
 @click.option(
     "--handler",
