@@ -146,6 +146,16 @@ def imported(document: Any, code: str) -> None:
     call["in_spec"] = json.dumps([protocol, form | {"context": f"[{named}]", "type": "builtins.dict"}])
 
 
+def defaulted(document: Any, code: str) -> None:
+    """The form of the outputs names a module with a factory, which PyTorch imports."""
+    call = document["graph_module"]["module_call_graph"][0]["signature"]
+    protocol, form = json.loads(call["out_spec"])
+    factory = {"default_factory_module": "saved_evil", "default_factory_name": "pathlib", "dict_context": ["y"]}
+    leaf = {"type": None, "context": None, "children_spec": []}
+    form = {"type": "collections.defaultdict", "context": factory, "children_spec": [leaf]}
+    call["out_spec"] = json.dumps([protocol, form])
+
+
 def second_model(records: Records, marker: Path) -> None:
     for record in (WEIGHTS, CONSTANTS, GRAPH, SAMPLES):
         records[record.replace("model_", "other_").replace("model.", "other.")] = records[record]
@@ -164,6 +174,7 @@ RUN = {
     "expression": edited(GRAPH, expression),
     "name": edited(GRAPH, renamed),
     "import": edited(GRAPH, imported),
+    "import of a factory": edited(GRAPH, defaulted),
     "guard": edited(GRAPH, guard),
 }
 """Files that run code when PyTorch opens them."""

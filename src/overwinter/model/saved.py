@@ -35,7 +35,7 @@ _PLAIN = {
 """The graph's strings that may contain more than names; those of attributes occur only in quotes."""
 _NOTES = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
 """The metadata of a call that PyTorch does not evaluate."""
-_OPERATOR = re.compile(r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\._?sym_\w+")
+_OPERATOR = re.compile(r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.[a-z]\w*|math\.[a-z]\w*|torch\._?sym_\w+")
 _FUNCTIONS = {
     *("Add", "Mul", "Pow", "Integer", "Rational", "Float", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
     *("Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"),
@@ -45,6 +45,11 @@ _FUNCTIONS = {
     *("RoundDecimal", "ToFloat", "Identity", "IsNonOverlappingAndDenseIndicator", "max", "min", "abs"),
 }
 """The functions that an expression of sizes may call."""
+_FORMS = {
+    *("builtins.tuple", "builtins.list", "builtins.dict"),
+    *("collections.namedtuple", "collections.OrderedDict", "collections.deque"),
+}
+"""The types that inputs and outputs may have. For a `defaultdict` PyTorch would import the module of its factory."""
 _SIZES = {"size", "stride", "storage_offset", "dim", "numel"}
 """What a guard may read of an input."""
 _ARITHMETIC = (
@@ -179,7 +184,9 @@ def _is_spec(text: str) -> bool:
         content = json.loads(text)
     except ValueError:
         return False
-    return content != text and all(_is_spec(part) for _, part in _texts(content))
+    return content != text and all(
+        part in _FORMS if path[-1:] == ("type",) else _is_spec(part) for path, part in _texts(content)
+    )
 
 
 def _is_arithmetic(text: str) -> bool:
@@ -204,8 +211,8 @@ def _computes(tree: ast.AST) -> bool:
             )
         case ast.Call(ast.Name(name), parts, []):
             return name in _FUNCTIONS and all(map(_computes, parts))
-        case ast.Call(ast.Attribute(ast.Name("math"), _), parts, []):
-            return all(map(_computes, parts))
+        case ast.Call(ast.Attribute(ast.Name("math"), name), parts, []):
+            return not name.startswith("_") and all(map(_computes, parts))
         case ast.Call(ast.Attribute(source, name), parts, []):
             return name in _SIZES and _is_input(source) and all(map(_computes, parts))
         case ast.Subscript(ast.Call() as sizes, ast.Constant(int())):
