@@ -129,6 +129,13 @@ def test_a_shared_block_is_freed_with_its_last_holder():
     assert set(arena.evict("b")) == {"trunk", "head-b"}
 
 
+def test_a_function_without_blocks_has_a_placement():
+    arena = Arena(PartitionedAllocator(ARENA, PARTITION))
+    assert arena.hold("a", {}) == ()
+    assert arena.placement_version("a") == arena.placement_version("a")
+    assert arena.evict("a") == ()
+
+
 def test_the_eviction_of_a_function_frees_whole_partitions():
     allocator = PartitionedAllocator(ARENA, PARTITION)
     arena = Arena(allocator)

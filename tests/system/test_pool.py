@@ -61,6 +61,13 @@ class Full(torch.nn.Module):
         return {"y": x * self.own[:4]}
 
 
+class Weightless(torch.nn.Module):
+    """A program without weights."""
+
+    def forward(self, x):
+        return {"y": x * x}
+
+
 def executors(node: NodeProcess) -> list[int]:
     found = []
     for pid in node.children():
@@ -193,3 +200,11 @@ def test_weights_that_fill_a_device_exactly_are_served(shared_node):
     assert (tier["resident"], tier["missing"], explained["pool"]["nbytes"]) == (1 << 20, 0, 1 << 20)
     [seen] = node.client.devices()
     assert (seen["taken_bytes"], [each["nbytes"] for each in seen["functions"]]) == (1 << 20, [1 << 20])
+
+
+def test_a_program_without_weights_runs_on_a_device(shared_node):
+    node = shared_node("--devices", "2", "--device-memory", "2MiB")
+    deploy(node, "weightless", Weightless(), device="pool")
+    with Client(node.url) as client:
+        for value in (1.0, 2.0, 3.0):
+            assert (client.infer("weightless", {"x": torch.full((1, 4), value)})["y"] == value * value).all()

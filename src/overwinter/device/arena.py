@@ -42,6 +42,7 @@ class Arena:
         be copied; or None, and nothing has changed, if they do not all fit.
         """
         if blocks.keys() <= self._held.get(holder, set()):
+            self._placed_at.setdefault(holder, self._changes)
             return ()
         missing = self.missing(blocks)
         offsets = self._allocator.place(list(missing.values()))
