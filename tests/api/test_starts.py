@@ -150,3 +150,25 @@ def test_threads_run_between_iterations_with_work_left() -> None:
 
     # Without a pause the thread waits for tens of thousands.
     assert uvloop.run(scene()) <= 50 * steps
+
+
+def test_small_work_goes_before_large_work_and_what_is_discarded_and_none_waits_without_end() -> None:
+    async def scene() -> list[list[str]]:
+        starts, now, found = Starts(), list[str](), []
+        for client in range(20):
+            for _ in range(3):
+                starts.add(f"large {client}", partial(now.append, "large"), STARTED_MAX)
+                starts.add(f"unwanted {client}", partial(now.append, "unwanted"), STARTED_MAX, unwanted=True)
+        for _ in range(3 * STARTED_MAX):
+            starts.add("large 0", partial(now.append, "small"))
+        while sum(map(len, found)) < 120 + 3 * STARTED_MAX:
+            found.append(now.copy())
+            now.clear()
+            await asyncio.sleep(0)
+        return found
+
+    first, *found = asyncio.run(scene())
+    assert first == ["large"]
+    for each in found[:3]:
+        assert Counter(each) == {"small": STARTED_MAX, "large": 1, "unwanted": 1}
+    assert Counter(found[3]) == {"large": 1, "unwanted": 1}

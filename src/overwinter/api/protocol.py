@@ -113,7 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
         is_first = not self._received
         self._received.add(data)
         if is_first:
-            self._connections.parsing.add(self.client_key, self._parse, 1 + len(data) // BYTES_OF_ONE)
+            count = 1 + len(data) // BYTES_OF_ONE
+            self._connections.parsing.add(self.client_key, self._parse, count, unwanted=self._refused)
             if self._received:
                 self.flow.is_parsing = True
                 self.transport.pause_reading()

@@ -18,11 +18,14 @@ STARTED_MAX = 16
 """The most requests that one iteration of the event loop starts: about a millisecond of work."""
 BYTES_OF_ONE = 4 << 10
 """The bytes of a body that count as one request."""
+SMALL_MOST = 4
+"""The most requests as which small work counts. It goes before larger work, also before that of other clients."""
 
 YIELD_S = 20e-6
 """The pause in which another thread may take the lock of the interpreter."""
 
 Start = Callable[[], object]
+_Clients = dict[str, deque[tuple[Start, int]]]
 
 
 class Starts:
@@ -32,17 +35,22 @@ class Starts:
         self._most = most
         self._started = 0
         """The requests that this iteration has started, a large body counting as many."""
-        self._waiting: dict[str, deque[tuple[Start, int]]] = {}
-        """The other ones of each client. The client with the next turn comes first."""
-
-    def add(self, client: str, start: Start, count: int = 1) -> None:
-        """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
-        loop.
+        self._small: _Clients = {}
+        self._large: _Clients = {}
+        self._unwanted: _Clients = {}
+        """What waits of each client: small work, large work, and bytes to be discarded. The client with the next turn
+        comes first.
         """
-        if not (self._started or self._waiting):
+
+    def add(self, client: str, start: Start, count: int = 1, unwanted: bool = False) -> None:
+        """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
+        loop. `unwanted`: whether it only discards bytes, after other work.
+        """
+        if not (self._started or self._is_left()):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        if self._waiting or self._started >= self._most:
-            self._waiting.setdefault(client, deque()).append((start, count))
+        if self._started >= self._most or (self._small if count <= SMALL_MOST else self._is_left()):
+            waiting = self._unwanted if unwanted else self._small if count <= SMALL_MOST else self._large
+            waiting.setdefault(client, deque()).append((start, count))
         else:
             self._started += count
             start()
@@ -59,20 +67,30 @@ class Starts:
 
     def _begin_iteration(self) -> None:
         self._started = 0
-        if self._waiting:
+        if self._is_left():
             time.sleep(YIELD_S)
         try:
-            while self._waiting and self._started < self._most:
-                client = next(iter(self._waiting))
-                queue = self._waiting.pop(client)
-                start, count = queue.popleft()
-                if queue:
-                    self._waiting[client] = queue
-                self._started += count
-                start()
+            for waiting in (self._small, self._large, self._unwanted):
+                # At least one of each kind, so that none waits without end.
+                is_first = True
+                while waiting and (is_first or self._started < self._most):
+                    is_first = False
+                    self._start_next(waiting)
         finally:
             if self._started:
                 asyncio.get_running_loop().call_soon(self._begin_iteration)
+
+    def _start_next(self, waiting: _Clients) -> None:
+        client = next(iter(waiting))
+        queue = waiting.pop(client)
+        start, count = queue.popleft()
+        if queue:
+            waiting[client] = queue
+        self._started += count
+        start()
+
+    def _is_left(self) -> bool:
+        return bool(self._small or self._large or self._unwanted)
 
 
 def _give(turn: asyncio.Future[None]) -> None:
