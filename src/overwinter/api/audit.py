@@ -5,7 +5,8 @@ A request that its operation refuses has a line too. One that is refused before 
 429, a header that names another tenant, and 503 if the node stops or has too many requests in progress.
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write LINES_PER_S lines per
-second, and its next line says how many were left out, so that one tenant cannot displace the lines of another.
+second, and its next line says how many were left out, so that one tenant cannot displace the lines of others in less
+than half an hour.
 """
 
 import os
