@@ -115,6 +115,18 @@ def expression(document: Any, code: str) -> None:
     next(value for value in values.values() if "as_expr" in value)["as_expr"]["expr_str"] = code
 
 
+def spelled(document: Any, code: str) -> None:
+    """An expression spells code from the text of sympy's functions, and has sympy evaluate it. It imports a module."""
+    names: dict[str, Any] = {}
+    exec("from sympy import *", names)
+    letters: dict[str, str] = {}
+    for function in ("srepr", "dotprint", "mathml", "latex", "python"):
+        for at, letter in enumerate(names[function](names["Symbol"]("math"))):
+            letters.setdefault(letter, f"math.replace(sympify,{function})[{at}]")
+    text = "+".join(letters[letter] for letter in "__import__('hostile_code')")
+    expression(document, f"math.subs(math,{text})")
+
+
 def guard(document: Any, code: str) -> None:
     document["guards_code"] = [code]
 
@@ -142,7 +154,7 @@ def imported(document: Any, code: str) -> None:
     """The form of the inputs names a module, which PyTorch imports."""
     call = document["graph_module"]["module_call_graph"][0]["signature"]
     protocol, form = json.loads(call["in_spec"])
-    named = json.dumps({"__enum__": True, "fqn": "saved_evil", "name": "x"})
+    named = json.dumps({"__enum__": True, "fqn": "hostile_code", "name": "x"})
     call["in_spec"] = json.dumps([protocol, form | {"context": f"[{named}]", "type": "builtins.dict"}])
 
 
@@ -150,7 +162,7 @@ def defaulted(document: Any, code: str) -> None:
     """The form of the outputs names a module with a factory, which PyTorch imports."""
     call = document["graph_module"]["module_call_graph"][0]["signature"]
     protocol, form = json.loads(call["out_spec"])
-    factory = {"default_factory_module": "saved_evil", "default_factory_name": "pathlib", "dict_context": ["y"]}
+    factory = {"default_factory_module": "hostile_code", "default_factory_name": "pathlib", "dict_context": ["y"]}
     leaf = {"type": None, "context": None, "children_spec": []}
     form = {"type": "collections.defaultdict", "context": factory, "children_spec": [leaf]}
     call["out_spec"] = json.dumps([protocol, form])
@@ -172,6 +184,7 @@ RUN = {
     "older constants": replaced("data/constants/model.pt", by_torch=True),
     "second model": second_model,
     "expression": edited(GRAPH, expression),
+    "spelled expression": edited(GRAPH, spelled),
     "name": edited(GRAPH, renamed),
     "import": edited(GRAPH, imported),
     "import of a factory": edited(GRAPH, defaulted),
@@ -205,7 +218,7 @@ def test_what_would_run_is_refused_and_never_runs(
     benign: Records, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "ran"
-    (tmp_path / "saved_evil.py").write_text(f"import pathlib; pathlib.Path({str(marker)!r}).touch()")
+    (tmp_path / "hostile_code.py").write_text(f"import pathlib; pathlib.Path({str(marker)!r}).touch()")
     monkeypatch.syspath_prepend(tmp_path)
     records = dict(benign)
     RUN[kind](records, marker)
@@ -216,7 +229,7 @@ def test_what_would_run_is_refused_and_never_runs(
     # It was worth refusing: PyTorch runs it.
     with suppress(Exception):
         torch.export.load(path).module()(torch.ones(6, 4))
-    sys.modules.pop("saved_evil", None)
+    sys.modules.pop("hostile_code", None)
     assert marker.exists()
 
 

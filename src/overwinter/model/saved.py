@@ -50,6 +50,8 @@ _FORMS = {
     *("collections.namedtuple", "collections.OrderedDict", "collections.deque"),
 }
 """The types that inputs and outputs may have. For a `defaultdict` PyTorch would import the module of its factory."""
+_SYMBOL = re.compile(r"z?[suf]\d+|zuf\d+|true|false|oo|int_oo|nan")
+"""The names of sizes and of constants in an expression of sizes."""
 _SIZES = {"size", "stride", "storage_offset", "dim", "numel"}
 """What a guard may read of an input."""
 _ARITHMETIC = (
@@ -166,8 +168,10 @@ def _is_data(path: Sequence[str], text: str) -> bool:
     if key in ("as_string", "as_strings") and before == ("inputs", "arg"):
         # In the source an argument of a call is a quoted Python string.
         return True
-    if key == "expr_str" or path[0] == "guards_code" or tuple(path) == ("range_constraints", "key"):
+    if path[0] == "guards_code":
         return _is_arithmetic(text)
+    if key == "expr_str" or tuple(path) == ("range_constraints", "key"):
+        return _is_arithmetic(text) and _is_symbolic(text)
     if key in ("target", "as_operator"):
         return _OPERATOR.fullmatch(text) is not None
     if key in ("in_spec", "out_spec"):
@@ -195,6 +199,19 @@ def _is_arithmetic(text: str) -> bool:
         return text.isascii() and len(text) <= TEXT_MOST and _computes(ast.parse(text.strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError):
         return False
+
+
+def _is_symbolic(text: str) -> bool:
+    """Whether arithmetic names nothing but sizes and the functions that it calls. sympy evaluates it: there any other
+    name is a function of sympy or of Python, or a symbol with methods that evaluate text, also `math`.
+    """
+    tree = ast.parse(text.strip(), mode="eval")
+    called = {id(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
+    return not any(
+        isinstance(each, ast.Attribute | ast.Subscript)
+        or (isinstance(each, ast.Name) and id(each) not in called and not _SYMBOL.fullmatch(each.id))
+        for each in ast.walk(tree)
+    )
 
 
 def _computes(tree: ast.AST) -> bool:
