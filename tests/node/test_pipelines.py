@@ -1,7 +1,9 @@
 """Pipelines over functions in plain Python: order, deadlines, failures, and counts of all steps."""
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -199,6 +201,39 @@ def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
         run(pipelines)
     assert result.value.retry_after_s == 7.0
     assert town.cancelled == ["negate"]
+
+
+class Data(bytearray):
+    """Bytes whose release can be observed."""
+
+
+def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(town, pipelines):
+    released = []
+
+    async def make(inputs):
+        data = Data(inputs[0].data)
+        weakref.finalize(data, released.append, "first:y")
+        return [Tensor("y", "FP32", inputs[0].shape, data)]
+
+    begun = asyncio.Event()
+
+    async def fail(inputs):
+        await begun.wait()
+        raise OverloadedError("512 requests waiting")
+
+    async def hang(inputs):
+        begun.set()
+        await asyncio.Event().wait()
+
+    for name, work in (("double", make), ("triple", fail), ("negate", hang)):
+        town.add(name, work=work)
+    gc.disable()
+    try:
+        with pytest.raises(OverloadedError):
+            run(pipelines)
+        assert released == ["first:y"]
+    finally:
+        gc.enable()
 
 
 def test_a_programming_error_in_a_stage_ends_the_others_and_is_raised(town, pipelines):

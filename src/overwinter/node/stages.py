@@ -64,17 +64,23 @@ class PipelineRun:
 
     async def run(self) -> list[Tensor]:
         """Return the pipeline's outputs; raise the error of the first failed stage, with the stage's name."""
-        async with asyncio.TaskGroup() as group:
-            self._step(Started(), group)
-            try:
-                await self._over.wait()
-            except asyncio.CancelledError:
-                self._step(Dropped(), group)
-                raise
-        if self._failed is not None:
-            message = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
-            raise error_named(self._failed.error)(message, self._failed.retry_after_s)
-        return [self._tensor(name, source) for name, source in self._pipeline.outputs.items()]
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._step(Started(), group)
+                try:
+                    await self._over.wait()
+                except asyncio.CancelledError:
+                    self._step(Dropped(), group)
+                    raise
+            if self._failed is not None:
+                message = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
+                raise error_named(self._failed.error)(message, self._failed.retry_after_s)
+            return [self._tensor(name, source) for name, source in self._pipeline.outputs.items()]
+        finally:
+            # A cancelled task refers back to this object by the traceback of its error. The tensors would remain until
+            # a garbage collection, after their memory is no longer reserved.
+            self._tasks.clear()
+            self._tensors.clear()
 
     def _step(self, event: Event, group: asyncio.TaskGroup) -> None:
         for order in step(self._request, event, self._now()):
