@@ -132,7 +132,9 @@ def test_a_shared_block_is_freed_with_its_last_holder():
 def test_a_function_without_blocks_has_a_placement():
     arena = Arena(PartitionedAllocator(ARENA, PARTITION))
     assert arena.hold("a", {}) == ()
-    assert arena.placement_version("a") == arena.placement_version("a")
+    version = arena.placement_version("a")
+    assert arena.hold("b", {"1": 100}) == ("1",)
+    assert arena.placement_version("a") == version
     assert arena.evict("a") == ()
 
 

@@ -4,8 +4,8 @@ Otherwise one iteration would start all requests that have arrived, or handle al
 connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
 cancelled in the same way.
 
-Between such iterations the other threads of the node may run Python code. The loop releases the lock of the interpreter
-at each poll, but takes it again sooner than a thread wakes up, and the threads would wait as long as requests do.
+While work is left, the node's other threads may run Python code between two iterations. The loop releases the GIL at
+each poll, but takes it again before a waiting thread wakes up, so without a pause the threads would not run.
 """
 
 import asyncio
@@ -19,10 +19,9 @@ STARTED_MAX = 16
 BYTES_OF_ONE = 4 << 10
 """The bytes of a body that count as one request."""
 SMALL_MOST = 4
-"""The most requests as which small work counts. It goes before larger work, also before that of other clients."""
-
+"""Work that counts as at most this many requests is small. It goes before larger work, also of other clients."""
 YIELD_S = 20e-6
-"""The pause in which another thread may take the lock of the interpreter."""
+"""The pause in which another thread may take the GIL."""
 
 Start = Callable[[], object]
 _Clients = dict[str, deque[tuple[Start, int]]]
@@ -38,9 +37,7 @@ class Starts:
         self._small: _Clients = {}
         self._large: _Clients = {}
         self._unwanted: _Clients = {}
-        """What waits of each client: small work, large work, and bytes to be discarded. The client with the next turn
-        comes first.
-        """
+        """The waiting work of each client: small, large, and discards. The client with the next turn comes first."""
 
     def add(self, client: str, start: Start, count: int = 1, unwanted: bool = False) -> None:
         """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
@@ -48,8 +45,8 @@ class Starts:
         """
         if not (self._started or self._is_left()):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        if self._started >= self._most or (self._small if count <= SMALL_MOST else self._is_left()):
-            waiting = self._unwanted if unwanted else self._small if count <= SMALL_MOST else self._large
+        waiting = self._unwanted if unwanted else self._small if count <= SMALL_MOST else self._large
+        if self._started >= self._most or (waiting if waiting is self._small else self._is_left()):
             waiting.setdefault(client, deque()).append((start, count))
         else:
             self._started += count

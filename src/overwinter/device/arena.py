@@ -42,6 +42,7 @@ class Arena:
         be copied; or None, and nothing has changed, if they do not all fit.
         """
         if blocks.keys() <= self._held.get(holder, set()):
+            # It may be a function without blocks, which is new here.
             self._placed_at.setdefault(holder, self._changes)
             return ()
         missing = self.missing(blocks)

@@ -202,8 +202,8 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _is_symbolic(text: str) -> bool:
-    """Whether arithmetic names nothing but sizes and the functions that it calls. sympy evaluates it: there any other
-    name is a function of sympy or of Python, or a symbol with methods that evaluate text, also `math`.
+    """Whether the names in arithmetic are only sizes and called functions. sympy evaluates it, and reads other names as
+    its own functions, those of Python, or (`math`) symbols, whose methods evaluate text.
     """
     tree = ast.parse(text.strip(), mode="eval")
     called = {id(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}

@@ -128,7 +128,7 @@ class Repository:
             return upload.commit(now)
 
     def upload(self, tenant: TenantId, address: str, most_bytes: int | None = None) -> Upload:
-        """Begin an upload in pieces: a context with `write` and `commit`. `most_bytes`: a lower limit of the tenant."""
+        """Begin an upload in pieces: a context with `write` and `commit`. `most_bytes`: the tenant's own limit."""
         checked, bounds = check_address(address), self._bounds.within(most_bytes)
         bounds.check_free(self._incoming, 0)
         held = (0, 0) if bounds.tenant_bytes is None else self._holdings.held_bytes(tenant, checked)

@@ -59,13 +59,15 @@ class Drafts:
         self._added: Counter[TenantId] = Counter()
 
     def add(self, tenant: TenantId, nbytes: int, most: float = inf) -> bool:
-        """Change the disk space of a tenant's uploads, unless it would be more than `most`; return whether it was."""
+        """Change the disk space of a tenant's uploads, unless it would exceed `most`; return whether it changed."""
         with self._lock:
-            added = self._added.pop(tenant, 0)
-            fits = added + nbytes <= most
-            if added := added + nbytes * fits:
-                self._added[tenant] = added
-            return fits
+            added = self._added[tenant] + nbytes
+            if added > most:
+                return False
+            self._added[tenant] = added
+            if not added:
+                del self._added[tenant]
+            return True
 
 
 class Growth:
@@ -96,7 +98,7 @@ class Growth:
             self._added = added
 
     def end(self) -> None:
-        """The draft is a blob, or is removed."""
+        """Stop counting the upload: its draft has become a blob, or was removed."""
         self._drafts.add(self._tenant, -self._added)
         self._added = 0
 
