@@ -145,9 +145,12 @@ def attribute(document: Any, code: str) -> None:
     named["tensor_constant_name"] = f'fixed-"), {code}, ("'
 
 
-def outside(document: Any, code: str) -> None:
-    for node in document["graph_module"]["graph"]["nodes"]:
-        node["target"] = "torch.os.system"
+def targeting(target: str) -> Callable[[Records, Path], None]:
+    def change(document: Any, code: str) -> None:
+        for node in document["graph_module"]["graph"]["nodes"]:
+            node["target"] = target
+
+    return edited(GRAPH, change)
 
 
 def imported(document: Any, code: str) -> None:
@@ -206,7 +209,11 @@ REFUSED = {
     "compiled code": compiled,
     "script object": pickled(CONSTANTS, "custom_obj_0"),
     "attribute": edited(GRAPH, attribute),
-    "operator": edited(GRAPH, outside),
+    "function": targeting("torch.os.system"),
+    "method": targeting("torch.ops.load_library.__call__"),
+    "method of a set": targeting("torch.ops.loaded_libraries.add"),
+    "method of operators": targeting("torch.ops.aten.__getattr__.__call__"),
+    "function on sizes": targeting("_operator.attrgetter"),
     "tensor without bytes": both(edited(WEIGHTS, empty), lambda records, marker: records.update(NO_BYTES)),
 }
 """Files with other things that are not data, which nothing here can run."""

@@ -148,7 +148,7 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
 
 
 def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
-    ada, bob = Function(Same(), X, FOR_EVER, slo_ms=100.0, tenant="ada"), Function(Same(), X, name="g", tenant="bob")
+    ada, bob = Function(Same(), X, FOR_EVER, slo_ms=10_000.0, tenant="ada"), Function(Same(), X, name="g", tenant="bob")
     rig.deploy(ada, bob)
     shares = CoreShares(rig.processes, 0.2)
 
@@ -156,18 +156,19 @@ def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
         spins, rests = await rig.start_worker(ada), await rig.start_worker(bob)
         before = [spins.can_meet_slo(computed_s(spins)), rests.can_meet_slo(computed_s(rests))]
         rig.begin(spins, **X)
+        after = [spins.can_meet_slo(computed_s(spins) + longer) for longer in (5.0, 15.0)]
         now = 0.01
         shares.check(now)
-        while spins.can_meet_slo(computed_s(spins)):
+        while not shares._used_for_slo:
             now += 0.01
             await asyncio.sleep(0.01)
             shares.check(now)
-        for_slo = dict(shares._used_for_slo)
         rig.processes.stop(spins.worker, kill=True)
-        return before, for_slo, shares._used
+        return before, after, shares._used_for_slo, shares._used
 
-    before, for_slo, used = rig.run(scene())
+    before, after, for_slo, used = rig.run(scene())
     assert before == [True, False]
+    assert after == [True, False]
     assert for_slo.keys() == {"ada"}
     assert for_slo["ada"] <= used["ada"]
 

@@ -35,7 +35,12 @@ _PLAIN = {
 """The graph's strings that may contain more than names; those of attributes occur only in quotes."""
 _NOTES = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
 """The metadata of a call that PyTorch does not evaluate."""
-_OPERATOR = re.compile(r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.[a-z]\w*|math\.[a-z]\w*|torch\._?sym_\w+")
+_OPERATOR = re.compile(r"torch\.ops\.((?!__)\w+)\.(\w+)(?:\.(\w+))?")
+_ON_SIZES = re.compile(
+    r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|not_|mul|add|sub|floordiv|truediv|mod|pow|and_|or_|lshift|rshift)"
+    r"|math\.(trunc|ceil|floor|sqrt|log2)|torch\.(sym_\w+|_sym_\w+)"
+)
+"""The functions that a graph may call on sizes."""
 _FUNCTIONS = {
     *("Add", "Mul", "Pow", "Integer", "Rational", "Float", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
     *("Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"),
@@ -173,10 +178,24 @@ def _is_data(path: Sequence[str], text: str) -> bool:
     if key == "expr_str" or tuple(path) == ("range_constraints", "key"):
         return _is_arithmetic(text) and _is_symbolic(text)
     if key in ("target", "as_operator"):
-        return _OPERATOR.fullmatch(text) is not None
+        return _is_operator(text)
     if key in ("in_spec", "out_spec"):
         return _is_spec(text)
     return _PLAIN.get(key, _NAME).fullmatch(text) is not None
+
+
+def _is_operator(text: str) -> bool:
+    """Whether the name of a call's target is an operator; PyTorch would call any attribute so named."""
+    found = _OPERATOR.fullmatch(text)
+    if found is None:
+        return _ON_SIZES.fullmatch(text) is not None
+    target: Any = torch.ops
+    for name in filter(None, found.groups()):
+        target = getattr(target, name, None)
+        if target is None:
+            # The operator of a library that is missing here, which PyTorch refuses.
+            return True
+    return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
 
 
 def _is_spec(text: str) -> bool:
