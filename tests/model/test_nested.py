@@ -7,6 +7,7 @@ from torch import nn
 from overwinter.core.errors import ProgramError
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export
+from overwinter.model.nested import inline_nested
 from tests.model.held import Held, assert_same, exported
 
 torch.manual_seed(0)
@@ -65,3 +66,17 @@ def depends_on_a_size(self, x):
 def test_a_conditional_whose_branches_differ_in_more_than_values_is_refused(function, message):
     with pytest.raises(ProgramError, match=message):
         export(Held(function, table=nn.Embedding(4, 4)), (ROWS,))
+
+
+def test_a_nested_graph_replaces_no_other_attribute_of_the_module():
+    """Otherwise a file could hide a graph that the module runs from the conversion, by its name."""
+
+    module = torch.export.export(Held(selected_twice), (ROWS,)).graph_module
+    outer = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    names = [f"{name}_{inner}" for name in outer for inner, _ in module.get_submodule(name).named_children()]
+    hidden = nn.Identity()
+    for name in names:
+        module.add_module(name, hidden)
+    inline_nested(module)
+    assert names
+    assert all(module.get_submodule(name) is hidden for name in names)

@@ -153,6 +153,17 @@ def targeting(target: str) -> Callable[[Records, Path], None]:
     return edited(GRAPH, change)
 
 
+def sourced(document: Any, code: str) -> None:
+    """PyTorch looks up the source of a call; the last name loads a library."""
+    for node in document["graph_module"]["graph"]["nodes"]:
+        node["metadata"]["source_fn_stack"] = "linear,torch.ctypes.cdll./hostile/library"
+
+
+def passing_operator(document: Any, code: str) -> None:
+    argument = {"name": "", "arg": {"as_operator": "torch.ops.aten.from_file.default"}, "kind": 1}
+    document["graph_module"]["graph"]["nodes"][0]["inputs"].append(argument)
+
+
 def imported(document: Any, code: str) -> None:
     """The form of the inputs names a module, which PyTorch imports."""
     call = document["graph_module"]["module_call_graph"][0]["signature"]
@@ -209,6 +220,8 @@ REFUSED = {
     "compiled code": compiled,
     "script object": pickled(CONSTANTS, "custom_obj_0"),
     "attribute": edited(GRAPH, attribute),
+    "library": edited(GRAPH, sourced),
+    "operator as an argument": edited(GRAPH, passing_operator),
     "function": targeting("torch.os.system"),
     "method": targeting("torch.ops.load_library.__call__"),
     "method of a set": targeting("torch.ops.loaded_libraries.add"),
@@ -335,6 +348,7 @@ def test_a_reference_runs_with_the_checks_of_a_program() -> None:
         (operator.attrgetter, ("__class__",)),
         (operator.call, ("x",)),
         (operator.setitem, ([0], 0, 1)),
+        (torch.ops.higher_order.map_impl, ()),
     ],
 )
 def test_a_reference_calls_nothing_that_a_program_may_not(target: Any, arguments: tuple[Any, ...]) -> None:
@@ -344,3 +358,9 @@ def test_a_reference_calls_nothing_that_a_program_may_not(target: Any, arguments
     made.output(None)
     with pytest.raises(ProgramError, match=r"not an operator that a program may call"):
         guard_calls(torch.fx.GraphModule({}, made))
+
+
+def test_a_reference_calls_no_operator_in_the_place_of_a_nested_graph() -> None:
+    from_file = torch.ops.aten.from_file.default
+    with pytest.raises(ProgramError, match=r"wrap_with_set_grad_enabled is called with a function"):
+        guard_calls(graph(torch.ops.higher_order.wrap_with_set_grad_enabled, False, from_file, "made", True, 4))

@@ -95,7 +95,7 @@ def package(  # noqa: PLR0913 - the parts of a function
     chosen = settings or Settings()
     if chosen.max_batch > 1:
         _check_batching(chosen.max_batch, agreement)
-    buffers = [_bytes_of(weight) for weight in weights]
+    buffers = [bytes_of(weight) for weight in weights]
     contents: dict[Address, Callable[[], Buffer]] = {}
     blocks = []
     for plan in pack(program.weights):
@@ -262,7 +262,7 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
     return make
 
 
-def _bytes_of(weight: "torch.Tensor") -> memoryview:
+def bytes_of(weight: "torch.Tensor") -> memoryview:
     """Return the bytes of a contiguous tensor without a copy: the tensor must outlive them."""
     if not weight.nbytes:
         return memoryview(b"")

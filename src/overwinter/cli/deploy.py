@@ -174,6 +174,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
     `function`: further arguments of `package`. A directory with a task replaces its handler and assets.
     """
     from overwinter.api.deployer import declared, package
+    from overwinter.cli.contained import agree_contained
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
 
@@ -191,10 +192,15 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
         if isinstance(opened, Directory) and opened.handler is not None:
             function |= {"handler": opened.handler, "assets": opened.assets}
             samples.extend(opened.samples)
-        with spinner(f"exporting {model.source}"):
-            exported = export_source(opened, trusted=model.trusted)
-        with spinner("comparing the program with the model"):
-            program, weights, agreement = agree(exported, function["settings"].max_batch)
+        max_batch = function["settings"].max_batch
+        if isinstance(opened, Path) and not model.trusted:
+            with spinner(f"exporting {model.source} in a sandbox, and comparing the program with the model"):
+                program, weights, agreement = agree_contained(opened, max_batch)
+        else:
+            with spinner(f"exporting {model.source}"):
+                exported = export_source(opened)
+            with spinner("comparing the program with the model"):
+                program, weights, agreement = agree(exported, max_batch)
     for note in agreement.notes:
         click.echo(printable(note), err=True)
     handler = function["handler"]

@@ -1,7 +1,7 @@
 """Opens the SOURCE of `overwinter deploy SOURCE`.
 
     `module:callable`     called without arguments; returns (module, example_inputs), or with dynamic as a third
-    `model.pt2`           written by torch.export.save; unless it is trusted, no code in it runs
+    `model.pt2`           written by torch.export.save; unless it is trusted, contained.py opens it in a sandbox
     a directory           written by save_pretrained of transformers; with a task, it includes a handler
 
 The code of a module and of a trusted file runs here, on the author's own machine. This module imports PyTorch.
@@ -57,14 +57,11 @@ def open_source(
     return _called(source, _found(module, name, directory))
 
 
-def export_source(opened: Opened | Directory | Path, *, trusted: bool = False) -> Exported:
-    """Export the program and its weights; raise ProgramError if that is impossible.
-
-    A `.pt2` file that is not `trusted` must contain data only.
-    """
+def export_source(opened: Opened | Directory | Path) -> Exported:
+    """Export the program and its weights; raise ProgramError if that is impossible. The code in a `.pt2` file runs."""
     if isinstance(opened, Directory):
         return export_directory(opened)
-    return export_saved(opened, trusted=trusted) if isinstance(opened, Path) else export(*opened)
+    return export_saved(opened, trusted=True) if isinstance(opened, Path) else export(*opened)
 
 
 def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:

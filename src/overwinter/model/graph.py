@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.guards import guarded
@@ -41,6 +42,8 @@ _DROPOUTS = frozenset(
     for kind in ("", "feature_", "alpha_", "feature_alpha_")
     for suffix in ("", "_")
 )
+_NESTING = frozenset({"cond", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""The operators whose nested graph can become part of a program (nested.py)."""
 _ATEN = torch.ops.aten
 _REPLACEMENTS: dict[str, tuple[torch._ops.OpOverload, int]] = {
     "aten._reshape_alias.default": (_ATEN.reshape.default, 2),
@@ -109,7 +112,10 @@ def guard_calls(module: GraphModule) -> None:
         for node in _calls(part):
             # Check calls without used results too: they run here. Nested calls are inlined first.
             name = operator_name(node.target)
-            nested = isinstance(node.target, torch._ops.HigherOrderOperator)
+            nested = isinstance(node.target, torch._ops.HigherOrderOperator) and str(node.target) in _NESTING
+            # An operator in the place of a nested graph would be called unchecked.
+            if any(map(callable, pytree.tree_leaves((node.args, node.kwargs)))):
+                raise ProgramError(f"{name} is called with a function as its argument, at {source_line(node)}")
             if not (nested or node.target is operator.getitem or is_allowed(name) or name in _TAKEN_OUT):
                 raise ProgramError(
                     f"{name} is not an operator that a program may call; called at "

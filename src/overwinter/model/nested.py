@@ -106,14 +106,19 @@ def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]
     assert isinstance(nested, GraphModule)
     placeholders = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
     value_map: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
+    names: dict[Node, str] = {}
     for inner in nested.graph.nodes:
         if inner.op == "get_attr":
-            setattr(module, f"{place.target}_{inner.target}", getattr(nested, str(inner.target)))
+            names[inner] = f"{place.target}_{inner.target}"
+            while hasattr(module, names[inner]):
+                # Otherwise it would replace a graph that the module also runs, and that would not be converted.
+                names[inner] += "_"
+            setattr(module, names[inner], getattr(nested, str(inner.target)))
     with module.graph.inserting_before(node):
         results = module.graph.graph_copy(nested.graph, value_map)
     for inner, copy in value_map.items():
         if inner.op == "get_attr":
-            copy.target = f"{place.target}_{inner.target}"
+            copy.target = names[inner]
         if inner.op == "call_function" and node.meta.get("nn_module_stack"):
             copy.meta.setdefault("nn_module_stack", node.meta["nn_module_stack"])
     if not isinstance(results, tuple | list):

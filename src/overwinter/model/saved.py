@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ _PLAIN = {
     "torch_version": re.compile(r"[\w.+]*"),
 }
 """The graph's strings that may contain more than names; those of attributes occur only in quotes."""
-_NOTES = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
-"""The metadata of a call that PyTorch does not evaluate."""
+_NOTES = {"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"}
+"""The metadata of a call that PyTorch does not evaluate. It looks up the names in `source_fn_stack`."""
 _OPERATOR = re.compile(r"torch\.ops\.((?!__)\w+)\.(\w+)(?:\.(\w+))?")
 _ON_SIZES = re.compile(
     r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|not_|mul|add|sub|floordiv|truediv|mod|pow|and_|or_|lshift|rshift)"
@@ -177,7 +178,12 @@ def _is_data(path: Sequence[str], text: str) -> bool:
         return _is_arithmetic(text)
     if key == "expr_str" or tuple(path) == ("range_constraints", "key"):
         return _is_arithmetic(text) and _is_symbolic(text)
-    if key in ("target", "as_operator"):
+    if key == "source_fn_stack" and before[-1:] == ("metadata",):
+        return all(_is_source(source.rpartition(",")[2]) for source in text.split(";"))
+    if key == "as_operator":
+        # Only calls that a program cannot make take an operator as an argument.
+        return False
+    if key == "target":
         return _is_operator(text)
     if key in ("in_spec", "out_spec"):
         return _is_spec(text)
@@ -196,6 +202,24 @@ def _is_operator(text: str) -> bool:
             # The operator of a library that is missing here, which PyTorch refuses.
             return True
     return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+
+
+def _is_source(text: str) -> bool:
+    """Whether looking up the function or class that made a call has no effect. PyTorch reads one attribute after
+    another, and some objects load a library when an attribute is read.
+    """
+    first, *names = text.split(".")
+    if not first.startswith("torch"):
+        return not text.startswith("#") and (len(names) == 1 or not first.startswith(("_operator", "math")))
+    found: Any = torch
+    for name in names:
+        if found is torch.ops:
+            return True
+        is_module = isinstance(found, ModuleType) and found.__name__.partition(".")[0] == "torch"
+        if not (is_module or isinstance(found, type)) or name not in vars(found):
+            return False
+        found = vars(found)[name]
+    return True
 
 
 def _is_spec(text: str) -> bool:

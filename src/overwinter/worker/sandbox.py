@@ -53,6 +53,8 @@ ZYGOTE_THREADS_MAX = 8192
 """
 FORKS_MAX = 1024
 DESCRIPTORS_MAX = 4096
+NO_SEPARATE_USER = "no separate user: the node does not run as root"
+"""What the sandbox of a process that keeps its user lacks."""
 
 _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 
@@ -85,12 +87,12 @@ class WorkerLimits(NamedTuple):
 class Sandbox:
     """The resources that contain the workers of a zygote, created once and inherited by its forks."""
 
-    def __init__(self, threads_max: int | None = None, uses_gpus: bool = False) -> None:
+    def __init__(self, threads_max: int | None = None, uses_gpus: bool = False, readable: Collection[str] = ()) -> None:
         """Create them. `threads_max` limits the threads of all workers together that have no separate user; None:
-        unlimited. `uses_gpus`: whether executors of GPUs enter it.
+        unlimited. `uses_gpus`: whether executors of GPUs enter it. `readable`: further files that may be read.
         """
         self._python = reach_python()
-        places = [*python_paths(), *_PROCESSOR]
+        places = [*python_paths(), *_PROCESSOR, *readable]
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         if uses_gpus:
@@ -178,7 +180,7 @@ class Sandbox:
         namespaces.drop_privileges()
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-        return ["no separate user: the node does not run as root"] if uid is None else []
+        return [NO_SEPARATE_USER] if uid is None else []
 
     def _set_limits(self, limits: WorkerLimits, held: "_Held") -> None:
         # The memory of the zygote's programs is not charged to the worker.

@@ -1,0 +1,165 @@
+"""A `.pt2` file is opened in a sandbox: what code from it could do there, and what becomes of its result."""
+
+import io
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overwinter.cli import contained
+from overwinter.cli.contained import agree_contained
+from overwinter.core.errors import ProgramError
+from overwinter.model.agreement import agree
+from overwinter.model.export import export_saved
+
+UNCHECKED = (
+    *("-P", "-c"),
+    """if True:
+    import overwinter.model.export
+    overwinter.model.export.check_saved = lambda path: None
+    from overwinter.cli import contained
+    contained.main()
+    """,
+)
+"""Opens a file without the check that it is only data, as if the check had a gap."""
+
+ATTEMPTS = """if True:
+    import json, os, socket, sys
+    def attempt(step):
+        try:
+            return f"did: {step()}"
+        except OSError as error:
+            return type(error).__name__
+    raise PermissionError(json.dumps({
+        "read": attempt(lambda: open("/etc/passwd").read(1)),
+        "write": attempt(lambda: open(marker, "w")),
+        "list": attempt(lambda: os.listdir(os.path.dirname(marker))),
+        "network": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM)),
+        "process": attempt(os.fork),
+        "program": attempt(lambda: os.execv("/bin/true", ["true"])),
+        "signal": attempt(lambda: os.kill(os.getppid(), 9)),
+        "trace": attempt(lambda: open(f"/proc/{os.getppid()}/mem", "r+b")),
+        "tokens": [name for name in os.environ if name.startswith("OVERWINTER_")],
+        "descriptors": sum(attempt(lambda: os.fstat(fd)).startswith("did") for fd in range(3, 4096)),
+    }))
+"""
+
+
+class Runs:
+    """Its pickle runs code."""
+
+    def __init__(self, code: str, marker: Path) -> None:
+        self.code, self.marker = code, marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self.code, {"marker": str(self.marker)})
+
+
+class Net(torch.nn.Module):
+    """Weights of several types and orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.register_buffer("scale", torch.arange(8).to(torch.bfloat16).reshape(8, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.conv(x) * self.scale).mean((2, 3))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    exported = torch.export.export(Net().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes=batch)
+    with warnings.catch_warnings():
+        # PyTorch has doubts about a weight in the order channels last.
+        warnings.simplefilter("ignore", UserWarning)
+        torch.export.save(exported, tmp_path / "net.pt2")
+    return tmp_path / "net.pt2"
+
+
+@pytest.fixture
+def hostile(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Write a file with code that runs when it is opened without the check."""
+    monkeypatch.setattr(contained, "MODULE", UNCHECKED)
+
+    def write(code: str) -> Path:
+        samples = io.BytesIO()
+        torch.save(Runs(code, saved.parent / "marker"), samples)
+        path = saved.parent / "evil.pt2"
+        with zipfile.ZipFile(saved) as plain, zipfile.ZipFile(path, "w") as evil:
+            for name in plain.namelist():
+                evil.writestr(name, samples.getvalue() if "sample_inputs" in name else plain.read(name))
+        return path
+
+    return write
+
+
+def test_the_result_is_that_of_an_export_in_this_process(saved: Path) -> None:
+    program, weights, agreement = agree_contained(saved, 4)
+    wanted = agree(export_saved(saved), 4)
+    assert program == wanted.program
+    assert agreement == wanted.agreement
+    assert [(each.dtype, each.stride()) for each in weights] == [(each.dtype, each.stride()) for each in wanted.weights]
+    assert all(map(torch.equal, weights, wanted.weights))
+
+
+def test_what_is_refused_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.pt2").write_bytes(b"not a program")
+    with pytest.raises(ProgramError, match=r"x\.pt2"):
+        agree_contained(tmp_path / "x.pt2")
+
+
+def test_code_in_a_file_reaches_nothing(
+    hostile: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVERWINTER_TOKEN", "secret")
+    path = hostile(ATTEMPTS)
+    with pytest.raises(ProgramError) as caught:
+        agree_contained(path)
+    did = json.loads(str(caught.value)[str(caught.value).index("{") : str(caught.value).rindex("}") + 1])
+    assert did.pop("tokens") == []
+    # The file itself, the two files of the result, and those that keep Python's directory reachable.
+    assert did.pop("descriptors") <= 5
+    assert did == dict.fromkeys(did, "PermissionError")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["evil.pt2", "net.pt2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("import os; os._exit(0)", "invalid result"),
+    ],
+)
+def test_a_file_that_ends_its_process_or_forges_its_result_is_refused(
+    hostile: Callable[[str], Path], code: str, words: str
+) -> None:
+    path = hostile(code)
+    with pytest.raises(ProgramError, match=words) as caught:
+        agree_contained(path)
+    assert "evil.pt2" in str(caught.value)
+
+
+def test_nothing_is_imported_from_the_current_directory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "torch", "overwinter"):
+        (saved.parent / f"{name}.py").write_text(f"open({str(saved.parent / 'ran')!r}, 'w')")
+    monkeypatch.chdir(saved.parent)
+    assert agree_contained(Path("net.pt2")).program.calls
+    assert not (saved.parent / "ran").exists()
+
+
+def test_without_a_sandbox_the_file_is_not_opened(
+    hostile: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = hostile("open(marker, 'w')")
+    lacking = "from overwinter.worker import sandbox; sandbox._restrict = lambda ruleset: ['no Landlock']"
+    monkeypatch.setattr(contained, "MODULE", (*UNCHECKED[:2], f"{lacking}\n{UNCHECKED[2]}"))
+    with pytest.raises(ProgramError, match=r"evil\.pt2 cannot be opened safely here \(no Landlock\)"):
+        agree_contained(path)
+    assert not (tmp_path / "marker").exists()
