@@ -4,11 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.list_tables import functions_table
+from overwinter.cli.options import echo
 from overwinter.cli.tables import (
     age_text,
     agreement_facts,
+    facts_table,
     function_table,
+    outputs_table,
     short_text,
     show,
     slo_text,
@@ -49,6 +53,18 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     text = spec_text({"name": "x", "datatype": "FP32", "shape": ["batch", 3]})
     show(text)
     assert capsys.readouterr().out == "FP32 [batch, 3]\n"
+
+
+def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """They could change the title of the terminal, or what it shows."""
+    hostile = "a\x1b]0;title\x07\x1b[2Jb\x9b"
+    show(facts_table({f"agreement {hostile}": hostile}))
+    show(outputs_table([({"name": hostile, "datatype": "BYTES"}, [1], [hostile])]))
+    show(FittedTable([Column("NAME", "name")], [[hostile]]))
+    echo(hostile)
+    printed = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert printed.count("title") == 6
 
 
 def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

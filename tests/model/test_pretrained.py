@@ -285,6 +285,27 @@ def test_kernels_are_not_fetched(tmp_path):
             load_transformers(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
+        ("config.json", {"text_config": [{"transformers_weights": "w.bin"}]}, "transformers_weights"),
+        ("config.json", {"_attn_implementation": "flash_attention_2"}, "flash_attention_2"),
+        ("adapter_config.json", {}, "adapter"),
+        ("model.safetensors.index.json", {"weight_map": {"a": "w.bin"}}, "w.bin"),
+        ("model.safetensors.index.json", {"weight_map": {"a": "../w.safetensors"}}, "w.safetensors"),
+        ("model.safetensors.index.json", {"weight_map": 1}, "names 1"),
+    ],
+)
+def test_weights_are_read_only_from_safetensors_of_the_directory(file, content, words, tmp_path):
+    bert().save_pretrained(tmp_path)
+    place = tmp_path / file
+    before = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps(before | content))
+    with pytest.raises(ProgramError, match=words):
+        load_transformers(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["AutoTokenizer", "GenerationConfig", "BertConfig", "pipeline"])
 def test_a_class_that_is_no_model_is_named(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [name]}))

@@ -16,9 +16,9 @@ from overwinter.cli.options import (
     assignment,
     checked_name,
     connect,
+    echo,
     node_url,
     print_json,
-    printable,
     size_text,
     tenant_option,
 )
@@ -139,9 +139,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         print_json(msgspec.to_builtins(uploaded) | {"seconds": seconds})
         return
     sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} sent"
-    click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
+    echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
     if uploaded.warning:
-        click.echo(f"warning: {printable(uploaded.warning)}", err=True)
+        echo(f"warning: {uploaded.warning}", err=True)
 
 
 def _deploy_pipeline(path: Path, has_function_options: bool, tenant: str, url: str, as_json: bool) -> None:
@@ -156,7 +156,7 @@ def _deploy_pipeline(path: Path, has_function_options: bool, tenant: str, url: s
         print_json(deployed)
         return
     count = len(pipeline.stages)
-    click.echo(f"{deployed.name}@{deployed.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
+    echo(f"{deployed.name}@{deployed.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
 
 
 class ModelSource(NamedTuple):
@@ -202,7 +202,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
             with spinner("comparing the program with the model"):
                 program, weights, agreement = agree(exported, max_batch)
     for note in agreement.notes:
-        click.echo(printable(note), err=True)
+        echo(note, err=True)
     handler = function["handler"]
     inputs = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
     if sample:

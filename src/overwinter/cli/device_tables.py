@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from overwinter.cli.fitting import Column, FittedTable
-from overwinter.cli.options import printable, size_text
+from overwinter.cli.options import size_text
 from overwinter.cli.tables import Description, facts_table
 
 
@@ -100,7 +100,7 @@ def _facts(device: Description) -> Iterator[tuple[str, str]]:
     if device["failures"]:
         retry = f"; tried again in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
         times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"
-        yield f"{name} failed", f"{times}: {printable(device['fault'])}{retry}"
+        yield f"{name} failed", f"{times}: {device['fault']}{retry}"
 
 
 def _resident_text(resident: Description) -> str:

@@ -5,7 +5,7 @@ import time
 
 import click
 
-from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json, tenant_option
+from overwinter.cli.options import as_json, connect, echo, id_of, named_function, node_url, print_json, tenant_option
 
 
 @click.command()
@@ -107,4 +107,4 @@ def _done(value: object, text: str, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        click.echo(text)
+        echo(text)

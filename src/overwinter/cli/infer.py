@@ -5,7 +5,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from overwinter.cli.options import as_json, assignment, connect, id_of, named_function, node_url, print_json
+from overwinter.cli.options import as_json, assignment, connect, echo, id_of, named_function, node_url, print_json
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
@@ -79,7 +79,7 @@ def infer(
     from overwinter.cli.tables import outputs_table, show
 
     show(outputs_table(shown))
-    click.echo(f"{id_of(name, answer.version)}, {STARTS[answer.start]}, {answer.milliseconds:.1f} ms")
+    echo(f"{id_of(name, answer.version)}, {STARTS[answer.start]}, {answer.milliseconds:.1f} ms")
 
 
 def _inputs(

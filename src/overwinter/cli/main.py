@@ -16,7 +16,7 @@ from overwinter.cli.elbow import elbow
 from overwinter.cli.failures import EXPECTED_ERRORS, error_text, expected_errors
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
-from overwinter.cli.options import printable
+from overwinter.cli.options import echo
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
@@ -84,5 +84,5 @@ for _command in (
 
 def _fail(ctx: click.Context, errors: Iterable[Exception]) -> NoReturn:
     for error in errors:
-        click.echo(f"error: {printable(error_text(error))}", err=True)
+        echo(f"error: {error_text(error)}", err=True)
     ctx.exit(1)

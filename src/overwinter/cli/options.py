@@ -54,6 +54,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
+def echo(text: str, err: bool = False) -> None:
+    """Print a line without control characters; `err`: to standard error."""
+    click.echo(printable(text), err=err)
+
+
 def function_version(value: str) -> tuple[str, int | None]:
     """Split NAME[@VERSION] into name and version; the version is None if it is left out."""
     name, mark, version = value.partition("@")

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from overwinter.cli.options import as_json, connect, named_function, node_url, print_json, tenant_option
+from overwinter.cli.options import as_json, connect, echo, named_function, node_url, print_json, tenant_option
 from overwinter.core.profiling import Wanted
 
 
@@ -62,7 +62,7 @@ def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str
     from overwinter.cli.profile_tables import layers_table, points_table, summary
     from overwinter.cli.tables import show as show_table
 
-    click.echo(summary(found))
+    echo(summary(found))
     if found.points:
         show_table(points_table(found.points))
     if found.layers and wanted["layers"]:

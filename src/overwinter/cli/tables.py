@@ -1,11 +1,12 @@
 """Tables of functions and tensors, and the format of sizes and times."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from overwinter.cli.options import printable, size_text
@@ -19,9 +20,21 @@ Description = dict[str, Any]
 """A function as the node's API describes it."""
 
 
+class Terminal(Console):
+    """Prints tables and texts without control characters, which a function's author may have written."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as a console does, and replace control characters in texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
 def show(what: object) -> None:
     """Print a table or a text."""
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = Terminal()
     if not sys.stdout.isatty():
         console.width = PIPE_WIDTH
     console.print(what)
@@ -55,7 +68,7 @@ def function_table(function: Description, now: float) -> Table:
         "function": f"{function['name']}@{function['version']}",
         "traffic": traffic_text(function),
         "tenant": function["tenant"],
-        "state": f"{state} ({printable(function['reason'])})" if function["reason"] else state,
+        "state": f"{state} ({function['reason']})" if function["reason"] else state,
         "waiting": f"{function['waiting']} requests",
         **_sharing_facts(function),
         "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",

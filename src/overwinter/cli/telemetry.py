@@ -10,11 +10,11 @@ import click
 from overwinter.cli.options import (
     as_json,
     connect,
+    echo,
     id_of,
     named_function,
     node_url,
     print_json,
-    printable,
     tenant_option,
 )
 
@@ -48,12 +48,12 @@ def top(once: bool, every: float, limit: int | None, url: str, as_json: bool) ->
 
 
 def _watch(client: "Client", every: float, limit: int | None) -> None:
-    from rich.console import Console
     from rich.live import Live
 
+    from overwinter.cli.tables import Terminal
     from overwinter.cli.telemetry_tables import activity_table, rows_for
 
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = Terminal()
     pause = threading.Event()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -125,9 +125,9 @@ def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool)
         return
     for line in lines:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["at"]))
-        click.echo(f"{at} worker {line['worker']}: {printable(line['text'])}")
+        echo(f"{at} worker {line['worker']}: {line['text']}")
     if not lines:
-        click.echo(f"{id_of(*function)} has printed nothing since the node started", err=True)
+        echo(f"{id_of(*function)} has printed nothing since the node started", err=True)
 
 
 @click.command()
@@ -153,4 +153,4 @@ def usage(tenant: str | None, url: str, as_json: bool) -> None:
     if used:
         show(usage_table(used))
     else:
-        click.echo("no usage yet" if tenant is None else f"no usage of {tenant} yet")
+        echo("no usage yet" if tenant is None else f"no usage of {tenant} yet")

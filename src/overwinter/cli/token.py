@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from overwinter.cli.options import Command, as_json, byte_size, print_json, printable, size_text
+from overwinter.cli.options import Command, as_json, byte_size, print_json, size_text
 from overwinter.cli.serve import DEFAULTS
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _table(known: "KnownTokens") -> "Table":
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created))
         quota = known.quotas.get(each.tenant)
         limits = "" if quota is None else _quota_text(quota)
-        table.add_row(each.id, each.tenant, ", ".join(each.scopes), created, limits, printable(each.label))
+        table.add_row(each.id, each.tenant, ", ".join(each.scopes), created, limits, each.label)
     return table
 
 

@@ -2,7 +2,7 @@
 
 import click
 
-from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, tenant_option
+from overwinter.cli.options import as_json, assignment, connect, echo, node_url, print_json, tenant_option
 from overwinter.core.errors import CallerError
 from overwinter.core.versions import WHOLE, Share, check_shares
 
@@ -69,4 +69,4 @@ def _done(name: str, shares: dict[int, int], text: str, as_json: bool) -> None:
         divided = [{"version": version, "percent": percent} for version, percent in shares.items()]
         print_json({"name": name, "shares": divided})
     else:
-        click.echo(text)
+        echo(text)

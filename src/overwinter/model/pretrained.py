@@ -42,6 +42,11 @@ code.
 """
 _CODE = re.compile(r".*(attn|experts)_implementation")
 """Settings that may name kernels, which are code to download."""
+_OWN_KERNELS = {None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm"}
+"""Their values that name code of PyTorch and `transformers`."""
+_FURTHER_CODE = ("quantization_config", "transformers_weights")
+"""Settings that make `transformers` use other libraries, or read weights from other files."""
+_INDEX = "model.safetensors.index.json"
 
 Axes = tuple[str | int, ...]
 
@@ -105,7 +110,8 @@ def load_model(path: Path, *, headless: bool = False) -> Any:
     """Load the model class that the directory's configuration names, or its base without a head, in evaluation mode."""
     config_path = path / "config.json"
     config = read_json(config_path)
-    _check_kernels(config_path, config)
+    _check_code(config_path, config)
+    _check_files(path)
     names = config.get("architectures") or ["AutoModel"]
     transformers = import_transformers()
     name = "AutoModel" if headless else str(names[0])
@@ -117,17 +123,34 @@ def load_model(path: Path, *, headless: bool = False) -> Any:
         )
     try:
         return architecture.from_pretrained(path, use_safetensors=True, dtype="auto", **DATA_ONLY).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"transformers cannot load {path}: {error}{own}") from error
+    except Exception as error:  # of a damaged directory, anything may be raised
+        raise ProgramError(f"transformers cannot load {path}: {type(error).__name__}: {error}{own}") from error
 
 
-def _check_kernels(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise ProgramError if a configuration, or a part of it, names code to download."""
+def _check_code(path: Path, config: Any) -> None:
+    """Raise ProgramError if a configuration, or a part of it, names code to download or of other libraries."""
+    if isinstance(config, list):
+        for value in config:
+            _check_code(path, value)
+    if not isinstance(config, Mapping):
+        return
     for key, value in config.items():
-        if _CODE.fullmatch(key) and "/" in str(value):
+        kernels = value if isinstance(value, Mapping) else {key: value}
+        if _CODE.fullmatch(key) and any(str(each) not in map(str, _OWN_KERNELS) for each in kernels.values()):
             raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
-        if isinstance(value, Mapping):
-            _check_kernels(path, value)
+        if key in _FURTHER_CODE and value is not None:
+            raise ProgramError(f"{path} has {key}, for which other code would run; save the model without it")
+        _check_code(path, value)
+
+
+def _check_files(path: Path) -> None:
+    """Raise ProgramError if weights would be read from anything but safetensors of the directory."""
+    if (path / "adapter_config.json").exists():
+        raise ProgramError(f"{path} is an adapter, which other code would add; merge it into its model and save that")
+    parts = read_json(path / _INDEX).get("weight_map") if (path / _INDEX).exists() else {}
+    for name in parts.values() if isinstance(parts, dict) else (parts,):
+        if not (isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)):
+            raise ProgramError(f"{path / _INDEX} names {name!r}, which is not a safetensors file of this directory")
 
 
 def read_json(path: Path) -> dict[str, Any]:
