@@ -16,8 +16,8 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.zygote_process import ZygoteMemory, ZygoteProcess, ZygoteSettings
-from overwinter.node.zygotes import UNUSED_CHECKS
+from overwinter.node.zygote_process import TENANT_PENDING_MAX, ZygoteMemory, ZygoteProcess, ZygoteSettings
+from overwinter.node.zygotes import TICKS, UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
 
@@ -457,6 +457,66 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
 
     with closing(Rig(ZygoteSettings(zygote_timeout_s=20.0))) as rig:
         rig.run(scene(rig))
+
+
+def test_a_zygote_is_asked_for_few_workers_at_a_time_in_turns_of_the_tenants(rig):
+    """One tenant's starts, most of which it stops again, delay those of others by a few forks."""
+    ada, bob = function("many", "ada"), function("few", "bob")
+
+    async def scene():
+        rig.deploy(ada, bob)
+        base = rig.processes.zygotes.base
+        os.kill(base.pid, signal.SIGSTOP)
+        many = [asyncio.create_task(rig.start_worker(ada)) for _ in range(20)]
+        await until(lambda: len(rig.processes.workers()) == 20)
+        few = [asyncio.create_task(rig.start_worker(bob)) for _ in range(2)]
+        await until(lambda: len(rig.processes.workers()) == 22)
+        asked = [process for process in rig.processes.workers() if process.asked]
+        assert [process.tenant for process in asked] == ["ada"] * TENANT_PENDING_MAX + ["bob"] * 2
+        for process in rig.processes.workers():
+            if process.tenant == "ada" and not process.asked:
+                rig.processes.stop(process.worker, kill=False)
+                assert "before it was forked" in rig.exits(process.worker)[0].reason
+        os.kill(base.pid, signal.SIGCONT)
+        for process in await asyncio.gather(*few):
+            await answers(rig, process)
+        started = await asyncio.gather(*many, return_exceptions=True)
+        assert sum(not isinstance(each, AssertionError) for each in started) == TENANT_PENDING_MAX
+
+    rig.run(scene())
+
+
+def test_those_that_wait_are_asked_for_when_others_are_forked(rig):
+    ada = function("waits", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        started = await asyncio.gather(*(rig.start_worker(ada) for _ in range(TENANT_PENDING_MAX + 3)))
+        for process in started:
+            await answers(rig, process)
+
+    rig.run(scene())
+
+
+def test_a_zygote_that_answers_some_of_its_requests_is_not_late(rig, monkeypatch):
+    async def scene():
+        zygotes = rig.processes.zygotes
+        base = zygotes.base
+        monkeypatch.setattr(zygotes, "_check_later", lambda: None)
+        base.pending |= {WorkerId(9001): 0, WorkerId(9002): 0}
+        for _ in range(TICKS):
+            zygotes._check_all()
+        del base.pending[9001]
+        for _ in range(TICKS):
+            zygotes._check_all()
+        assert zygotes.base is base
+        zygotes._check_all()
+        assert zygotes.base is not base
+        monkeypatch.undo()
+        zygotes._check_later()
+        await until(rig.processes.is_up)
+
+    rig.run(scene())
 
 
 def test_a_worker_that_is_not_forked_yet_ends_if_a_block_changed(rig):

@@ -1,7 +1,8 @@
 """Forks workers and executors from the zygotes, receives their messages, and reports how they end.
 
-Everything here runs in callbacks of the event loop and never blocks. Processes are requested once the base zygote is
-ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports it,
+Everything here runs in callbacks of the event loop and never blocks. A zygote gets few requests at a time, because a
+request that was sent cannot be taken back. The others wait, in turns of the tenants; they also wait until the base
+zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports it,
 when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
@@ -46,8 +47,8 @@ class Forks:
         self._zygotes = zygotes
         self._loop = asyncio.get_running_loop()
         self._living: dict[WorkerId, ContainedProcess] = {}
-        self._held: dict[WorkerId, ForkWorker] = {}
-        """The processes that wait for the base zygote, in their order."""
+        self._held: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
+        """The processes of each tenant that wait for a zygote; the tenant whose turn is longest ago is first."""
 
     def tenants(self) -> set[TenantId]:
         """Return the tenants whose functions run somewhere."""
@@ -56,24 +57,55 @@ class Forks:
     # Requests
 
     def request(self, process: ContainedProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a process, or wait for the base zygote; raises one of REQUEST_ERRORS."""
+        """Ask a zygote for a process, or wait for one; raises one of REQUEST_ERRORS."""
+        zygote = None if process.tenant in self._held else self._zygote_for(process, order)
+        if zygote is None:
+            self._held.setdefault(process.tenant, {})[process.forked_as] = order
+        else:
+            self.ask(zygote, process, order)
+
+    def ask_waiting(self) -> None:
+        """Ask zygotes that can fork again for the processes that wait, in turns of the tenants."""
+        asked = True
+        while asked:
+            asked = any([self._ask_next(tenant) for tenant in list(self._held)])
+
+    def _ask_next(self, tenant: TenantId | None) -> bool:
+        """Ask for the process that waits longest of a tenant's; return whether a zygote can fork it now."""
+        if tenant not in self._held:
+            return False
+        forked_as, order = next(iter(self._held[tenant].items()))
+        process = self._living[forked_as]
         zygote = self._zygote_for(process, order)
         if zygote is None:
-            self._held[process.forked_as] = order
-            return
-        self._held.pop(process.forked_as, None)
-        self.ask(zygote, process, order)
+            return False
+        self._take_out(process)
+        if tenant in self._held:
+            self._held[tenant] = self._held.pop(tenant)
+        try:
+            self.ask(zygote, process, order)
+        except REQUEST_ERRORS as error:
+            self.end(process, f"it could not be forked: {error}")
+        return True
+
+    def _take_out(self, process: ContainedProcess) -> None:
+        """Let a process wait no longer, if it did."""
+        held = self._held.get(process.tenant)
+        if held is not None and held.pop(process.forked_as, None) is not None and not held:
+            del self._held[process.tenant]
 
     def _zygote_for(self, process: ContainedProcess, order: ForkWorker) -> ZygoteProcess | None:
-        """Return the tenant's zygote if it can fork this worker now, otherwise the base zygote."""
+        """Return the tenant's zygote if it can fork this worker, otherwise the base zygote; None: it must answer other
+        requests first.
+        """
         own = None if process.tenant is None else self._zygotes.tenants.get(process.tenant)
         if own is not None and own.can_fork and own.limits is not None and order.device is None:
             if own.limits.holds(order):
                 self._zygotes.mark_used(own)
-                return own
+                return None if own.is_busy(process.tenant) else own
             own.small = True
         base = self._zygotes.base
-        return None if base is None or "up" in base.pending else base
+        return None if base is None or "up" in base.pending or base.is_busy(process.tenant) else base
 
     def ask(self, zygote: ZygoteProcess, process: ContainedProcess, order: ForkWorker) -> None:
         """Ask a zygote for a process; raises one of REQUEST_ERRORS."""
@@ -97,15 +129,6 @@ class Forks:
         self._loop.add_reader(process.channel.fileno(), self._receive, process)
 
     # What zygotes report
-
-    def base_is_up(self) -> None:
-        """Ask the base zygote for the processes that waited for it."""
-        for forked_as, order in list(self._held.items()):
-            process = self._living[forked_as]
-            try:
-                self.request(process, order)
-            except REQUEST_ERRORS as error:
-                self.end(process, f"it could not be forked: {error}")
 
     def forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
         """A requested process is running; without a descriptor it has ended already."""
@@ -191,7 +214,7 @@ class Forks:
 
     def stop(self, process: ContainedProcess, kill: bool) -> None:
         """Stop a process; its end is reported when it has ended."""
-        if kill or process.forked_as in self._held:
+        if kill or not process.asked:
             self.kill(process)
         else:
             process.dismissed = True
@@ -214,7 +237,7 @@ class Forks:
     def end(self, process: ContainedProcess, reason: str) -> None:
         """Report the end of a process that no zygote knows any more."""
         self._living.pop(process.forked_as, None)
-        self._held.pop(process.forked_as, None)
+        self._take_out(process)
         process.kill()
         process.over = True
         self._read_last_messages(process)

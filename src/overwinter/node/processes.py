@@ -81,18 +81,19 @@ class Processes:
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
         """A requested process is running; without a descriptor it has ended already."""
         self.forks.forked(zygote, message, pidfd, smaps)
+        self.forks.ask_waiting()
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
         """Handle the end of a process, or a failed fork."""
         self.forks.ended(zygote, worker, status, reason)
+        self.forks.ask_waiting()
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
         """A zygote is ready, or has finished a preparation."""
         if zygote.tenant is not None:
             self._preparing.advance(zygote.tenant)
             self.ahead.advance(zygote.tenant)
-            return
-        self.forks.base_is_up()
+        self.forks.ask_waiting()
 
     def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
@@ -100,6 +101,7 @@ class Processes:
         if not self._closing:
             self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
         self.forks.lost(zygote)
+        self.forks.ask_waiting()
         if zygote.tenant is not None:
             self.ahead.advance(zygote.tenant)
 
@@ -107,6 +109,7 @@ class Processes:
         """All zygotes were checked: one may have become idle, and may be stopped for another."""
         self._preparing.check()
         self.ahead.check()
+        self.forks.ask_waiting()
         self.zygotes.groups.keep(self.forks.tenants() | self.zygotes.tenants.keys())
 
     # Workers

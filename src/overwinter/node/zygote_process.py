@@ -16,6 +16,12 @@ SLOW: frozenset[Pending] = frozenset(("up", "program"))
 """The tasks that may take longer; the zygote does nothing else meanwhile."""
 
 
+PENDING_MAX, TENANT_PENDING_MAX = 16, 8
+"""The answers that a zygote may have yet to send when it is asked for one more process, in all and for one tenant. A
+zygote also forks a process that is stopped meanwhile, so this bounds such work.
+"""
+
+
 class ZygoteSettings(NamedTuple):
     """The settings of zygotes: their maximum number, their timeouts, the additional imports of the base zygote, and
     whether it forks executors of GPUs.
@@ -65,7 +71,7 @@ class ZygoteProcess:
         self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}
-        """The number of checks since each was requested."""
+        """The answers that it has yet to send, in their order, and the checks since each became the next one."""
         self.unused_checks = 0
         """The checks since it last had something to do."""
         self.small = False
@@ -83,6 +89,14 @@ class ZygoteProcess:
         """Whether a fork that is requested now is expected to begin at once."""
         late = any(checks > 1 for answer, checks in self.pending.items())
         return self.pid is not None and not self.full and not late and not self.pending.keys() & SLOW
+
+    def is_busy(self, tenant: TenantId | None) -> bool:
+        """Whether it must send answers before it is asked for one more process of this tenant."""
+        if len(self.pending) < TENANT_PENDING_MAX:
+            return False
+        asked = [process for answer in self.pending if (process := self.workers.get(answer)) is not None]  # type: ignore[arg-type]
+        own = sum(process.tenant == tenant for process in asked)
+        return len(self.pending) >= PENDING_MAX or own >= TENANT_PENDING_MAX
 
     @property
     def is_idle(self) -> bool:

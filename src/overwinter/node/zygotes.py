@@ -19,7 +19,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
 from overwinter.node.output import Output
 from overwinter.node.process_identity import child_of, is_smaps_of
-from overwinter.node.zygote_process import SLOW, Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
+from overwinter.node.zygote_process import Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     CompilationEnded,
@@ -189,17 +189,16 @@ class Zygotes:
         """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
         self._check_later()
         for zygote in self.every():
-            for answer in zygote.pending:
-                # Messages that wait behind a compilation are not late.
-                if answer in SLOW or not zygote.pending.keys() & SLOW:
-                    zygote.pending[answer] += 1
             zygote.unused_checks = zygote.unused_checks + 1 if zygote.is_idle else 0
-            late = [each for each, checks in zygote.pending.items() if checks > self._checks_allowed(zygote, each)]
-            if late:
-                zygote.overran = "program" in late
-                self.lose(zygote, f"it did not answer in time ({late[0]})")
-            elif not zygote.pending:
+            # Only the oldest can be late: while the others are answered, it works.
+            answer = next(iter(zygote.pending), None)
+            if answer is None:
                 self._ask(zygote, Ping(), "pong")
+                continue
+            zygote.pending[answer] += 1
+            if zygote.pending[answer] > self._checks_allowed(zygote, answer):
+                zygote.overran = answer == "program"
+                self.lose(zygote, f"it did not answer in time ({answer})")
         self._listener.checked()
 
     def _checks_allowed(self, zygote: ZygoteProcess, answer: Pending) -> int:

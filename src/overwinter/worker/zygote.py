@@ -243,10 +243,12 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resourc
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
-        if message.grouped:
-            _enter(fds.pop())
+        group = fds.pop() if message.grouped else None
         smaps = _own_smaps()
+        # In its tenant's group this could take long, and the node would wait for the base zygote.
         means.channel.send(Forked(message.worker), [smaps])
+        if group is not None:
+            _enter(group)
         end, output, *buffers = fds
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output, stream.fileno())
