@@ -4,11 +4,13 @@ import msgspec
 
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.versions import Share, Shares, Versions
+from overwinter.node.tenant_turns import TenantTurns
 from overwinter.node.traffic import TrafficSplits
 
 
 class Function(msgspec.Struct):
     name: str
+    tenant: str = "tests"
     inputs: tuple[()] = ()
     outputs: tuple[()] = ()
 
@@ -19,7 +21,7 @@ class Fake:
     def __init__(self) -> None:
         self.answering = Versions([1, 2], (Share(1, 100),))
         self.may_end = asyncio.Event()
-        self.changing = asyncio.Lock()
+        self.changing = TenantTurns()
         self.checked: list[str] = []
         self.posted: list[Event] = []
 

@@ -15,8 +15,8 @@ import resource
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from overwinter.api.starts import Starts
 from overwinter.core.config import RequestLimits
+from overwinter.node.starts import Starts
 
 PARSED_MAX = 64
 """The most request heads that one iteration of the event loop parses: about a millisecond of work."""

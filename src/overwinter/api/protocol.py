@@ -21,7 +21,7 @@ from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
 from overwinter.api.sites import HOST
-from overwinter.api.starts import BYTES_OF_ONE
+from overwinter.node.starts import BYTES_OF_ONE
 
 HEADER_BYTES, STEP_BYTES_MIN = 32, 64
 """The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""

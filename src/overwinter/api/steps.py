@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
-from overwinter.api.starts import Starts
+from overwinter.node.starts import Starts
 
 STEP_BYTES = 64 << 10
 """The approximate number of bytes that one step reads or writes. It takes well below a millisecond."""

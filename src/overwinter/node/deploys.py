@@ -171,7 +171,7 @@ class Deploys:
         """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
         pipeline needs it.
         """
-        async with self._pipelines.changing:
+        async with self._pipelines.changing.turn(self.owner(name)):
             await self._protect(name, version)
             versions = await asyncio.to_thread(self._repository.remove, name, version)
             for gone in versions:

@@ -2,8 +2,8 @@
 
 Everything here runs in callbacks of the event loop and never blocks. A zygote gets few requests at a time, because a
 request that was sent cannot be taken back. The others wait, in turns of the tenants; they also wait until the base
-zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports it,
-when that zygote is lost, or when the kernel reports the end and the zygote does not.
+zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote
+reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Forks:
         """Ask zygotes that can fork again for the processes that wait, in turns of the tenants."""
         asked = True
         while asked:
-            asked = any([self._ask_next(tenant) for tenant in list(self._held)])
+            asked = any(self._ask_next(tenant) for tenant in list(self._held))
 
     def _ask_next(self, tenant: TenantId | None) -> bool:
         """Ask for the process that waits longest of a tenant's; return whether a zygote can fork it now."""

@@ -18,6 +18,7 @@ from overwinter.node.loop import Loop
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
+from overwinter.node.starts import Starts
 from overwinter.node.telemetry import Find, Telemetry
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.views import DeployedVersion, DeployedView
@@ -50,6 +51,7 @@ class Node:
         self._traffic = traffic
         self._deploys = deploys
         self._find = find
+        self._load_starts = Starts()
 
     def live(self) -> bool:
         """Whether the node's loop still works."""
@@ -120,14 +122,25 @@ class Node:
         """
         if name in self._pipelines:
             stages = self._pipelines.stages(name, version).values()
-            await asyncio.gather(*(self.load(stage.function, stage.version) for stage in stages))
-            return
+            asked = list(dict.fromkeys((stage.function, stage.version) for stage in stages))
+        else:
+            asked = [(name, version)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for function in [function for each in asked for function in self._answering(*each)]:
+                    self.parts.computing.cancel_after_runs(function.id)
+                    for part in function.parts():
+                        # One request may load hundreds of functions.
+                        await self._load_starts.turn(function.manifest.tenant, 0)
+                        group.create_task(self._calls.load(part.id))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _answering(self, name: FunctionName, version: int | None) -> list[DeployedFunction]:
+        """Return this version, or all that answer for the name."""
         shares = () if version is not None else self.parts.published.versions(name).shares
         asked: list[int | None] = [share.version for share in shares] or [version]
-        functions = [self._registry.deployed(name, each) for each in asked]
-        for function in functions:
-            self.parts.computing.cancel_after_runs(function.id)
-        await asyncio.gather(*(self._calls.load(part.id) for function in functions for part in function.parts()))
+        return [self._registry.deployed(name, each) for each in asked]
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded."""

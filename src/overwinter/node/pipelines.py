@@ -10,7 +10,7 @@ at a time.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
@@ -24,6 +24,8 @@ from overwinter.node import clock
 from overwinter.node.registry import Registry
 from overwinter.node.signatures import Signatures
 from overwinter.node.stages import Infer, PipelineRun
+from overwinter.node.starts import Starts
+from overwinter.node.tenant_turns import TenantTurns
 from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
@@ -163,7 +165,9 @@ class Pipelines:
         """Those of pipelines that are being stored."""
         self._checking = asyncio.Lock()
         """Taken for each step of a check: all checks together take one step per iteration of the loop."""
-        self.changing = asyncio.Lock()
+        self._stage_starts = Starts()
+        """The starts of stages: a request may start all stages of a pipeline together."""
+        self.changing = TenantTurns()
         """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
         the change is made.
         """
@@ -193,7 +197,7 @@ class Pipelines:
             self.check_function(name)
             return signatures.find(name, version)
 
-        async with self.changing:
+        async with self.changing.turn(tenant):
             self._check_sources(pipeline, tenant)
             signatures.of(find)
             self._being_stored.append(signatures)
@@ -313,7 +317,8 @@ class Pipelines:
         begun = self._now()
         own_s = kept.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
-        run = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
+        turn = partial(self._stage_starts.turn, kept.tenant, 0)
+        run = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now, turn)
         requests.running += 1
         try:
             outputs = await run.run()

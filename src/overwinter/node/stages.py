@@ -45,7 +45,9 @@ class PipelineRun:
         call: Call,
         deadline: Seconds,
         now: Callable[[], Seconds],
+        turn: Callable[[], Awaitable[None]],
     ) -> None:
+        """`turn` waits until one more stage may start."""
         self._pipeline = pipeline
         self._functions = functions
         self._infer = infer
@@ -55,6 +57,7 @@ class PipelineRun:
         self._used = {source for stage in pipeline.stages.values() for source in stage.inputs.values()}
         self._used |= set(pipeline.outputs.values())
         self._now = now
+        self._turn = turn
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in call.inputs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._over = asyncio.Event()
@@ -105,6 +108,9 @@ class PipelineRun:
             self._keep(order.name, reply.outputs)
         except OverwinterError as error:
             event = Failed(order.name, type(error).__name__, str(error), error.retry_after_s)
+            # Its traceback refers to the stage's inputs, and to the error itself: they would remain until a garbage
+            # collection.
+            error.__traceback__ = None
         else:
             self.start = max(self.start, reply.start, key=WARMEST_FIRST.index)
             event = Answered(order.name)
@@ -115,6 +121,7 @@ class PipelineRun:
         inputs = [self._tensor(name, source) for name, source in stage.inputs.items()]
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
+        await self._turn()
         left_s = order.deadline - self._now()
         return await self._infer(
             Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._hold)

@@ -44,10 +44,9 @@ class TrafficSplits:
         check_shares(shares)
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline, of which there is one version: promote its functions")
+        tenant = self._functions.function(name, None).tenant
         # The stored shares and those of the scheduler change in the same order.
-        async with self._pipelines.changing:
-            # Raise NotFoundError if there is no such function.
-            self._functions.function(name, None)
+        async with self._pipelines.changing.turn(tenant):
             views = {share.version: self._functions.function(name, share.version) for share in shares}
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))

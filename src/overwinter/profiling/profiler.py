@@ -26,6 +26,7 @@ from overwinter.node import clock
 from overwinter.node.faults import contain
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
+from overwinter.node.tenant_turns import TenantTurns
 from overwinter.node.threads import Threads
 from overwinter.profiling.bench import Bench
 from overwinter.profiling.machine import core_count, fingerprint
@@ -33,7 +34,6 @@ from overwinter.profiling.measuring import batch_limit
 from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
 from overwinter.profiling.survey import Survey
-from overwinter.profiling.tenant_turns import TenantTurns
 
 TURN_S = 600.0
 """The longest measurement of one function while others wait for their turn."""

@@ -1,6 +1,6 @@
-"""Decides whose measurement is next: one at a time, with tenants in rotation.
+"""Decides whose work is next, where only one may be in progress: tenants take turns.
 
-So a tenant with a thousand functions delays the others by at most one of its measurements.
+So a tenant that requests a thousand measurements or changes delays the others by at most one of them.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from overwinter.core.ids import TenantId
 
 
 class TenantTurns:
-    """A lock that is passed among tenants in rotation, and among a tenant's measurements in order."""
+    """A lock that is passed among tenants in rotation, and among the waiters of a tenant in order."""
 
     def __init__(self) -> None:
         self._taken = False
         self._waiting: dict[TenantId, deque[asyncio.Future[None]]] = {}
-        """The waiting measurements by tenant, the tenant whose turn is longest ago first."""
+        """The waiters by tenant, the tenant whose turn is longest ago first."""
 
     @asynccontextmanager
     async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
@@ -49,7 +49,7 @@ class TenantTurns:
             if own:
                 self._waiting[tenant] = own
             if not waiter.done():
-                # The turn stays taken until that measurement is complete.
+                # The turn stays taken until the waiter's context ends.
                 waiter.set_result(None)
                 return
         self._taken = False

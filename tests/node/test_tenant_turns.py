@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.profiling.tenant_turns import TenantTurns
+from overwinter.node.tenant_turns import TenantTurns
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:

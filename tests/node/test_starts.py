@@ -8,7 +8,7 @@ from threading import Thread
 
 import uvloop
 
-from overwinter.api.starts import BYTES_OF_ONE, STARTED_MAX, Starts
+from overwinter.node.starts import BYTES_OF_ONE, STARTED_MAX, Starts
 
 
 async def started(*clients: str) -> list[list[str]]:
