@@ -27,7 +27,7 @@ from overwinter.model.operators import ITEM_OPERATORS
 from overwinter.model.program import Program
 from overwinter.model.random_inputs import Kind, RandomInputs
 from overwinter.model.structure import BATCH, Call
-from overwinter.worker.cuts import Cut, possible_cuts
+from overwinter.worker.spans import Span, possible_splits
 
 KEPT = 8
 """The most splits of one program that are kept."""
@@ -78,7 +78,7 @@ class _Rows(NamedTuple):
         return sum(rows for _, rows in places) * self.times
 
 
-class _Span(NamedTuple):
+class _CompiledSpan(NamedTuple):
     separate: bool
     run: Compiled
     taken: tuple[int, ...]
@@ -153,7 +153,7 @@ class _Together:
         self._values: Values = dict(enumerate(_joined(shares), program.first_input))
         self._own: list[Values] = [{} for _ in shares]
 
-    def run(self, span: _Span) -> None:
+    def run(self, span: _CompiledSpan) -> None:
         """Run the span, once or for each function."""
         if not span.separate:
             given = span.run(self._shares[0].weights, [self._values[slot] for slot in span.taken])
@@ -193,10 +193,10 @@ class _Together:
 class Trunk:
     """A program in spans, for functions that differ in some of its weights."""
 
-    def __init__(self, program: Program, cuts: Sequence[Cut]) -> None:
-        """Split the program; raise ProgramError if it cannot be cut there."""
+    def __init__(self, program: Program, spans: Sequence[Span]) -> None:
+        """Compile the spans of the program; raise ProgramError if it cannot be split into them."""
         self._program = program
-        self._spans = _spans(program, cuts)
+        self._spans = _compile_spans(program, spans)
         self._verified: dict[Sizes, _Verified] = {}
         self._verifying = threading.Lock()
 
@@ -330,31 +330,31 @@ def _trunk(program: Program, differing: frozenset[int]) -> Trunk | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows belongs to no single request.
         return None
-    for cuts in possible_cuts(program, differing):
+    for spans in possible_splits(program, differing):
         try:
-            return Trunk(program, cuts)
+            return Trunk(program, spans)
         except ProgramError:
             continue
     return None
 
 
-def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:
+def _compile_spans(program: Program, spans: Sequence[Span]) -> list[_CompiledSpan]:
     """Compile the spans; raise ProgramError if they cannot run separately."""
     groups = memory_groups(program)
-    crossing = [(live_in(program, start, stop), live_out(program, stop, start)) for start, stop, _ in cuts]
+    crossing = [(live_in(program, span.start, span.stop), live_out(program, span.stop, span.start)) for span in spans]
     last_taken = {slot: number for number, (taken, _) in enumerate(crossing) for slot in taken}
     outputs = set(program.output_slots)
-    spans = []
-    for number, ((start, stop, separate), (taken, given)) in enumerate(zip(cuts, crossing, strict=True)):
+    compiled = []
+    for number, (span, (taken, given)) in enumerate(zip(spans, crossing, strict=True)):
         joined: set[int] = set()
-        if separate:
-            _check_writes(program.calls[start:stop], taken, groups)
-            later = zip(cuts[number + 1 :], crossing[number + 1 :], strict=True)
-            joined.update(slot for cut, (slots, _) in later if not cut[2] for slot in slots if slot in given)
+        if span.separate:
+            _check_writes(program.calls[span.start : span.stop], taken, groups)
+            later = zip(spans[number + 1 :], crossing[number + 1 :], strict=True)
+            joined.update(slot for each, (slots, _) in later if not each.separate for slot in slots if slot in given)
         dead = tuple(slot for slot, last in last_taken.items() if last == number and slot not in outputs)
-        run = compile_program(program, start, stop)
-        spans.append(_Span(separate, run, taken, given, joined, dead))
-    return spans
+        run = compile_program(program, span.start, span.stop)
+        compiled.append(_CompiledSpan(span.separate, run, taken, given, joined, dead))
+    return compiled
 
 
 def _check_writes(calls: Sequence[Call], taken: Sequence[int], groups: Sequence[int]) -> None:

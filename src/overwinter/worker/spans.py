@@ -1,46 +1,55 @@
-"""Decides where a program is cut for functions that differ in some of its weights.
+"""Decides how a program is split into spans for functions that differ in some of its weights.
 
 A call is separate if it reads a differing weight, or a value without rows that was computed from one. Consecutive
-separate calls with no common weight between them form a span; the calls between spans are shared. See
-docs/decisions/trunks.md.
+separate calls with no common weight between them form a separate span; the calls between separate spans form shared
+spans. See docs/decisions/trunks.md.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from overwinter.model.program import Program
 from overwinter.model.structure import BATCH, SYMBOLIC_KINDS, slots_of
 
-Cut = tuple[int, int, bool]
-"""The first call of a span, the first call after it, and whether its weights differ between functions."""
+
+class Span(NamedTuple):
+    """Consecutive calls of a program."""
+
+    start: int
+    """The first call."""
+    stop: int
+    """The first call after it."""
+    separate: bool
+    """Whether it runs separately for each function."""
 
 
-def possible_cuts(program: Program, differing: frozenset[int]) -> Iterator[list[Cut]]:
-    """Yield the possible cuts, the best first: only those in which weights are shared."""
+def possible_splits(program: Program, differing: frozenset[int]) -> Iterator[list[Span]]:
+    """Yield the possible splits of a program into spans, the best first: only those in which weights are shared."""
     end = len(program.calls)
     calls = _separate_calls(program, differing)
     if not calls:
-        yield [(0, end, False)]
+        yield [Span(0, end, False)]
         return
     reads = [any(slot < program.first_input for slot in slots_of(call)) for call in program.calls]
-    cuts: list[Cut] = []
+    spans = list[Span]()
     at = 0
-    for start, stop in _spans(calls, reads):
+    for start, stop in _separate_spans(calls, reads):
         if at < start:
-            cuts.append((at, start, False))
-        cuts.append((start, stop, True))
+            spans.append(Span(at, start, False))
+        spans.append(Span(start, stop, True))
         at = stop
     if at < end:
-        cuts.append((at, end, False))
+        spans.append(Span(at, end, False))
     # One cut, before the first separate call.
-    coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
-    for each in (cuts, coarse):
-        if any(any(reads[start:stop]) for start, stop, is_separate in each if not is_separate):
-            yield [cut for cut in each if cut[0] < cut[1]]
+    coarse = [Span(0, calls[0], False), Span(calls[0], end, True)]
+    for each in (spans, coarse):
+        if any(any(reads[span.start : span.stop]) for span in each if not span.separate):
+            yield [span for span in each if span.start < span.stop]
 
 
-def _spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Merge separate calls with no other weight between them into one span: joining and splitting the rows would cost
-    more than it saves.
+def _separate_spans(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yield the separate spans. Separate calls with no other weight between them form one: joining and splitting the
+    rows would cost more than it saves.
     """
     start = last = calls[0]
     for call in calls[1:]:
