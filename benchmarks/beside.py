@@ -37,7 +37,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import function_id
 from overwinter.core.journal import Entry, read_journal
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.simulation.scenario import Machine, Scenario
 from overwinter.simulation.workloads import Bursty, Poisson, Workload
 from overwinter.simulation.world import World
@@ -78,7 +78,7 @@ def profiled(node: Node, families: Mapping[str, Family]) -> dict[str, Profile]:
     """Deploy all functions, and let the node profile each."""
     for name, family in families.items():
         family.deploy(node.client, name, **non_default(SETUPS[name].settings))
-    return {name: node.client.profile(name, wanted=Wanted(layers=False)) for name in families}
+    return {name: node.client.profile(name, options=ProfileOptions(layers=False)) for name in families}
 
 
 def non_default(settings: Settings) -> dict[str, float]:

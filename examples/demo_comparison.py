@@ -70,7 +70,7 @@ def ask(question: Question, client: Client, plain: Call) -> list[Verdict]:
     def infer(name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return client.infer(name, arrays)
 
-    rounds = [RecordingCall(infer, lambda: client.answered.start) for _ in range(1 + WARM_ROUNDS)]
+    rounds = [RecordingCall(infer, lambda: client.last_answer.start) for _ in range(1 + WARM_ROUNDS)]
     words, *_ = [question.ask(call) for call in rounds]
     woken, *warm = rounds
     expected = RecordingCall(plain, lambda: "plain")

@@ -16,7 +16,7 @@ from benchmarks.fuzz.kind import judged
 from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import Reply, ask, exchange
 from benchmarks.hostile.functions import Functions, infer_request, register, right, upload_blobs
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 
 TENANTS = 3
 NAMES = 3
@@ -178,7 +178,7 @@ class Calls:
         self._check_found(name, reply)
 
     def _profile(self, tenant: str, name: str, rng: Random) -> None:
-        body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
+        body = msgspec.json.encode(ProfileOptions(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
         path = f"/overwinter/v1/functions/{name}/profile"
         self._check_found(
             name, judged(self._attacked, ask(self._attacked.port, "POST", path, body, PATIENCE_S, tenant))

@@ -12,7 +12,7 @@ from benchmarks.hostile.attacked_node import AttackedNode
 from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request, tenant_header
 from benchmarks.hostile.functions import DEPLOY_S, Functions, infer_request, source, upload_blobs
 from overwinter.core.function import Settings
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import encode_manifest
 
@@ -103,7 +103,7 @@ class Manifests:
         """Call it many times at once, with and without a profile: some settings matter only to later decisions."""
         port = self._attacked.port
         self._burst(name)
-        body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
+        body = msgspec.json.encode(ProfileOptions(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
         judged(self._attacked, ask(port, "POST", f"/overwinter/v1/functions/{name}/profile", body, DEPLOY_S, "mutants"))
         self._burst(name)
         for path in ("", "/explain"):

@@ -30,7 +30,7 @@ from overwinter.store.manifest import Deployment
 from overwinter.wiring import zygote_environment
 
 
-class Answered(NamedTuple):
+class TimedAnswer(NamedTuple):
     """The time from the order of a run to its end, and the outputs."""
 
     seconds: float
@@ -110,12 +110,12 @@ class DirectProcesses:
         function: FunctionId,
         inputs: Mapping[str, torch.Tensor],
         evict: tuple[FunctionId, ...] = (),
-    ) -> Answered:
+    ) -> TimedAnswer:
         """Run one request in an executor."""
         name = self._device.name
         return await self._run(lambda run, ids: RunOnDevice(executor, name, run, function, ids, evict=evict), inputs)
 
-    async def in_worker(self, worker: WorkerId, inputs: Mapping[str, torch.Tensor]) -> Answered:
+    async def in_worker(self, worker: WorkerId, inputs: Mapping[str, torch.Tensor]) -> TimedAnswer:
         """Run one request in a worker."""
         return await self._run(lambda run, ids: Run(worker, run, ids), inputs)
 
@@ -131,7 +131,7 @@ class DirectProcesses:
 
     async def _run(
         self, action: Callable[[RunId, tuple[RequestId, ...]], Action], inputs: Mapping[str, torch.Tensor]
-    ) -> Answered:
+    ) -> TimedAnswer:
         number = next(self._numbers)
         run, request = RunId(number), RequestId(number)
         loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class DirectProcesses:
         if event.failures or event.unplaced:
             raise RuntimeError(event.failures[0].message if event.failures else "the blocks do not fit")
         del self._calls.payloads[request]
-        return Answered(took, tuple(bytes(output.data) for output in payload.outputs))
+        return TimedAnswer(took, tuple(bytes(output.data) for output in payload.outputs))
 
     async def close(self) -> None:
         """End all processes."""

@@ -14,7 +14,7 @@ import torch
 import uvloop
 
 from benchmarks.measure import quantile
-from benchmarks.pool.direct import Answered, direct_processes
+from benchmarks.pool.direct import TimedAnswer, direct_processes
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import Settings
@@ -72,12 +72,12 @@ async def dispatch(rounds: int, turn: int) -> dict[str, list[float]]:
     packaged = package("layers", made.program, made.weights, settings=Settings(device="pool"))
     program = compile_program(made.program)
 
-    async def here(inputs: Mapping[str, torch.Tensor]) -> Answered:
+    async def here(inputs: Mapping[str, torch.Tensor]) -> TimedAnswer:
         with torch.inference_mode():
             began = time.perf_counter()
             (answer,) = program(made.weights, list(inputs.values()))
             took = time.perf_counter() - began
-        return Answered(took, (answer.numpy().tobytes(),))
+        return TimedAnswer(took, (answer.numpy().tobytes(),))
 
     async with direct_processes(DEVICE, packaged) as bench:
         [function] = bench.functions

@@ -23,7 +23,7 @@ from overwinter.api.client import Client
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import Settings
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.node.device_fit import slices_for
 from overwinter.simulation.models import MIB, Blocks, FunctionModel, HandlerModel
 from overwinter.simulation.scenario import Scenario
@@ -126,7 +126,7 @@ def _profiled(node: PoolNode, family: Family) -> Profile:
     name = f"{family.name}-measured"
     family.deploy(node.client, name, max_batch=max(BATCHES))
     with Client(f"http://127.0.0.1:{node.port}", timeout_s=600.0) as client:
-        profile = client.profile(name, wanted=Wanted(cores=(1,), batches=BATCHES, concurrency=(1,)))
+        profile = client.profile(name, options=ProfileOptions(cores=(1,), batches=BATCHES, concurrency=(1,)))
     node.client.remove(name)
     return profile
 

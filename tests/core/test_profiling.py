@@ -10,9 +10,9 @@ from overwinter.core.profile import Configuration, Point, Profile
 from overwinter.core.profiling import (
     CONFIGURATIONS_MAX,
     ConfigurationLimits,
-    Wanted,
+    ProfileOptions,
+    configurations_to_measure,
     steps,
-    wanted_configurations,
     with_points,
 )
 
@@ -29,7 +29,7 @@ def test_steps_double_up_to_the_most_and_end_there(most):
 @given(st.integers(1, 64), st.integers(1, 300), st.integers(1, 8), st.integers(1, 64), st.integers(1, 300))
 def test_configurations_stay_within_settings_machine_and_program(threads, max_batch, concurrency, cores, batch):
     settings = Settings(threads=threads, max_batch=max_batch, concurrency=concurrency)
-    configurations = wanted_configurations(Wanted(), settings, ConfigurationLimits(cores, batch))
+    configurations = configurations_to_measure(ProfileOptions(), settings, ConfigurationLimits(cores, batch))
     assert len(set(configurations)) == len(configurations)
     assert max(configuration.cores for configuration in configurations) == min(threads, cores)
     assert max(configuration.batch for configuration in configurations) == min(max_batch, batch)
@@ -38,8 +38,8 @@ def test_configurations_stay_within_settings_machine_and_program(threads, max_ba
 
 
 def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
-    configurations = wanted_configurations(
-        Wanted(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), ConfigurationLimits(2, 8)
+    configurations = configurations_to_measure(
+        ProfileOptions(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), ConfigurationLimits(2, 8)
     )
     assert [tuple(getattr(s, name) for name in ("cores", "concurrency", "batch")) for s in configurations] == [
         *((1, 1, 1), (1, 1, 4), (1, 2, 1), (1, 2, 4)),
@@ -48,23 +48,23 @@ def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("options", "said"),
     [
-        (Wanted(cores=(3,)), "cores must be from 1 to 2 here, not 3"),
-        (Wanted(batches=(1, 9)), "batch must be from 1 to 8 here, not 9"),
-        (Wanted(concurrency=(0,)), "concurrency must be from 1 to 32 here, not 0"),
-        (Wanted(batches=()), "not none"),
+        (ProfileOptions(cores=(3,)), "cores must be from 1 to 2 here, not 3"),
+        (ProfileOptions(batches=(1, 9)), "batch must be from 1 to 8 here, not 9"),
+        (ProfileOptions(concurrency=(0,)), "concurrency must be from 1 to 32 here, not 0"),
+        (ProfileOptions(batches=()), "not none"),
     ],
 )
-def test_what_cannot_be_measured_here_is_refused(wanted, said):
+def test_what_cannot_be_measured_here_is_refused(options, said):
     with pytest.raises(CallerError, match=said):
-        wanted_configurations(wanted, Settings(), ConfigurationLimits(2, 8))
+        configurations_to_measure(options, Settings(), ConfigurationLimits(2, 8))
 
 
 def test_too_many_configurations_are_refused():
     with pytest.raises(CallerError, match="ask for fewer"):
-        wanted_configurations(
-            Wanted(batches=tuple(range(1, CONFIGURATIONS_MAX + 2))), Settings(), ConfigurationLimits(1, 1 << 20)
+        configurations_to_measure(
+            ProfileOptions(batches=tuple(range(1, CONFIGURATIONS_MAX + 2))), Settings(), ConfigurationLimits(1, 1 << 20)
         )
 
 

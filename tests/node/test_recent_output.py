@@ -4,7 +4,7 @@ import torch
 
 from overwinter.core.ids import FamilyId, WorkerId
 from overwinter.node import recent_output
-from overwinter.node.recent_output import BYTES_MAX, LINES_MAX, Line, RecentOutput, Records
+from overwinter.node.recent_output import BYTES_MAX, LINES_MAX, OutputLine, RecentOutput, Records
 
 from .rig import Function, Same, until
 
@@ -43,8 +43,8 @@ def test_output_is_kept_for_the_workers_family(rig):
 def test_the_oldest_lines_are_dropped_first():
     many, long = RecentOutput(), RecentOutput()
     for number in range(LINES_MAX + 5):
-        many.add(Line(0.0, WorkerId(1), f"{number}"))
-        long.add(Line(0.0, WorkerId(1), "x" * (BYTES_MAX // 4)))
+        many.add(OutputLine(0.0, WorkerId(1), f"{number}"))
+        long.add(OutputLine(0.0, WorkerId(1), "x" * (BYTES_MAX // 4)))
     assert [line.text for line in many.lines()] == [f"{number}" for number in range(5, LINES_MAX + 5)]
     assert len(long.lines()) == 4
 
@@ -52,7 +52,7 @@ def test_the_oldest_lines_are_dropped_first():
 def test_recent_output_is_removed_with_its_last_user():
     records = Records()
     mine = records.of(FamilyId("f"))
-    mine.add(Line(0.0, WorkerId(1), "hello"))
+    mine.add(OutputLine(0.0, WorkerId(1), "hello"))
     assert records.of(FamilyId("f")) is mine
     del mine
     assert records.of(FamilyId("f")).lines() == []
@@ -64,10 +64,10 @@ def test_the_recent_output_of_all_families_is_bounded_and_each_keeps_its_last_li
     records = Records()
     every = [records.of(FamilyId(f"f{number}")) for number in range(40)]
     quiet = records.of(FamilyId("quiet"))
-    quiet.add(Line(0.0, WorkerId(1), "the only one"))
+    quiet.add(OutputLine(0.0, WorkerId(1), "the only one"))
     for number in range(100):
         for each in every:
-            each.add(Line(0.0, WorkerId(1), f"{number}"))
+            each.add(OutputLine(0.0, WorkerId(1), f"{number}"))
     assert sum(each.nbytes for each in every) <= (64 + 4) << 10
     assert all(each.lines()[-1].text == "99" and len(each.lines()) > 1 for each in every)
     assert [line.text for line in quiet.lines()] == ["the only one"]

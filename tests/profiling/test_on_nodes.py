@@ -14,7 +14,7 @@ from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError, OverloadedError
 from overwinter.core.function import Settings
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from overwinter.profiling.machine import fingerprint
@@ -82,8 +82,8 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
     program = upload(client, "mlp-a", max_batch=2)
     with pytest.raises(NotFoundError, match="overwinter profile mlp-a"):
         client.known_profile("mlp-a")
-    wanted = Wanted(layers=False)
-    measured = client.profile("mlp-a", wanted=wanted)
+    options = ProfileOptions(layers=False)
+    measured = client.profile("mlp-a", options=options)
     assert shapes(measured) == [(1, 1, 1), (1, 2, 1)]
     assert measured.layers == ()
     node.stop()
@@ -97,17 +97,19 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
         [[p.cores, p.memory_bytes, p.batch, p.concurrency, p.latency_s] for p in measured.points]
     ]
     results = []
-    assert client.profile("mlp-b", wanted=wanted, progress=results.append) == measured
+    assert client.profile("mlp-b", options=options, progress=results.append) == measured
     assert [each.pid for each in results] == [None] * len(results)
     # A variant with a handler uses the program's profile until its own is measured; further measurements count for all.
     upload(client, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
     assert client.known_profile("mlp-c") == measured
-    more = client.profile("mlp-c", wanted=wanted)
+    more = client.profile("mlp-c", options=options)
     assert shapes(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
     assert more.points[:2] == measured.points
     assert client.known_profile("mlp-a").points == more.points
     results.clear()
-    again = client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=results.append)
+    again = client.profile(
+        "mlp-a", options=ProfileOptions(layers=False, batches=(2,), again=True), progress=results.append
+    )
     assert len([each for each in results if each.pid]) == 1
     assert shapes(again) == shapes(more)
 
@@ -154,7 +156,7 @@ def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept
     node.wait_for("Profiled")
     assert 2 <= len(own.known_profile("mlp").points) < 20
     assert answer(node) == (1, 16)
-    assert shapes(own.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
+    assert shapes(own.profile("mlp", options=ProfileOptions(batches=(1,), layers=False)))[0] == (1, 1, 1)
 
 
 def test_a_client_that_measures_is_told_that_the_node_stops(make_node):
@@ -199,7 +201,7 @@ def test_service_times_correct_the_profile(shared_node):
     node = shared_node()
     client = node.client.for_tenant("corrected")
     program = upload(client, "mlp")
-    measured = client.profile("mlp", wanted=Wanted(layers=False))
+    measured = client.profile("mlp", options=ProfileOptions(layers=False))
     node.stop()
     [point] = measured.points
     wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=8e4),))
@@ -226,7 +228,7 @@ def test_an_impossible_measurement_is_refused_with_the_reason(shared_node):
     with pytest.raises(NotFoundError, match="nothing"):
         node.client.profile("nothing")
     with pytest.raises(CallerError, match="batch must be from 1 to"):
-        node.client.profile("mlp", wanted=Wanted(batches=(1 << 40,)))
+        node.client.profile("mlp", options=ProfileOptions(batches=(1 << 40,)))
     with pytest.raises(CallerError, match="the body is not valid"):
         node.client._send("POST", "/overwinter/v1/functions/mlp/profile", content=b'{"colours": 3}')
     node.client.unload("mlp")

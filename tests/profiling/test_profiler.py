@@ -11,7 +11,7 @@ import torch
 from overwinter.core.errors import CallerError, WorkerError
 from overwinter.core.function import Settings
 from overwinter.core.profile import Point, Profile
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.node.threads import usual
@@ -44,7 +44,9 @@ def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> Non
         function = function_of("any")
         async with asyncio.TaskGroup() as tasks:
             profiler = Profiler(parts_with(read), tasks)
-            asked = [asyncio.create_task(profiler.measure(function, Wanted(), print)) for _ in range(2 * usual())]
+            asked = [
+                asyncio.create_task(profiler.measure(function, ProfileOptions(), print)) for _ in range(2 * usual())
+            ]
             # Each has asked for its program after this.
             await asyncio.sleep(0)
             try:
@@ -77,7 +79,7 @@ def function_of(tenant: str) -> SimpleNamespace:
 def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkeypatch) -> None:
     program = encode_program(export(Doubled(), {"x": torch.zeros(2, 4)}).program)
     monkeypatch.setattr(module, "TURN_S", 0.2)
-    wanted = Wanted(cores=(1,), batches=(1, 2), concurrency=(1,), layers=False)
+    options = ProfileOptions(cores=(1,), batches=(1, 2), concurrency=(1,), layers=False)
 
     async def point(function, program, configuration) -> Measurement:
         if configuration.batch == 2 and function.manifest.tenant == "slow":
@@ -91,7 +93,7 @@ def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkey
             profiler._functions = functions = {each: function_of(each) for each in ("slow", "quick")}
             profiler._parts.post = lambda event: None
             slow, quick = (
-                asyncio.create_task(profiler.measure(function, wanted, lambda progress: None))
+                asyncio.create_task(profiler.measure(function, options, lambda progress: None))
                 for function in functions.values()
             )
             async with asyncio.timeout(20):
@@ -116,7 +118,7 @@ def test_requests_for_measurements_read_the_program_once() -> None:
             profiler = Profiler(parts_with(lambda address: read.append(address) or program), tasks)
             for _ in range(3):
                 with pytest.raises(CallerError, match="batch must be from 1"):
-                    await profiler.measure(function, Wanted(batches=(0,)), print)
+                    await profiler.measure(function, ProfileOptions(batches=(0,)), print)
 
     asyncio.run(refused())
     assert len(read) == 1

@@ -12,7 +12,7 @@ from benchmarks.architectures.huggingface import TextModel
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
 from overwinter.core.errors import ConflictError, DeadlineError, NoSpaceError, NotFoundError, OverwinterError
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from tests.replay.replayed import replayed
@@ -245,7 +245,7 @@ def test_null_devices_run_slices_in_the_time_of_the_whole_program(make_node):
     with pytest.raises(ConflictError, match="another name"):
         node.client.profile("cut")
     put(node, "whole")
-    measured = node.client.profile("whole", wanted=Wanted(cores=(1,), batches=(1,), concurrency=(1,)))
+    measured = node.client.profile("whole", options=ProfileOptions(cores=(1,), batches=(1,), concurrency=(1,)))
     assert node.client.known_profile("cut").points == measured.points
     answer = asked(node, "cut", 2, 16)
     assert [each.shape for each in answer] == [each.shape for each in asked(node, "whole", 2, 16)]

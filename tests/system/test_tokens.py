@@ -16,7 +16,7 @@ from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, NoSpaceError
 from overwinter.core.pipeline import Pipeline, Stage
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from overwinter.store.tokens import Quota, TokenFile
@@ -199,7 +199,7 @@ def test_both_tenants_may_have_a_function_of_the_same_name(tenants: Tenants) -> 
 
 
 def test_a_tenant_manages_functions_that_it_deployed_without_tokens(tenants: Tenants) -> None:
-    profile = tenants.bob.profile("bobs", wanted=Wanted(cores=(1,), batches=(1,), layers=False))
+    profile = tenants.bob.profile("bobs", options=ProfileOptions(cores=(1,), batches=(1,), layers=False))
     assert tenants.bob.known_profile("bobs").points == profile.points
     tenants.bob.unload("bobs")
     assert not tenants.bob.ready("bobs")

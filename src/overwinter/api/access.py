@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from overwinter.api.audit import Audit, Line, time_text
+from overwinter.api.audit import Audit, AuditRecord, time_text
 from overwinter.api.node_interface import NodeInterface
 from overwinter.api.rates import Rate
 from overwinter.api.sites import Sites
@@ -108,7 +108,7 @@ class Access:
         if self._audit is None or caller.token is None or caller.tenant is None:
             return
         token, at = caller.token, time_text(clock.wall())
-        line = Line(
+        record = AuditRecord(
             at=at,
             by=token.id,
             label=token.label,
@@ -118,7 +118,7 @@ class Access:
             path=path,
             status=status,
         )
-        self._audit.add(line, clock.now())
+        self._audit.add(record, clock.now())
 
     def _reload(self) -> None:
         """Read the file again if it was replaced."""

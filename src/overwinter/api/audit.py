@@ -1,12 +1,12 @@
-"""The audit log: one line of JSON for each request that may change something, if it has a token, and for each change of
-the tokens.
+"""The audit log: one record, a line of JSON, for each request that may change something, if it has a token, and for
+each change of the tokens.
 
-A request that its operation refuses has a line too. One that is refused before its operation is known has none: 401,
+A request that its operation refuses has a record too. One that is refused before its operation is known has none: 401,
 429, a header that names another tenant, and 503 if the node stops or has too many requests in progress.
 
-A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write LINES_PER_S lines per
-second, and its next line says how many were left out, so that one tenant cannot displace the lines of others in less
-than half an hour.
+A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
+per second, and its next record says how many were left out, so that one tenant cannot displace the records of others in
+less than half an hour.
 """
 
 import os
@@ -23,14 +23,14 @@ from overwinter.store.tokens import OPEN_FLAGS, hand_over
 
 FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
-LINES_PER_S = 20.0
+RECORDS_PER_S = 20.0
 PATH_MAX = 512
 """The most characters of a path; the rest is left out."""
 TENANTS_MAX = 10_000
 """The most tenants whose rates are kept."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request, or one change of the tokens."""
 
     at: str
@@ -50,45 +50,45 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """The status of the answer; 0 for a change of the tokens."""
     left_out: int = 0
-    """The number of the tenant's lines that were left out before this one, because it exceeded its rate or they
+    """The number of the tenant's records that were left out before this one, because it exceeded its rate or they
     could not be written.
     """
 
 
 class Audit:
-    """The audit file. It is written on the event loop, because lines are rare and one takes about ten microseconds."""
+    """The audit file. It is written on the event loop, because records are rare and one takes about ten µs."""
 
     def __init__(self, data: Path, log: Callable[[str], None]) -> None:
-        """`data`: the data directory; `log`: receives a message when lines can no longer be written."""
+        """`data`: the data directory; `log`: receives a message when records can no longer be written."""
         self._path = data / FILE
         self._log = log
         self._rates: dict[TenantId, Rate] = {}
         self._left_out: Counter[TenantId] = Counter()
         self._failing = False
 
-    def add(self, line: Line, now: float) -> None:
-        """Write a line, unless its tenant exceeds its rate; `now` is the time of any monotonic clock."""
-        tenant = line.tenant
+    def add(self, record: AuditRecord, now: float) -> None:
+        """Write a record, unless its tenant exceeds its rate; `now` is the time of any monotonic clock."""
+        tenant = record.tenant
         if len(self._rates) > TENANTS_MAX:
             # The number of tenants is not bounded, because an administrator may act for any name.
             self._rates.clear()
-        if self._rates.setdefault(tenant, Rate(LINES_PER_S)).wait_s(now):
+        if self._rates.setdefault(tenant, Rate(RECORDS_PER_S)).wait_s(now):
             self._left_out[tenant] += 1
             return
         left_out = self._left_out.pop(tenant, 0)
         try:
-            write_line(self._path, msgspec.structs.replace(line, path=line.path[:PATH_MAX], left_out=left_out))
+            write_record(self._path, msgspec.structs.replace(record, path=record.path[:PATH_MAX], left_out=left_out))
             self._failing = False
         except OSError as error:
             self._left_out[tenant] = left_out + 1
             if not self._failing:
-                self._log(f"audit lines are lost until {self._path} can be written: {error}")
+                self._log(f"audit records are lost until {self._path} can be written: {error}")
             self._failing = True
 
 
-def write_line(path: Path, line: Line) -> None:
-    """Append a line, then rotate the file if it is full."""
-    encoded = msgspec.json.encode(line) + b"\n"
+def write_record(path: Path, record: AuditRecord) -> None:
+    """Append a record, then rotate the file if it is full."""
+    encoded = msgspec.json.encode(record) + b"\n"
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS, 0o600), "ab", buffering=0) as file:
         file.write(encoded)
         written = file.tell()

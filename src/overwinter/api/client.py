@@ -28,7 +28,7 @@ from overwinter.core.errors import (
 from overwinter.core.ids import Address
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Line, Progress, Wanted
+from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress
 from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
 from overwinter.store.manifest import Manifest
 
@@ -56,7 +56,7 @@ HEAD_LENGTH = "inference-header-content-length"
 TENANT = "overwinter-tenant"
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegisteredVersion(msgspec.Struct, frozen=True):
     """The result of a deploy."""
 
     name: str
@@ -65,7 +65,7 @@ class Registered(msgspec.Struct, frozen=True):
     """What the author should know about the trial; empty if there is nothing."""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AnswerMetadata(msgspec.Struct, frozen=True):
     """Metadata of an answer besides its tensors."""
 
     version: int
@@ -111,7 +111,7 @@ class Client:
         # The environment's proxies are not for a node, which is usually local. Reading certificates takes 40 ms.
         tls = not url.lower().startswith("http:")
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers, verify=tls)
-        self.answered: Answered | None = None
+        self.last_answer: AnswerMetadata | None = None
         """How the last call of `infer` was answered."""
 
     def for_tenant(self, tenant: str) -> Self:
@@ -189,14 +189,14 @@ class Client:
         self,
         name: str,
         version: int | None = None,
-        wanted: Wanted | None = None,
+        options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the `wanted` configurations that are not known yet on the node's machine; by default all that the
+        """Measure the configurations of `options` that are not known yet on the node's machine; by default all that the
         settings allow. `progress` is called with the progress. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function(name, version)}/profile"
-        body = msgspec.json.encode(wanted or Wanted())
+        body = msgspec.json.encode(options or ProfileOptions())
         try:
             with self._http.stream("POST", path, content=body, headers={TENANT: self.tenant}) as response:
                 if not response.is_success:
@@ -235,7 +235,7 @@ class Client:
         response = self._send("POST", f"{_model(name, version)}/infer", content=body, headers=headers, timeout=wait_s)
         reply, outputs = _decode_reply(response)
         spent_ms = response.elapsed.total_seconds() * 1e3
-        self.answered = Answered(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
+        self.last_answer = AnswerMetadata(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
         return {tensor.name: from_tensor(tensor) for tensor in outputs}
 
     def load(self, name: str) -> None:
@@ -264,21 +264,21 @@ class Client:
         path = f"/overwinter/v1/blocks/{address}"
         return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
 
-    def register(self, manifest: Manifest) -> Registered:
+    def register(self, manifest: Manifest) -> RegisteredVersion:
         """Register a new version of a function whose blocks the tenant has sent. Raises ConflictError when some
         are missing.
         """
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
-        return _json(response, Registered)
+        return _json(response, RegisteredVersion)
 
-    def deploy_pipeline(self, pipeline: Pipeline) -> Registered:
+    def deploy_pipeline(self, pipeline: Pipeline) -> RegisteredVersion:
         """Register a pipeline of deployed functions; it replaces a pipeline of that name.
 
         Raises NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a
         function has the name.
         """
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
-        return _json(response, Registered)
+        return _json(response, RegisteredVersion)
 
     def set_traffic(self, name: str, shares: Mapping[int, int]) -> None:
         """Set the shares of versions in the requests that name no version, in per cent; without shares, the newest
@@ -331,7 +331,7 @@ def _raise_error(response: httpx.Response) -> None:
 
 def _measured(lines: Iterable[str], progress: Callable[[Progress], None] | None) -> Profile:
     for text in lines:
-        line = msgspec.json.decode(text, type=Line) if text else Line()
+        line = msgspec.json.decode(text, type=ProfileLine) if text else ProfileLine()
         if line.progress is not None and progress is not None:
             progress(line.progress)
         if line.error is not None:

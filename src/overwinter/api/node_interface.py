@@ -15,7 +15,7 @@ from overwinter.core.function import Availability
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Progress, Wanted
+from overwinter.core.profiling import ProfileOptions, Progress
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
@@ -217,7 +217,7 @@ class NodeInterface(Protocol):
         ...
 
     async def profile(
-        self, name: FunctionName, version: int | None, wanted: Wanted, report: Callable[[Progress], None], /
+        self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None], /
     ) -> Profile:
         """Measure the unknown configurations of a function on this machine; `report` receives the progress."""
         ...

@@ -16,14 +16,16 @@ from overwinter.api.tenants import check_owner
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import FunctionName
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Line, Progress, Wanted
+from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress
 
 SILENT_S = 10.0
 """The most seconds without a line. A client may take a longer silence for a dead node."""
 LINES = "application/x-ndjson"
-STOPPED = Line(error="the node is stopping before all was measured: try again, what it measured is kept", status=503)
+STOPPED = ProfileLine(
+    error="the node is stopping before all was measured: try again, what it measured is kept", status=503
+)
 
-_wanted_decoder = msgspec.json.Decoder(Wanted)
+_options_decoder = msgspec.json.Decoder(ProfileOptions)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,12 +35,14 @@ class ProfileApi:
     def operations(self) -> list[Operation]:
         """Every operation on profiles."""
         paths = [f"/overwinter/v1/functions/{{name}}{version}/profile" for version in ("", "/versions/{version}")]
-        lines = Body(LINES, about="One Line as JSON per line. An empty line means that the measurement continues.")
+        lines = Body(
+            LINES, about="One ProfileLine as JSON per line. An empty line means that the measurement continues."
+        )
         return [
             *(Operation("GET", path, "token", self.known, {200: json_body(Profile)}) for path in paths),
             *(
                 Operation(
-                    "POST", path, "deploy", self.measure, {200: (lines,)}, takes=json_body(Wanted),
+                    "POST", path, "deploy", self.measure, {200: (lines,)}, takes=json_body(ProfileOptions),
                     optional=True, fails=(409,),
                 )
                 for path in paths
@@ -52,28 +56,30 @@ class ProfileApi:
     async def measure(self, request: Request) -> StreamingResponse:
         """Measure the configurations in the body that are not known; without a body, all that the settings allow."""
         body = bytes(await request.body(SHORT))
-        wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
+        options = decode_json(_options_decoder, body) if body.strip() else ProfileOptions()
         name, version = function_of(request)
         check_owner(request, name)
         version = request.caller.node.view(name, version).version
 
         async def produce(write: Write) -> None:
-            await _write_lines(request.caller.node, name, version, wanted, write)
+            await _write_lines(request.caller.node, name, version, options, write)
 
         return StreamingResponse(LINES, produce)
 
 
-async def _write_lines(node: NodeInterface, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
-    lines: asyncio.Queue[Line | None] = asyncio.Queue()
+async def _write_lines(
+    node: NodeInterface, name: FunctionName, version: int, options: ProfileOptions, write: Write
+) -> None:
+    lines: asyncio.Queue[ProfileLine | None] = asyncio.Queue()
 
     def report(progress: Progress) -> None:
-        lines.put_nowait(Line(progress=progress))
+        lines.put_nowait(ProfileLine(progress=progress))
 
     async def work() -> None:
         try:
-            lines.put_nowait(Line(profile=await node.profile(name, version, wanted, report)))
+            lines.put_nowait(ProfileLine(profile=await node.profile(name, version, options, report)))
         except OverwinterError as error:
-            lines.put_nowait(Line(error=str(error), status=error.status))
+            lines.put_nowait(ProfileLine(error=str(error), status=error.status))
         lines.put_nowait(None)
 
     async with asyncio.TaskGroup() as tasks:
@@ -87,7 +93,7 @@ async def _write_lines(node: NodeInterface, name: FunctionName, version: int, wa
             raise
 
 
-async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
+async def _next(lines: asyncio.Queue[ProfileLine | None]) -> bytes | None:
     """Return the next line, encoded; an empty one after a pause; None at the end."""
     try:
         async with asyncio.timeout(SILENT_S):
@@ -97,5 +103,5 @@ async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
     return None if line is None else _line(line)
 
 
-def _line(line: Line) -> bytes:
+def _line(line: ProfileLine) -> bytes:
     return _encode(line) + b"\n"

@@ -8,7 +8,7 @@ from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
-from overwinter.node.recent_output import Line
+from overwinter.node.recent_output import OutputLine
 from overwinter.telemetry.activity import NodeActivity
 from overwinter.telemetry.devices import DeviceActivity
 from overwinter.telemetry.explaining import Explanation
@@ -33,9 +33,9 @@ class TelemetryApi:
                 (f"{root}/usage", self.usage, json_body(list[Usage])),
                 (f"{root}/usage/{{tenant}}", self.usage, json_body(list[Usage])),
                 (f"{function}/explain", self.explain, json_body(Explanation)),
-                (f"{function}/logs", self.logs, json_body(list[Line])),
+                (f"{function}/logs", self.logs, json_body(list[OutputLine])),
                 (f"{function}/versions/{{version}}/explain", self.explain, json_body(Explanation)),
-                (f"{function}/versions/{{version}}/logs", self.logs, json_body(list[Line])),
+                (f"{function}/versions/{{version}}/logs", self.logs, json_body(list[OutputLine])),
             )
         ]
 

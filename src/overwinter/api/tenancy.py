@@ -20,7 +20,7 @@ from overwinter.core.function import Availability
 from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Progress, Wanted
+from overwinter.core.profiling import ProfileOptions, Progress
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
@@ -214,11 +214,11 @@ class TenantNode:
         return await self._node.deploy_pipeline(theirs, self._tenant)
 
     async def profile(
-        self, name: FunctionName, version: int | None, wanted: Wanted, report: Callable[[Progress], None]
+        self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None]
     ) -> Profile:
         """Measure a function of the tenant."""
         try:
-            return await self._node.profile(self._inner(name), version, wanted, report)
+            return await self._node.profile(self._inner(name), version, options, report)
         except OverwinterError as error:
             # The error is written into an answer that has already begun.
             self._raise_translated(error)

@@ -58,7 +58,7 @@ def infer(
         described = client.function(name, version)
         inputs = _inputs(described, assignments, document)
         outputs = client.infer(name, inputs, version, timeout_s)
-        answer = client.answered
+        answer = client.last_answer
         assert answer is not None, "infer has just answered"
     shown = [(spec, *_lists(outputs[spec["name"]])) for spec in described["outputs"] if spec["name"] in outputs]
     if as_json:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from overwinter.cli.options import as_json, connect, echo, named_function, node_url, print_json, tenant_option
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import ProfileOptions
 
 
 def number_list(value: str) -> tuple[int, ...]:
@@ -42,7 +42,9 @@ def number_list(value: str) -> tuple[int, ...]:
 @tenant_option
 @node_url
 @as_json
-def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str, as_json: bool, **wanted: Any) -> None:
+def profile(
+    function: tuple[str, int | None], known: bool, tenant: str, url: str, as_json: bool, **options: Any
+) -> None:
     """Measure memory and latency of a function over cores, batch sizes and concurrency, and of each of its layers.
 
     Configurations that are already known are not measured again; functions of a tenant with the same program share a
@@ -55,7 +57,7 @@ def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str
             found = client.known_profile(*function)
         else:
             with configuration_bar(f"measuring {function[0]}") as report:
-                found = client.profile(*function, Wanted(**wanted), report)
+                found = client.profile(*function, ProfileOptions(**options), report)
     if as_json:
         print_json(found)
         return
@@ -65,6 +67,6 @@ def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str
     echo(summary(found))
     if found.points:
         show_table(points_table(found.points))
-    if found.layers and wanted["layers"]:
+    if found.layers and options["layers"]:
         click.echo()
         show_table(layers_table(found.layers))

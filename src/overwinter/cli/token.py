@@ -138,14 +138,16 @@ def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> Non
 
 
 def _audit(data: Path, tenant: str, what: str, id_: str) -> None:
-    from overwinter.api.audit import FILE, Line, time_text, write_line
+    from overwinter.api.audit import FILE, AuditRecord, time_text, write_record
     from overwinter.core.ids import TenantId
     from overwinter.store.sealing import disk_errors
 
     who = f"user {os.getuid()}"
-    line = Line(at=time_text(time.time()), by=who, tenant=TenantId(tenant), method=f"token {what}", path=id_, status=0)
+    record = AuditRecord(
+        at=time_text(time.time()), by=who, tenant=TenantId(tenant), method=f"token {what}", path=id_, status=0
+    )
     with disk_errors("write the audit", data):
-        write_line(data / FILE, line)
+        write_record(data / FILE, record)
 
 
 def _table(known: "KnownTokens") -> "Table":

@@ -12,13 +12,14 @@ CONFIGURATIONS_MAX = 1024
 """The most configurations of one measurement."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configurations to measure. None: the powers of two below the function's setting, and the setting itself."""
+class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to measure. None: the powers of two below the function's setting, and the setting itself."""
 
     cores: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None
     concurrency: tuple[int, ...] | None = None
     layers: bool = True
+    """Whether to measure the layers of the program too."""
     again: bool = False
     """Whether to measure again what is already known."""
 
@@ -40,7 +41,7 @@ ReportProgress = Callable[[Progress], None]
 """Receives the progress of a measurement."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProfileLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the answer of a measurement: the progress, and at the end the profile or the error."""
 
     progress: Progress | None = None
@@ -62,19 +63,21 @@ def steps(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
-def wanted_batches(wanted: Wanted, settings: Settings, limits: ConfigurationLimits) -> tuple[int, ...]:
+def batches_to_measure(options: ProfileOptions, settings: Settings, limits: ConfigurationLimits) -> tuple[int, ...]:
     """The batch sizes to measure, ascending; raises CallerError for one that the program does not accept."""
-    return _chosen("batch", wanted.batches, min(settings.max_batch, limits.batch), limits.batch)
+    return _chosen("batch", options.batches, min(settings.max_batch, limits.batch), limits.batch)
 
 
-def wanted_configurations(wanted: Wanted, settings: Settings, limits: ConfigurationLimits) -> tuple[Configuration, ...]:
+def configurations_to_measure(
+    options: ProfileOptions, settings: Settings, limits: ConfigurationLimits
+) -> tuple[Configuration, ...]:
     """Return the configurations to measure: for each number of cores and each concurrency, batches in ascending order.
 
     Raise CallerError for impossible configurations, or too many.
     """
-    cores = _chosen("cores", wanted.cores, min(settings.threads, limits.cores), limits.cores)
-    batches = wanted_batches(wanted, settings, limits)
-    concurrency = _chosen("concurrency", wanted.concurrency, settings.concurrency, int(BOUNDS["concurrency"].most))
+    cores = _chosen("cores", options.cores, min(settings.threads, limits.cores), limits.cores)
+    batches = batches_to_measure(options, settings, limits)
+    concurrency = _chosen("concurrency", options.concurrency, settings.concurrency, int(BOUNDS["concurrency"].most))
     count = len(cores) * len(batches) * len(concurrency)
     if count > CONFIGURATIONS_MAX:
         raise CallerError(f"{count} configurations are more than {CONFIGURATIONS_MAX}: ask for fewer")

@@ -10,7 +10,7 @@ from overwinter.core.events import UnloadAsked
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import ReportProgress, Wanted
+from overwinter.core.profiling import ProfileOptions, ReportProgress
 from overwinter.core.versions import Shares
 from overwinter.node.deploys import Deploys
 from overwinter.node.functions import DeployedFunction
@@ -74,7 +74,9 @@ class Node:
         # No separate coroutine, because this is called for every request.
         return self._pipelines.infer(call) if call.name in self._pipelines else self._calls.infer(call)
 
-    async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, report: ReportProgress) -> Profile:
+    async def profile(
+        self, name: FunctionName, version: int | None, options: ProfileOptions, report: ReportProgress
+    ) -> Profile:
         """Measure the unknown configurations of a function on this machine; `report` receives the progress. Raises
         NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
         """
@@ -86,7 +88,7 @@ class Node:
                 f"the program of {name!r} is cut into slices, and only whole programs are measured: deploy it under "
                 'another name with device = "cpu", and measure that'
             )
-        return await self.profiler.measure(function.computing, wanted, report)
+        return await self.profiler.measure(function.computing, options, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""

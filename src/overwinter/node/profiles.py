@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import ReportProgress, Wanted
+from overwinter.core.profiling import ProfileOptions, ReportProgress
 from overwinter.node.functions import DeployedFunction
 
 
@@ -14,8 +14,8 @@ class Profiles(Protocol):
         """Return the stored profile of the function on this machine. Reads the disk."""
         ...
 
-    async def measure(self, function: DeployedFunction, wanted: Wanted, report: ReportProgress, /) -> Profile:
-        """Measure the wanted configurations that are unknown; raise CallerError or WorkerError."""
+    async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress, /) -> Profile:
+        """Measure the configurations of `options` that are unknown; raise CallerError or WorkerError."""
         ...
 
     def measure_soon(self, function: DeployedFunction, /) -> None:

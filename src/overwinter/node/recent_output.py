@@ -25,7 +25,7 @@ LINE_BYTES = 128
 """The memory of a line in addition to its text."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class OutputLine(msgspec.Struct, frozen=True):
     """One line."""
 
     at: float
@@ -39,13 +39,13 @@ class RecentOutput:
 
     def __init__(self, grew: Callable[[int], None] = lambda nbytes: None) -> None:
         """Create it. `grew` is called with the memory of each line."""
-        self._lines: deque[Line] = deque()
+        self._lines: deque[OutputLine] = deque()
         self._bytes = 0
         self._grew = grew
         self.nbytes = 0
         """The memory of all lines."""
 
-    def add(self, line: Line) -> None:
+    def add(self, line: OutputLine) -> None:
         """Add a line, and drop the oldest lines beyond the limits."""
         self._lines.append(line)
         self._bytes += len(line.text)
@@ -64,7 +64,7 @@ class RecentOutput:
         self._bytes -= len(line.text)
         self.nbytes -= _memory_of(line)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[OutputLine]:
         """Return all kept lines."""
         return list(self._lines)
 
@@ -92,5 +92,5 @@ class Records:
                 each.cut(RECORDS_BYTES_MAX // len(records))
 
 
-def _memory_of(line: Line) -> int:
+def _memory_of(line: OutputLine) -> int:
     return sys.getsizeof(line.text) + LINE_BYTES

@@ -16,7 +16,7 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.overuse import OveruseCheck
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines
-from overwinter.node.recent_output import Line
+from overwinter.node.recent_output import OutputLine
 from overwinter.node.single_flight import SingleFlights
 from overwinter.node.threads import Threads
 from overwinter.node.views import TenantBlocks
@@ -154,7 +154,7 @@ class Telemetry:
                 return known
             await asyncio.sleep(0)
 
-    async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
+    async def logs(self, name: FunctionName, version: int | None) -> list[OutputLine]:
         """Return the last output of a function's code; raise NotFoundError."""
         output = self._find(name, version).recent_output
         return [] if output is None else output.lines()

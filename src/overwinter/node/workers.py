@@ -10,7 +10,7 @@ from overwinter.node.bindings import Bindings
 from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
-from overwinter.node.recent_output import Line, RecentOutput
+from overwinter.node.recent_output import OutputLine, RecentOutput
 from overwinter.worker.messages import Answer, Compute, Failure, Load, Measured, Ready
 
 AFTER_RUN_S = 0.002
@@ -86,7 +86,7 @@ class WorkerProcess(ContainedProcess):
 
     def _keep(self, text: str) -> None:
         if self.recent_output is not None:
-            self.recent_output.add(Line(clock.wall(), self.worker, text))
+            self.recent_output.add(OutputLine(clock.wall(), self.worker, text))
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run, and note its CPU time."""

@@ -14,11 +14,11 @@ from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import (
     ConfigurationLimits,
+    ProfileOptions,
     Progress,
     ReportProgress,
-    Wanted,
-    wanted_batches,
-    wanted_configurations,
+    batches_to_measure,
+    configurations_to_measure,
     with_points,
 )
 from overwinter.model.program import Program, decode_program
@@ -71,8 +71,8 @@ class Profiler:
                 return found
         return None
 
-    async def measure(self, function: DeployedFunction, wanted: Wanted, report: ReportProgress) -> Profile:
-        """Measure the wanted configurations that are unknown. Results are stored even if the rest fails or is
+    async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress) -> Profile:
+        """Measure the configurations of `options` that are unknown. Results are stored even if the rest fails or is
         cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or TURN_S is over.
         """
         loop = asyncio.get_running_loop()
@@ -80,14 +80,14 @@ class Profiler:
             # Once, because reading a large program takes far longer than asking again.
             function.batch_limit = batch_limit(await loop.run_in_executor(self._reader, self._program, function))
         limits = ConfigurationLimits(core_count(), function.batch_limit)
-        configurations = wanted_configurations(wanted, function.manifest.settings, limits)
-        batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
+        configurations = configurations_to_measure(options, function.manifest.settings, limits)
+        batches = batches_to_measure(options, function.manifest.settings, limits) if options.layers else ()
         report(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
         async with self._turns.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
             program = await loop.run_in_executor(self._reader, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, report)
-            if function.profile is not None and not wanted.again:
+            if function.profile is not None and not options.again:
                 survey.skip_known(function.profile)
             try:
                 async with asyncio.timeout(TURN_S):
@@ -103,7 +103,7 @@ class Profiler:
 
     def measure_soon(self, function: DeployedFunction) -> None:
         """Measure the configurations that its settings allow, in the background."""
-        self._do_soon(self.measure(function, Wanted(), _ignore), f"{function.id} was not measured")
+        self._do_soon(self.measure(function, ProfileOptions(), _ignore), f"{function.id} was not measured")
 
     def _known(self, id_: FunctionId) -> Profile | None:
         function = self._functions.get(id_)
