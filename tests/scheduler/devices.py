@@ -19,7 +19,7 @@ class Devices:
         self.running: dict[int, RunOnDevice] = {}
         self.preparing: dict[int, PrepareOnDevice] = {}
         """What each executor prepares."""
-        self.given: dict[int, set[str]] = {}
+        self.handed_over: dict[int, set[str]] = {}
         """The functions that each executor has from the host store."""
 
     def blocks(self, device: str) -> dict[str, int]:
@@ -29,7 +29,7 @@ class Devices:
         assert action.device not in {each.device for each in self.executors.values()}, "a device has two executors"
         assert not self.resident[action.device]
         self.executors[action.executor] = action
-        self.given[action.executor] = set()
+        self.handed_over[action.executor] = set()
 
     def run(self, action: RunOnDevice, functions: Sequence[FunctionSpec]) -> None:
         """The functions are those of the run, without repetition."""
@@ -50,7 +50,7 @@ class Devices:
         assert sum(self.blocks(action.device).values()) <= self.configs[action.device].memory_bytes, "too many bytes"
         assert action.peer is None or action.peer in self.configs[action.device].peers
         self.running[action.run] = action
-        self.given[action.executor] |= {function.id for function in functions}
+        self.handed_over[action.executor] |= {function.id for function in functions}
 
     def prepare(self, action: PrepareOnDevice, function: FunctionSpec) -> None:
         executor = self.executors[action.executor]
@@ -59,7 +59,7 @@ class Devices:
         assert not self.preparing, "two preparations at once"
         assert all(each.device != action.device for each in self.running.values()), "a device is not idle"
         self.preparing[action.executor] = action
-        self.given[action.executor].add(function.id)
+        self.handed_over[action.executor].add(function.id)
 
     def end_preparation(self, interrupted: bool) -> PreparedOnDevice:
         executor, action = self.preparing.popitem()
@@ -71,7 +71,7 @@ class Devices:
             id_ for each in self.running.values() if each.device == device for id_ in (each.function, *each.functions)
         }
         assert action.function not in running, "a running function is unbound"
-        self.given[action.worker].remove(action.function)
+        self.handed_over[action.worker].remove(action.function)
         self.resident[device].pop(action.function, None)
 
     def end(self, run: RunOnDevice, failures: tuple[RunFailure, ...], unplaced: bool, fault: str = "") -> RunEnded:
@@ -86,6 +86,6 @@ class Devices:
         action = self.executors.pop(executor, None)
         if action is not None:
             self.resident[action.device] = {}
-            del self.given[executor]
+            del self.handed_over[executor]
             self.preparing.pop(executor, None)
             self.running = {run: each for run, each in self.running.items() if each.executor != executor}

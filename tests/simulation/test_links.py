@@ -1,22 +1,22 @@
-"""Transfers behind one switch share its bandwidth, up to the bandwidth of their own links."""
+"""Transfers over a shared link share its bandwidth, up to the bandwidth of their own links."""
 
 import pytest
 
-from overwinter.simulation.links import Switch, Transfer
+from overwinter.simulation.links import SharedLink, Transfer
 from overwinter.simulation.timeline import Timeline
 
 
 class Links:
-    """A switch of 100 bytes a second, and when its transfers arrived."""
+    """A shared link of 100 bytes a second, and when its transfers arrived."""
 
     def __init__(self):
         self.timeline = Timeline()
-        self.switch = Switch(100.0, self.timeline)
+        self.link = SharedLink(100.0, self.timeline)
         self.arrived = {}
 
     def begin(self, name, nbytes, at=0.0, most=80.0):
         transfer = Transfer(nbytes, most, lambda: self.arrived.update({name: self.timeline.now}))
-        self.timeline.at(at, lambda: self.switch.begin(transfer))
+        self.timeline.at(at, lambda: self.link.begin(transfer))
         return transfer
 
     def run(self):
@@ -34,7 +34,7 @@ def test_a_transfer_alone_has_the_bandwidth_of_its_link(links):
     assert links.run() == {"a": 0.5}
 
 
-def test_two_transfers_have_half_of_the_switch_each(links):
+def test_two_transfers_have_half_of_the_bandwidth_each(links):
     links.begin("a", 100)
     links.begin("b", 100)
     assert links.run() == {"a": 2.0, "b": 2.0}
@@ -56,5 +56,5 @@ def test_bandwidth_changes_with_each_begin_and_end(links):
 def test_a_cancelled_transfer_leaves_its_bandwidth_and_never_arrives(links):
     transfer = links.begin("a", 100)
     links.begin("b", 100)
-    links.timeline.at(1.0, lambda: links.switch.cancel(transfer))
+    links.timeline.at(1.0, lambda: links.link.cancel(transfer))
     assert links.run() == pytest.approx({"b": 1.625})

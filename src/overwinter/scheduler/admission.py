@@ -197,8 +197,8 @@ def _give_cores(cycle: Cycle) -> None:
         else:
             first = order.first_for_cores(cycle)
             if first is not None and cores.fits(order.needs(first)):
-                function, late_first = first, first.spec.id not in queue.timely or order.is_turn_of_late(queue.given)
-                queue.given += 1
+                function, late_first = first, first.spec.id not in queue.timely or order.is_turn_of_late(queue.assigned)
+                queue.assigned += 1
         function = function or order.first_of_unserved(cycle)
         if function is None:
             break

@@ -113,7 +113,7 @@ def move_to_devices(cycle: Cycle) -> None:
             _check_again(cycle, _on_devices_now(cycle, function))
     unused = sum(each.is_free(cycle.now) for each in pool.devices.values())
     for function in list(pool.waiting_for_workers.first()):
-        pool.waiting_for_workers.passes(function)
+        pool.waiting_for_workers.requeue(function)
         request = next((each for each in function.queue if not cycle.state.requests[each].too_large), None)
         if request is None or _has_free_worker(cycle, function):
             continue

@@ -20,7 +20,7 @@ class CoreQueue(msgspec.Struct):
     """The functions of each tenant that waits, the longest waiting first."""
     number: int = 0
     """The number of functions that have joined."""
-    given: int = 0
+    assigned: int = 0
     """The number of cores that were assigned."""
 
     @property

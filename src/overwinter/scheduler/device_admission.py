@@ -122,7 +122,7 @@ def _serve_in_order(cycle: Cycle) -> None:
     # Those behind the first functions matter only where these leave a device free.
     if (free := _free(cycle)) and not homes.are_used(cycle):
         tenants = {None if each.owner is None else each.owner[0] for each in free}
-        for part in pool.waiting.behind(tenants):
+        for part in pool.waiting.rest(tenants):
             if _free(cycle):
                 _serve(cycle, part, coming)
 
@@ -134,15 +134,15 @@ def _free(cycle: Cycle) -> list[Device]:
 def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) -> None:
     """Serve these of the waiting functions. `coming`: the devices whose executors start and will serve no other."""
     free, short = _free(cycle), set[Owner]()
-    line = device_order.line_up(cycle, [each for each in functions if each.queue], free)
-    heapify(line)
-    while line and free:
-        *_, id_ = heappop(line)
+    queue = device_order.ranks(cycle, [each for each in functions if each.queue], free)
+    heapify(queue)
+    while queue and free:
+        *_, id_ = heappop(queue)
         function = cycle.state.functions[id_]
         if _begin(cycle, function, free):
             cycle.mark(function)
             if function.queue:
-                heappush(line, *device_order.line_up(cycle, [function], free))
+                heappush(queue, *device_order.ranks(cycle, [function], free))
         elif not slices.is_brought(cycle, function):
             _want_executor(cycle, function, free, coming, short)
         free = [each for each in free if each.is_free(cycle.now)]
@@ -177,7 +177,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     free_now = tuple((each.device, each.missing_bytes, each.swap_wait_s) for each in options)
     last = LastBinding(choice.device, chosen.missing_bytes, swap_wait_s, choice.peer, free_now, ())
     device_runs.begin_run(cycle, function, pool.devices[choice.device], choice, last)
-    pool.waiting.passes(function)
+    pool.waiting.requeue(function)
     return True
 
 
@@ -314,14 +314,14 @@ def _is_wanted(cycle: Cycle, device: Device) -> bool:
 
 def backlog_s(cycle: Cycle, owner: Owner) -> float:
     """The time of the runs for which functions of this owner wait; of many functions, estimated by the first ones."""
-    line = cycle.state.pool.waiting
-    waiting = list(line.first(*owner))
+    queue = cycle.state.pool.waiting
+    waiting = list(queue.first(*owner))
     found_s = sum(
         ceil(len(each.queue) / each.spec.settings.max_batch)
         * swaps.run_s(cycle, each, min(len(each.queue), each.spec.settings.max_batch))
         for each in waiting
     )
-    return found_s * line.count(*owner) / max(1, len(waiting))
+    return found_s * queue.count(*owner) / max(1, len(waiting))
 
 
 def _since(device: Device) -> float:

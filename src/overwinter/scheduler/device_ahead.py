@@ -39,8 +39,8 @@ def check(cycle: Cycle) -> None:
 
 def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function | None:
     """Return the function to prepare on a device: of those with a program that it lacks, the most recently used one."""
-    programs = set(executor.given.values())
-    if len(executor.given) >= cycle.config.prepared_max:
+    programs = set(executor.handed_over.values())
+    if len(executor.handed_over) >= cycle.config.prepared_max:
         return None
     may = [
         each
@@ -64,7 +64,7 @@ def _begin(cycle: Cycle, device: Device, executor: Executor, function: Function)
     id_, name, hangs_at = function.spec.id, device.config.name, cycle.now + cycle.config.start_timeout_s
     operation = OperationId(next(cycle.run_ids))
     executor.preparing = Preparation(function, operation, hangs_at)
-    executor.given[id_] = None
+    executor.handed_over[id_] = None
     cycle.timers.arm(executor.id, hangs_at)
     cycle.actions.append(PrepareOnDevice(executor.id, name, id_, operation))
     cycle.explain(function, "ahead", f"{name} is idle, and prepares the program before the first request there")
@@ -79,8 +79,8 @@ def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
     spec = executor.preparing.function.spec
     executor.preparing = None
     # It may have been unbound meanwhile.
-    if spec.id in executor.given and not event.interrupted:
-        executor.given[spec.id] = spec.program
+    if spec.id in executor.handed_over and not event.interrupted:
+        executor.handed_over[spec.id] = spec.program
 
 
 def blocks_loaded(cycle: Cycle, function: Function) -> None:

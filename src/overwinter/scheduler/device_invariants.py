@@ -55,8 +55,10 @@ def _check_executor(cycle: Cycle, device: Device) -> None:
     is_busy = executor.operation is not None or executor.stopping or executor.ready_at is None
     at = cycle.timers.at(executor.id)
     assert not is_busy or executor.stopping or at is not None, f"the executor of {name} has no timer"
-    assert device.residents.keys() <= executor.given.keys(), f"a function on {name} was not given to its executor"
-    for id_ in executor.given:
+    assert device.residents.keys() <= executor.handed_over.keys(), (
+        f"a function on {name} was not handed over to its executor"
+    )
+    for id_ in executor.handed_over:
         function = cycle.state.functions.get(id_)
         is_held = function is not None and function.loaded
         assert is_held or id_ in device.residents, f"the executor of {name} has {id_}, which is not in the host store"

@@ -27,7 +27,7 @@ KEY = "alpha"
 """The timer of the periods."""
 
 
-def line_up(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
+def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
     """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. By default,
     the late requests of a function first go behind its others.
     """

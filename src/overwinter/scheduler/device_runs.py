@@ -70,7 +70,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     assert executor.is_idle
     evicted = _evict_for_run(cycle, function, device, iter(others))
     sizes, pooled = facts(function).sizes, facts(function)
-    missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.given.values()
+    missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.handed_over.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
     device.swaps_until, device.swaps_heavy = now + host_s, True
     ends, hangs_at = now + device.swap_s, now + max(cycle.config.start_timeout_s, OVERDUE * device.swap_s)
@@ -78,7 +78,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     executor.operation, executor.since = Operation(function, now, ends, hangs_at, hangs_at), now
     residency.hold(cycle, device, function)
     if not is_prepared:
-        executor.given[function.spec.id] = None
+        executor.handed_over[function.spec.id] = None
     pooled.running += 1
     cycle.state.evictable.pop(function.spec.id, None)
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})

@@ -44,7 +44,7 @@ def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
     assert executor is not None
     executor.stopping, executor.since = True, cycle.now
     residency.clear(cycle, device)
-    executor.given.clear()
+    executor.handed_over.clear()
     cycle.timers.arm(executor.id, cycle.now + cycle.config.stop_timeout_s)
     cycle.actions.append(StopWorker(executor.id, kill))
 

@@ -149,7 +149,7 @@ def first_for_cores(cycle: Cycle) -> Function | None:
     """The function that gets the next free core; None: none waits."""
     queue, functions = cycle.state.cores, cycle.state.functions
     timely = _first_timely(cycle)
-    if queue.late and (timely is None or is_turn_of_late(queue.given)):
+    if queue.late and (timely is None or is_turn_of_late(queue.assigned)):
         return functions[next(iter(queue.late))]
     return timely
 

@@ -18,7 +18,7 @@ from overwinter.core.ids import (
     WorkerId,
     described,
 )
-from overwinter.scheduler.line import Line
+from overwinter.scheduler.function_queue import FunctionQueue
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
 from overwinter.scheduler.residents import Residents
@@ -70,8 +70,9 @@ class Executor(msgspec.Struct, eq=False):
     """What it prepares. A run may be ordered meanwhile."""
     may_prepare: bool = True
     """Whether there may be a function to prepare."""
-    given: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
-    """The functions that were given to it and not unbound since, and the program of each that ran or is prepared."""
+    handed_over: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
+    """The functions that were handed over to it and not unbound since, and the program of each that ran or is prepared.
+    """
 
     @property
     def is_idle(self) -> bool:
@@ -292,9 +293,9 @@ class Pool(msgspec.Struct):
     devices: dict[DeviceId, Device] = msgspec.field(default_factory=dict)
     executors: dict[WorkerId, Device] = msgspec.field(default_factory=dict)
     """The devices with an executor, by its id."""
-    waiting: Line = msgspec.field(default_factory=Line)
+    waiting: FunctionQueue = msgspec.field(default_factory=FunctionQueue)
     """The functions that wait for a device."""
-    waiting_for_workers: Line = msgspec.field(default_factory=Line)
+    waiting_for_workers: FunctionQueue = msgspec.field(default_factory=FunctionQueue)
     """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""

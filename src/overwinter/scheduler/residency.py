@@ -25,7 +25,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
     resident.used = cycle.now
     device.residents[id_] = resident
     if device.executor is not None:
-        device.executor.given[id_] = function.spec.program
+        device.executor.handed_over[id_] = function.spec.program
     _count(cycle, device)
 
 
@@ -56,7 +56,7 @@ def forget(cycle: Cycle, function: Function) -> None:
         else:
             unbind(cycle, device, id_)
     for device in cycle.state.pool.executors.values():
-        if device.executor is not None and id_ in device.executor.given and id_ not in device.residents:
+        if device.executor is not None and id_ in device.executor.handed_over and id_ not in device.residents:
             unbind(cycle, device, id_)
 
 
@@ -79,7 +79,7 @@ def unbind(cycle: Cycle, device: Device, id_: FunctionId) -> None:
     assert device.executor is not None
     if id_ in device.residents:
         drop(cycle, device, id_)
-    device.executor.given.pop(id_, None)
+    device.executor.handed_over.pop(id_, None)
     cycle.actions.append(Unbind(device.executor.id, id_))
     cycle.devices_changed = True
 

@@ -6,7 +6,7 @@ from math import ceil
 
 from overwinter.core.devices import DeviceConfig, early_groups
 from overwinter.core.ids import Address, DeviceId, FunctionId
-from overwinter.simulation.links import Switch
+from overwinter.simulation.links import SharedLink
 from overwinter.simulation.timeline import Timeline
 
 Blocks = Mapping[Address, int]
@@ -33,7 +33,7 @@ class DeviceMemory:
         return bool(self._holders[address]) and address not in self.coming
 
     def hold(self, function: FunctionId, blocks: Blocks) -> None:
-        """Give a function's blocks places. OverflowError if they do not fit."""
+        """Add a function's blocks. OverflowError if they do not fit."""
         if function in self.functions:
             return
         self.nbytes += sum(self.missing(blocks).values())
@@ -59,13 +59,13 @@ class DeviceMemory:
 class ModelledDevice:
     """A device and its links."""
 
-    def __init__(self, config: DeviceConfig, host: Switch, timeline: Timeline) -> None:
+    def __init__(self, config: DeviceConfig, host: SharedLink, timeline: Timeline) -> None:
         self.config = config
         self.memory = DeviceMemory(config.memory_bytes)
         self.host = host
-        """The switch between it and the host."""
-        self.peers: Mapping[DeviceId, Switch] = {
-            name: Switch(bytes_per_s, timeline) for name, bytes_per_s in config.peers.items()
+        """The link between it and the host; that of a switch, if it is behind one."""
+        self.peers: Mapping[DeviceId, SharedLink] = {
+            name: SharedLink(bytes_per_s, timeline) for name, bytes_per_s in config.peers.items()
         }
 
     def transfer_s(self, nbytes: int, bytes_per_s: float) -> float:
@@ -85,14 +85,14 @@ class ModelledDevice:
 
 def modelled(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, ModelledDevice]:
     """Return the devices by name. A switch has the least bandwidth that is configured for a device behind it."""
-    switches: dict[str, float] = {}
+    bandwidths: dict[str, float] = {}
     for each in configs:
         own = each.switch_bytes_per_s or each.bytes_per_s
-        switches[_switch(each)] = min(own, switches.get(_switch(each), own))
-    made = {name: Switch(bytes_per_s, timeline) for name, bytes_per_s in switches.items()}
-    return {each.name: ModelledDevice(each, made[_switch(each)], timeline) for each in configs}
+        bandwidths[_link(each)] = min(own, bandwidths.get(_link(each), own))
+    made = {name: SharedLink(bytes_per_s, timeline) for name, bytes_per_s in bandwidths.items()}
+    return {each.name: ModelledDevice(each, made[_link(each)], timeline) for each in configs}
 
 
-def _switch(config: DeviceConfig) -> str:
-    """Return the key of a device's switch; a device without one has a link of its own."""
+def _link(config: DeviceConfig) -> str:
+    """Return the key of the link that a device shares with those behind the same switch; without one, of its own."""
     return f"switch {config.switch}" if config.switch else f"link {config.name}"

@@ -15,7 +15,7 @@ from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExit
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
 from overwinter.simulation.copies import Simulated
 from overwinter.simulation.devices import ModelledDevice, modelled
-from overwinter.simulation.links import Switch, Transfer
+from overwinter.simulation.links import SharedLink, Transfer
 from overwinter.simulation.timeline import Timeline
 
 
@@ -29,7 +29,7 @@ class DeviceRun(msgspec.Struct, eq=False):
     """When it ends if its blocks arrive in time."""
     after_s: float
     """The time from the end of a transfer that was too late to the end of the run."""
-    transfer: tuple[Switch, Transfer] | None = None
+    transfer: tuple[SharedLink, Transfer] | None = None
     """The transfer in progress."""
 
 
@@ -90,8 +90,8 @@ class Executors:
         if executor is None:
             return
         if executor.run is not None and executor.run.transfer is not None:
-            switch, transfer = executor.run.transfer
-            switch.cancel(transfer)
+            link, transfer = executor.run.transfer
+            link.cancel(transfer)
         executor.run = None
         executor.device.memory.clear()
         self._timeline.after(seconds, partial(self._handle, WorkerExited(id_, "WorkerError", reason)))
@@ -146,7 +146,7 @@ class Executors:
         self._bring(executor, run, missing)
 
     def _place(self, executor: Executor, action: RunOnDevice, functions: Sequence[Simulated]) -> dict[Address, int]:
-        """Evict, and give the functions' blocks places; return those to be brought."""
+        """Evict, and place the functions' blocks; return those to be brought."""
         device, missing = executor.device, dict[Address, int]()
         if device.config.name != action.device or not executor.ready or executor.run is not None:
             raise RuntimeError(f"run {action.run} was sent to an executor that is not free on device {action.device}")
@@ -175,7 +175,7 @@ class Executors:
         device.memory.coming = missing.keys()
         self._transfer(executor, run, [path for path in paths if path[2]])
 
-    def _transfer(self, executor: Executor, run: DeviceRun, paths: list[tuple[Switch, float, int]]) -> None:
+    def _transfer(self, executor: Executor, run: DeviceRun, paths: list[tuple[SharedLink, float, int]]) -> None:
         """Transfer over the last of these paths, and then over the others."""
         run.transfer = None
         if not paths:
@@ -183,11 +183,11 @@ class Executors:
             late = self._timeline.now + run.after_s
             self._timeline.at(max(run.ends, late), partial(self._ended, executor, run))
             return
-        switch, bytes_per_s, nbytes = paths.pop()
+        link, bytes_per_s, nbytes = paths.pop()
         alone_s = executor.device.transfer_s(nbytes, bytes_per_s)
         transfer = Transfer(nbytes, nbytes / alone_s, partial(self._transfer, executor, run, paths))
-        run.transfer = switch, transfer
-        switch.begin(transfer)
+        run.transfer = link, transfer
+        link.begin(transfer)
 
     def _crash(self, executor: Executor, run: DeviceRun) -> None:
         if executor.run is run:

@@ -1,4 +1,4 @@
-"""The links over which blocks reach a simulated device, and how transfers behind one switch share its bandwidth."""
+"""The links over which blocks reach a simulated device, and how concurrent transfers share their bandwidth."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +14,13 @@ class Transfer(msgspec.Struct, eq=False):
 
     bytes_left: float
     bytes_per_s_max: float
-    """Its rate when nothing else uses the switch."""
+    """Its rate when nothing else uses the shared link."""
     arrived: Callable[[], None]
     bytes_per_s: float = 0.0
 
 
-class Switch:
-    """Bandwidth that transfers share equally, except that none is faster than its own link."""
+class SharedLink:
+    """A switch, or the link of one device: its transfers share the bandwidth equally, up to their own limits."""
 
     def __init__(self, bytes_per_s: float, timeline: Timeline) -> None:
         self.bytes_per_s = bytes_per_s

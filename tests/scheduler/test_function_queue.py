@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import RunOnDevice
-from overwinter.scheduler import line, swaps
+from overwinter.scheduler import function_queue, swaps
 from overwinter.scheduler.device_admission import backlog_s
 from overwinter.scheduler.swaps import facts
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -16,7 +16,7 @@ NAMES = [f"f{number:02}" for number in range(3 * FEW)]
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(line, "CHECKED", FEW)
+    monkeypatch.setattr(function_queue, "CHECKED", FEW)
 
 
 def count(monkeypatch, module, name) -> list[object]:
@@ -121,6 +121,6 @@ def test_functions_that_had_their_turn_let_those_behind_come_first():
     seen = list[str]()
     for _ in range(len(NAMES) // FEW):
         for function in list(waiting.first()):
-            waiting.passes(function)
+            waiting.requeue(function)
             seen.append(function.spec.name)
     assert sorted(seen) == NAMES

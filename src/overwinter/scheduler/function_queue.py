@@ -1,4 +1,4 @@
-"""A line of functions, by tenant. A step looks only at the first functions of each tenant, so that it takes a bounded
+"""A queue of functions, by tenant. A step looks only at the first functions of each tenant, so that it takes a bounded
 time.
 """
 
@@ -19,7 +19,7 @@ device, and 230 of 960, with which the node is overloaded.
 """
 
 
-class Line(msgspec.Struct):
+class FunctionQueue(msgspec.Struct):
     """Waiting functions; those of a tenant that wait longest come first."""
 
     of_tenants: "dict[TenantId, dict[FunctionId, Function]]" = msgspec.field(default_factory=dict)
@@ -36,7 +36,7 @@ class Line(msgspec.Struct):
             yield from functions.values()
 
     def join(self, function: "Function") -> bool:
-        """Add a function at the end of its tenant's; False: it was there."""
+        """Add a function behind the others of its tenant; return False if it was there."""
         functions = self.of_tenants.setdefault(function.spec.tenant, {})
         is_new = function.spec.id not in functions
         functions[function.spec.id] = function
@@ -48,8 +48,8 @@ class Line(msgspec.Struct):
         if functions.pop(function.spec.id, None) is not None and not functions:
             del self.of_tenants[function.spec.tenant]
 
-    def passes(self, function: "Function") -> None:
-        """A function had its turn. It goes to the end of a long line, so that those behind are looked at, too."""
+    def requeue(self, function: "Function") -> None:
+        """Move a function to the end of a long queue after its turn, so that those behind it are looked at too."""
         functions = self.of_tenants.get(function.spec.tenant, {})
         if len(functions) > CHECKED and function.spec.id in functions:
             functions[function.spec.id] = functions.pop(function.spec.id)
@@ -73,9 +73,9 @@ class Line(msgspec.Struct):
         functions = self.of_tenants.get(tenant, {})
         return len(functions) if id_ is None else int(id_ in functions)
 
-    def behind(self, tenants: Container[TenantId | None]) -> "Iterator[list[Function]]":
-        """Yield the other functions of these tenants, some at a time; None: of all tenants."""
+    def rest(self, tenants: Container[TenantId | None]) -> "Iterator[list[Function]]":
+        """Yield those of these tenants that `first` does not yield, at most CHECKED at a time; None: of all tenants."""
         for tenant, functions in list(self.of_tenants.items()):
             if len(functions) > CHECKED and (tenant in tenants or None in tenants):
-                rest = list(functions.values())
-                yield from (rest[start : start + CHECKED] for start in range(CHECKED, len(rest), CHECKED))
+                ordered = list(functions.values())
+                yield from (ordered[start : start + CHECKED] for start in range(CHECKED, len(ordered), CHECKED))
