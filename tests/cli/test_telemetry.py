@@ -18,7 +18,7 @@ ACTIVITY = {
 EXPLAINED = {
     "name": "f", "version": 2, "tenant": "t", "traffic": 10, "promoted": True, "answered": 7, "refused": 1,
     "state": "backoff", "on_trial": False, "queued": 0,
-    "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
+    "settings": {"slo_ms": 80}, "slo_infeasible": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
     "run_s": None, "failures": 3, "backoff_s": 1.25, "workers": [], "refusals": [], "family": "f@2", "members": ["f@2"],
     "tiers": [
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
@@ -27,7 +27,7 @@ EXPLAINED = {
     "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
     "shared": {
         "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "charged_s": 0.0, "whole_s": 0.0,
-        "separate_part": 0.0, "cost": None, "shared_with": {},
+        "separate_part": 0.0, "time_ratio": None, "shared_with": {},
     },
 }  # fmt: skip
 WORKER = {
@@ -98,20 +98,21 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
     assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
     shared = {
         "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "charged_s": 0.5, "whole_s": 2.0,
-        "separate_part": 0.25, "cost": None, "shared_with": {f"g{number}": 7 - number for number in range(7)},
+        "separate_part": 0.25, "time_ratio": None, "shared_with": {f"g{number}": 7 - number for number in range(7)},
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
     assert "4 of 10, 5 of 20 requests; charged 0.5 of their 2 core seconds; 25.0%" in shown
     assert "with g0, g1, g2, g3, g4 and 2 more" in shown
     assert "they took" not in shown
-    result = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
+    result = explained_tables({**EXPLAINED, "shared": {**shared, "time_ratio": 0.625}})
     assert "they took 62.5% of the time of separate runs" in " ".join(text(*result).split())
 
 
 def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() -> None:
     pool = {
-        "devices": ["virtual:0"], "never": "", "last": "virtual:0: 5 bytes were missing there", "answers": 9,
-        "in_time": 8, "required": 4.2, "runs": {"virtual:0": 7, "virtual:1": 2}, "hit_ratio": 0.5,
+        "devices": ["virtual:0"], "no_device_reason": "",
+        "last_device": "virtual:0: 5 bytes were missing there", "answers": 9, "in_time": 8,
+        "required": 4.2, "runs": {"virtual:0": 7, "virtual:1": 2}, "hit_ratio": 0.5,
         "moved_bytes": 2048, "nbytes": 4096, "run_s": 0.1,
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": pool})).split())
@@ -123,13 +124,13 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     assert "cannot run" not in shown
     assert "shares workers" not in shown
     unused = {**pool, "devices": [], "runs": {}, "hit_ratio": None, "moved_bytes": None, "required": -2.0}
-    unused |= {"last": "", "never": "no"}
+    unused |= {"last_device": "", "no_device_reason": "no"}
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())
     assert all(each in shown for each in ("on no device", "runs on devices none", "last device none", "cannot run no"))
     assert "required" not in shown
     slices = [
-        {"nbytes": 2048, "devices": ["virtual:1"], "last": "it was there"},
-        {"nbytes": 1, "devices": [], "last": ""},
+        {"nbytes": 2048, "devices": ["virtual:1"], "last_device": "it was there"},
+        {"nbytes": 1, "devices": [], "last_device": ""},
     ]
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": {**pool, "slices": slices}})).split())
     assert "slice 1 2.0 KiB, on virtual:1; last device: it was there" in shown
@@ -138,11 +139,11 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
 
 def test_an_explanation_of_a_function_for_workers_and_devices_tells_both_prices() -> None:
     pool = {
-        "devices": ["virtual:0"], "never": "", "last": "", "answers": 0, "in_time": 0, "required": 0.0, "runs": {},
-        "hit_ratio": None, "moved_bytes": None, "nbytes": 4096, "run_s": 0.1,
+        "devices": ["virtual:0"], "no_device_reason": "", "last_device": "", "answers": 0, "in_time": 0,
+        "required": 0.0, "runs": {}, "hit_ratio": None, "moved_bytes": None, "nbytes": 4096, "run_s": 0.1,
     }  # fmt: skip
     settings, choice = {"slo_ms": None, "device": "any"}, "virtual:0 9.0 ms (4.0 until it runs); workers 10.0 ms"
-    explained = {**EXPLAINED, "settings": settings, "pool": pool, "choice": choice, "run_s": 0.01}
+    explained = {**EXPLAINED, "settings": settings, "pool": pool, "last_choice": choice, "run_s": 0.01}
     shown = " ".join(text(*explained_tables(explained)).split())
     assert f"last choice {choice}" in shown
     assert "bound in 0 workers, on virtual:0" in shown

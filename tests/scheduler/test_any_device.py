@@ -437,9 +437,9 @@ def test_readers_see_one_function_and_both_estimates():
     seen = published.function("f@1", world.now)
     assert (seen.devices, seen.state, seen.fault) == (("virtual:0",), "awake", "")
     detail = published.detail("f@1", world.now)
-    assert "virtual:0" in detail.choice
-    assert "workers" in detail.choice
-    assert detail.pool.last.startswith("virtual:0")
+    assert "virtual:0" in detail.last_choice
+    assert "workers" in detail.last_choice
+    assert detail.pool.last_device.startswith("virtual:0")
     assert published.default("f:program") is None
     assert published.families() == {("t", "f"): "f@1"}
     world.agree()

@@ -169,7 +169,7 @@ def test_a_call_of_a_trial_is_left_to_the_worker():
 def test_readers_see_one_function():
     node = known()
     published = Published(node.scheduler.cycle)
-    assert "virtual:0" in published.detail("f@1", node.now).choice
+    assert "virtual:0" in published.detail("f@1", node.now).last_choice
     assert len(published.function("f@1", node.now).workers) == 1
     node.agree()
     requests = len(node.answers) - len(node.called)

@@ -286,7 +286,7 @@ def test_readers_see_the_devices_and_why_a_function_was_bound_there():
     ]
     assert (second.state, second.residents) == ("empty", ())
     assert published.function("g@1", world.now).devices == ("virtual:0",)
-    assert "10 bytes were missing there" in published.detail("g@1", world.now).pool.last
+    assert "10 bytes were missing there" in published.detail("g@1", world.now).pool.last_device
 
 
 def test_native_binding_reserves_memory_and_refuses_what_has_none():
@@ -381,7 +381,7 @@ def test_the_last_binding_names_evicted_functions_of_the_same_tenant_only():
     for name, tenant, size in (("f", "t", 400_000), ("g", "u", 400_000), ("h", "t", 900_000)):
         world.deploy(spec(name, 1, [(f"{name}-weights", size)], tenant=tenant, device="pool"))
     served(world, "f", "g", "h")
-    last = Published(world.scheduler.cycle).detail("h@1", world.now).pool.last
+    last = Published(world.scheduler.cycle).detail("h@1", world.now).pool.last_device
     assert last.endswith("evicted f@1, 1 of other tenants")
 
 

@@ -107,7 +107,7 @@ def test_a_program_that_no_device_can_run_is_reported_as_its_function():
     world = World(devices=())
     deploy(world)
     published = Published(world.scheduler.cycle)
-    for said in (published.function("f@1", world.now).fault, published.detail("f@1", world.now).pool.never):
+    for said in (published.function("f@1", world.now).fault, published.detail("f@1", world.now).pool.no_device_reason):
         assert "function f@1 is declared for the pool" in said
 
 
@@ -144,7 +144,7 @@ def test_readers_are_told_of_functions_and_not_of_their_parts():
     served(world, "g")
     published = Published(world.scheduler.cycle)
     detail = published.detail("g@1", world.now)
-    assert detail.pool.last.endswith("; evicted f@1")
+    assert detail.pool.last_device.endswith("; evicted f@1")
     assert detail.members == ("f@1", "g@1")
     assert published.family("g@1").name == "f@1"
     _, waiting = world.arrive("f"), world.arrive("f")

@@ -53,7 +53,7 @@ def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     sharing = Sharing()
     joined = runs(sharing, 2000, lambda: cost)
     assert not sharing.is_faster
-    assert sharing.cost == pytest.approx(cost)
+    assert sharing.time_ratio == pytest.approx(cost)
     assert any(joined[-TRY_OTHER_LAST - 1 :]), "it is not tried again"
     # Including those of the beginning, before a separate run was observed.
     assert joined.count(True) <= TRY_OTHER_FIRST + 20
@@ -102,15 +102,15 @@ def test_functions_with_several_requests_are_compared_with_batches_of_their_own(
         sharing.observe(POINT, [1], 0.1)
         sharing.observe(POINT, [4], 0.16)
     sharing.observe(POINT, [4, 4], 0.36)
-    assert sharing.cost == pytest.approx(0.36 / 0.32)
+    assert sharing.time_ratio == pytest.approx(0.36 / 0.32)
     # Where no time was observed, the nearest batches are used: eight would take 320 ms, and five 200.
     sharing.observe(POINT, [8, 5], 0.26)
-    assert sharing.cost == pytest.approx(0.26 / 0.52)
+    assert sharing.time_ratio == pytest.approx(0.26 / 0.52)
 
 
 def test_workers_of_other_cores_tell_nothing():
     sharing = Sharing()
     sharing.observe(Point(4, 9, 8, 1, 0.0), [1], 0.1)
     sharing.observe(POINT, [1, 1], 0.1)
-    assert sharing.cost is None
+    assert sharing.time_ratio is None
     assert sharing.is_faster

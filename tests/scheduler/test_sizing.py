@@ -78,7 +78,7 @@ def test_when_nothing_keeps_the_slo_it_is_served_and_said():
     world = made(slo_ms=5)
     play(world, 2, 30)
     assert all(type(answer).__name__ == "Reply" for answer in world.answers.values())
-    [said] = [action for action in world.log if isinstance(action, Explanation) and action.what == "best-effort"]
+    [said] = [action for action in world.log if isinstance(action, Explanation) and action.what == "slo-infeasible"]
     assert "no configuration meets 5 ms" in said.why
 
 

@@ -57,7 +57,7 @@ def test_readers_are_told_of_slices_by_their_numbers():
     world = world_of(1)
     served(world, "f", "f")
     slices = Published(world.scheduler.cycle).detail("f@1", world.now).pool.slices
-    evicted = [each.last.partition("evicted ")[2] for each in slices]
+    evicted = [each.last_device.partition("evicted ")[2] for each in slices]
     assert evicted == ["slice 3 of f@1", "f@1", "slice 2 of f@1"]
 
 

@@ -81,8 +81,8 @@ def test_each_way_is_tried_and_one_function_is_seen(make_node):
     assert [each["name"] for each in node.client.functions()] == list(MODELS)
     shown, explained = node.client.function("f1"), node.client.explain("f1")
     assert (shown["settings"]["device"], shown["state"], len(shown["devices"])) == ("any", "READY", 1)
-    assert "workers" in explained["choice"]
-    assert "virtual:" in explained["choice"]
+    assert "workers" in explained["last_choice"]
+    assert "virtual:" in explained["last_choice"]
     assert explained["answered"] == 3
     assert sum(explained["pool"]["runs"].values()) >= 1
     assert {each["tier"] for each in explained["tiers"]} == {"disk", "host", "private", *shown["devices"]}
@@ -187,7 +187,7 @@ def test_calls_of_a_handler_run_in_its_worker_or_on_a_device(make_node):
     assert all(map(is_right, range(5)))
     shown, explained = node.client.function("h"), node.client.explain("h")
     assert (shown["settings"]["device"], shown["state"]) == ("any", "READY")
-    assert "workers" in explained["choice"]
+    assert "workers" in explained["last_choice"]
     assert sum(explained["pool"]["runs"].values()) > 0
     node.client.unload("h")
     with pytest.raises(OverloadedError, match="h@1 is unloaded"):

@@ -117,7 +117,7 @@ def test_with_any_it_runs_in_workers_and_in_slices_whatever_dies(make_node):
     assert all(map(ask, range(3)))
     assert all(asked_while_killing(ask, 300, [workers, executors] * 3, node))
     assert all(map(ask, range(3)))
-    assert "virtual:" in node.client.explain("cut")["choice"]
+    assert "virtual:" in node.client.explain("cut")["last_choice"]
     assert len(node.client.explain("cut")["pool"]["slices"]) == 3
     actions = [action for step in node.steps() for action in step[2]]
     on_devices = {each["function"] for each in actions if each["type"] == "RunOnDevice"}
@@ -144,7 +144,7 @@ def test_a_cut_function_is_seen_as_one(make_node):
     explained = node.client.explain("cut")
     slices = explained["pool"]["slices"]
     assert len(slices) == 3
-    assert all(each["nbytes"] <= 2 << 20 and each["last"] for each in slices)
+    assert all(each["nbytes"] <= 2 << 20 and each["last_device"] for each in slices)
     assert sum(each["nbytes"] for each in slices) >= explained["pool"]["nbytes"] > 5 << 20
     [used] = node.client.usage()
     assert (used["function"], used["requests"]) == ("cut", 4)

@@ -46,7 +46,7 @@ def test_every_view_says_the_same_of_the_devices(pool: NodeProcess):
 
     explained = pool.client.explain("f1")
     assert (explained["pool"]["runs"], explained["pool"]["hit_ratio"]) == ({used["name"]: 2}, 0.5)
-    assert explained["pool"]["last"].startswith(f"{used['name']}: all its blocks were there")
+    assert explained["pool"]["last_device"].startswith(f"{used['name']}: all its blocks were there")
     [on_device] = [each for each in explained["tiers"] if each["tier"] == used["name"]]
     assert (on_device["missing"], on_device["shared"]) == (0, 4 * SIZE)
 

@@ -77,11 +77,11 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(node):
 def test_the_nodes_counts_of_bytes_agree_with_the_kernels(node):
     seen = after_passes(node, 4)
     assert seen.sum("accounting_mismatch_total") == 0
-    stored = seen.of("memory_bytes", counted="store_table")
-    assert stored == seen.of("memory_bytes", counted="store_scheduler") == node.stored_bytes()
+    stored = seen.of("memory_bytes", source="store_table")
+    assert stored == seen.of("memory_bytes", source="store_scheduler") == node.stored_bytes()
     pages = 4096 * len(list(node.store().iterdir()))
-    assert stored <= seen.of("memory_bytes", counted="store_kernel") < stored + pages
-    private, pss = (seen.of("memory_bytes", counted=f"worker_{kind}") for kind in ("private", "pss"))
+    assert stored <= seen.of("memory_bytes", source="store_kernel") < stored + pages
+    private, pss = (seen.of("memory_bytes", source=f"worker_{kind}") for kind in ("private", "pss"))
     assert 0 < private < pss
 
 

@@ -135,7 +135,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
     slo = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
     if explained["attainment"] is not None:
         slo += f", met by {_share_text(explained['attainment'])}"
-    if explained["best_effort"]:
+    if explained["slo_infeasible"]:
         slo += "; no configuration meets it on this machine: it is served as fast as possible"
     pool, run_s = explained.get("pool"), explained["run_s"]
     own = f"bound in {_count(_workers_that_have(explained), 'worker', 'workers')}"
@@ -155,7 +155,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
         "runs shared": _shared_text(explained["shared"], seconds_of),
-        **({"last choice": explained["choice"]} if explained.get("choice") else {}),
+        **({"last choice": explained["last_choice"]} if explained.get("last_choice") else {}),
         **({} if pool is None else _pool_facts(pool)),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }
@@ -169,17 +169,17 @@ def _pool_facts(pool: Description) -> dict[str, str]:
     priority = f"{pool['in_time']} of the last {pool['answers']} answers were in time"
     if pool["required"] > 0:
         priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
-    last = {"last device": pool["last"] or "none"}
+    last = {"last device": pool["last_device"] or "none"}
     if slices := pool.get("slices"):
         last = {f"slice {number}": _slice_text(each) for number, each in enumerate(slices, 1)}
     facts = {"runs on devices": f"{runs}{hits}{moved}", **last, "priority": priority}
-    return {"cannot run": pool["never"], **facts} if pool["never"] else facts
+    return {"cannot run": pool["no_device_reason"], **facts} if pool["no_device_reason"] else facts
 
 
 def _slice_text(one: Description) -> str:
     """Format where a slice of a function's program lies, and its last device."""
     where = ", ".join(one["devices"]) or "no device"
-    return f"{size_text(one['nbytes'])}, on {where}; last device: {one['last'] or 'none'}"
+    return f"{size_text(one['nbytes'])}, on {where}; last device: {one['last_device'] or 'none'}"
 
 
 def _shared_text(shared: Description, of: str) -> str:
@@ -190,8 +190,8 @@ def _shared_text(shared: Description, of: str) -> str:
     others = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
     charged = f"charged {shared['charged_s']:.3g} of their {shared['whole_s']:.3g} {of} seconds"
-    cost = shared["cost"]
-    took = "" if cost is None else f"; they took {_share_text(cost)} of the time of separate runs"
+    time_ratio = shared["time_ratio"]
+    took = "" if time_ratio is None else f"; they took {_share_text(time_ratio)} of the time of separate runs"
     own = f"{_share_text(shared['separate_part'])} of a run is separate for each function"
     return f"{counts}; {charged}{took}; {own}; recently with {others}"
 

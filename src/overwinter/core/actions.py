@@ -31,14 +31,14 @@ Decision = Literal[
     "scale-in",
     "bind",
     "unbind",
-    "best-effort",
+    "slo-infeasible",
     "evict",
     "wait",
     "shed",
     "quarantine",
     "isolate",
     "stop",
-    "reclaim",
+    "evict-worker",
     "ahead",
 ]
 """The kinds of decisions that are explained. `quarantine`: a function is out of service, because the scheduler failed

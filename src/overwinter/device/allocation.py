@@ -20,7 +20,7 @@ class Move(NamedTuple):
 
 
 class Allocator(Protocol):
-    """Gives blocks their places in an arena."""
+    """Allocates the memory of an arena to blocks."""
 
     nbytes: int
 

@@ -20,7 +20,7 @@ class Arena:
         self._holders: dict[Address, set[str]] = {}
         self._held: dict[str, set[Address]] = {}
         self._placed_at: dict[str, int] = {}
-        """The last change that may have given blocks of a holder other places."""
+        """The last change that may have moved blocks of a holder."""
         self._changes = 0
 
     @property
@@ -96,5 +96,5 @@ class Arena:
         return moves
 
     def placement_version(self, holder: str) -> int:
-        """Return a number that changes whenever blocks of the holder may have got other places."""
+        """Return a number that changes whenever blocks of the holder may have been moved."""
         return self._placed_at[holder]

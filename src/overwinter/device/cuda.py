@@ -144,8 +144,8 @@ class CudaDevice(ReservedDevice):
             return tuple(each.cpu() if isinstance(each, torch.Tensor) else each for each in outputs)
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Move bytes whose blocks have new places."""
-        torch.cuda.current_stream().wait_stream(self._stream)  # Copies that were asked for use the old places.
+        """Move the bytes of blocks to their new positions."""
+        torch.cuda.current_stream().wait_stream(self._stream)  # Copies that were asked for use the old positions.
         super()._move(moves)
 
     def _load_libraries(self) -> None:

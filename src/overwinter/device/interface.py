@@ -65,7 +65,7 @@ class Device(Protocol):
     torch_device: torch.device
 
     def placement_version(self, holder: str) -> int:
-        """Return a number that changes whenever blocks of the holder may have got other places."""
+        """Return a number that changes whenever blocks of the holder may have been moved."""
         ...
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:

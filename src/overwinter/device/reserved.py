@@ -22,7 +22,7 @@ class ReservedDevice(Device):
     """Blocks in a tensor of bytes."""
 
     def __init__(self, name: str, allocator: Allocator, memory: torch.Tensor) -> None:
-        """`memory`: all zeros, as much as the allocator gives places in."""
+        """`memory`: all zeros, as many bytes as the allocator has."""
         self.name = name
         self.torch_device = memory.device
         self._arena = Arena(allocator)
@@ -30,7 +30,7 @@ class ReservedDevice(Device):
         self._memory = memory
 
     def placement_version(self, holder: str) -> int:
-        """Return a number that changes whenever blocks of the holder may have got other places."""
+        """Return a number that changes whenever blocks of the holder may have been moved."""
         return self._arena.placement_version(holder)
 
     def missing(self, blocks: Mapping[Address, int]) -> dict[Address, int]:
@@ -74,7 +74,7 @@ class ReservedDevice(Device):
         self._tenancy.give(offset, offset + nbytes, tenant)
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Move bytes whose blocks have new places, when no copy uses the old ones any more."""
+        """Move the bytes of blocks to their new positions, when no copy uses the old ones any more."""
         for source, target, nbytes in moves:
             kept = list(self._tenancy.ranges(source, source + nbytes))
             self._memory[target : target + nbytes] = self._memory[source : source + nbytes]

@@ -92,8 +92,8 @@ class VirtualDevice(ReservedDevice):
         return start <= tensor.untyped_storage().data_ptr() < start + self._arena.nbytes
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Move bytes whose blocks have new places."""
-        self._stream.submit(bool).result()  # Copies that were asked for use the old places.
+        """Move the bytes of blocks to their new positions."""
+        self._stream.submit(bool).result()  # Copies that were asked for use the old positions.
         entered = [] if self._table is None else self._table.clear_moved(self._arena.extent)
         super()._move(moves)
         self._enter(entered)

@@ -29,7 +29,7 @@ SLOTS_MAX = 32_768
 model of the zoo has a sixth as many.
 """
 BLOCKS_MAX = 2048
-"""The most blocks of a function on a device: the time to find places grows faster than their number."""
+"""The most blocks of a function on a device: the time to place them grows faster than their number."""
 ATTEMPTS = 4
 """How many numbers of slices are tried, from the fewest that may fit on."""
 VALUES_MAX = 256
@@ -89,10 +89,10 @@ def placement(manifest: Manifest, program: Program, devices: Sequence[DeviceConf
 
 
 def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceConfig]) -> list[Slice]:
-    """Return the slices into which a program is cut because no device, when empty, has places for all its blocks; none
-    if one has.
+    """Return the slices into which a program is cut because no device, when empty, holds all its blocks; none
+    if one does.
 
-    Raises ConflictError if the node has no devices, and NoSpaceError if a slice finds no place, or if no device has
+    Raises ConflictError if the node has no devices, and NoSpaceError if no device holds a slice, or if no device has
     memory for what the smallest request computes.
     """
     name = manifest.name
@@ -121,13 +121,13 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
 
 
 def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
-    """Whether a device has places for all blocks, as far as the manifest alone tells: then the program is not cut."""
+    """Whether a device can hold all blocks, as far as the manifest alone tells: then the program is not cut."""
     sizes = [block.weight_bytes for block in manifest.blocks]
     return bool(_holding(devices, sizes))
 
 
 def _holding(devices: Sequence[DeviceConfig], sizes: Sequence[int]) -> list[DeviceConfig]:
-    """Return those of the devices that have places for blocks of these sizes when they are empty."""
+    """Return those of the devices that can hold blocks of these sizes when they are empty."""
     fits = {memory_bytes: _fit(memory_bytes, sizes) for memory_bytes in {each.memory_bytes for each in devices}}
     return [each for each in devices if fits[each.memory_bytes]]
 
@@ -139,7 +139,7 @@ def _fit(memory_bytes: int, sizes: Sequence[int]) -> bool:
 
 
 class _Cutting:
-    """Finds the fewest slices of a program whose weights find places on a device, as equal in bytes as possible."""
+    """Finds the fewest slices of a program whose weights a device can hold, as equal in bytes as possible."""
 
     def __init__(
         self, manifest: Manifest, program: Program, devices: Sequence[DeviceConfig], sizes: Mapping[Address, int]

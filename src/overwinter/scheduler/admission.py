@@ -159,7 +159,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     if not _has_cores(cycle, function, send.worker.point.run_cores, has_core):
         return False
     order.leave(cycle, function)
-    if send.late and function.spec.settings.late == "refuse" and not function.family.best_effort:
+    if send.late and function.spec.settings.late == "refuse" and not function.family.slo_infeasible:
         _shed(cycle, function, send)
     parts = shared_runs.take(cycle, function, send)
     if parts:

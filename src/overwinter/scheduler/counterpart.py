@@ -62,7 +62,7 @@ def _is_usable(cycle: Cycle, function: Function) -> bool:
         id_ = function.spec.id
         serves = any(worker.is_serving and worker.serves(id_) for worker in function.workers.values())
         return serves or not (backs_off or never_runs(function))
-    if backs_off or function.pool.never or not homes.can_be_bound(cycle, function):
+    if backs_off or function.pool.no_device_reason or not homes.can_be_bound(cycle, function):
         return False
     return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
 

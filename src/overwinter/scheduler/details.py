@@ -62,7 +62,7 @@ class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The devices on which it is resident."""
     run_s: float
     """The expected seconds of a run of one request whose blocks are on the device; 0: unknown."""
-    last: str
+    last_device: str
     """The device of its last run, and why that one; empty: it has not run."""
 
 
@@ -75,9 +75,9 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The devices on which it is resident."""
     run_s: float
     """The expected seconds of a run of one request whose blocks are on the device; 0: unknown."""
-    never: str
+    no_device_reason: str
     """Why no device can run it; empty: one can."""
-    last: str
+    last_device: str
     """The device of its last run, and why that one; empty: it has not run."""
     answers: int
     """The answers that count for its priority."""
@@ -86,8 +86,8 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     required: float
     """The requests that it must answer in time before it meets its SLO (Torpor's RRC)."""
     slices: Sequence[SliceDetail] = ()
-    """The slices of its program in the order in which they run; empty: it is not cut. `last`, `answers`,
-    `in_time` and `required` are those of the first slice.
+    """The slices of its program in the order in which they run; empty: it is not cut. `last_device`,
+    `answers`, `in_time` and `required` are those of the first slice.
     """
 
 
@@ -116,13 +116,13 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The observed latency divided by that of the profile."""
     separate_part: float
     """The part of a run that sharing does not save, from 0 to 1."""
-    cost: float | None
+    shared_time_ratio: float | None
     """The time of a shared run divided by that of separate runs; None: unknown."""
     workers: Sequence[WorkerDetail]
     """The workers of its family, including those that have not bound it."""
     pool: PoolDetail | None = None
     """None: it runs in workers."""
-    choice: str = ""
+    last_choice: str = ""
     """With `device = "any"`: where its last request went, and why there."""
 
 
@@ -143,10 +143,10 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         points=tuple(function.latency.points),
         slowdown=function.latency.slowdown,
         separate_part=function.separate_part,
-        cost=family.trunks[function.trunk].sharing.cost,
+        shared_time_ratio=family.trunks[function.trunk].sharing.time_ratio,
         workers=[_worker(worker, now) for worker in workers_of(function)],
         pool=_pool(cycle, parts_on_pool(cycle.state, function)),
-        choice="" if function.estimates is None else function.estimates.text(),
+        last_choice="" if function.estimates is None else function.estimates.text(),
     )
 
 
@@ -159,8 +159,8 @@ def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
         nbytes=sum({address: size for part in parts for address, size in facts(part).sizes.items()}.values()),
         devices=list(dict.fromkeys(name for each in slices for name in each.devices)),
         run_s=sum(runs_s) if all(runs_s) else 0.0,
-        never=whole_names(next(filter(None, (facts(part).never for part in parts)), "")),
-        last=slices[0].last,
+        no_device_reason=whole_names(next(filter(None, (facts(part).no_device_reason for part in parts)), "")),
+        last_device=slices[0].last_device,
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,
         required=pooled.outcomes.required,
@@ -174,7 +174,7 @@ def _slice(cycle: Cycle, function: Function) -> SliceDetail:
         nbytes=pooled.nbytes,
         devices=[device.config.name for device in cycle.state.pool.holders(function)],
         run_s=run_s(cycle, function, 1),
-        last="" if pooled.last is None else pooled.last.text(own),
+        last_device="" if pooled.last is None else pooled.last.text(own),
     )
 
 

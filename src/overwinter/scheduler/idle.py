@@ -52,7 +52,7 @@ def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
     cycle.clock = max(cycle.clock, worker.value)
     why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"
-    cycle.explain(_any_of(worker), "reclaim", why)
+    cycle.explain(_any_of(worker), "evict-worker", why)
     stop(cycle, worker, kill)
 
 

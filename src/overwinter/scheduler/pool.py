@@ -96,7 +96,7 @@ class Unplaced(msgspec.Struct):
 
     missing_bytes: int
     total_bytes: int
-    """The bytes on the device, had they found places."""
+    """The bytes on the device, if they had been placed."""
     swaps: int = 0
     """The runs that have brought blocks there since."""
 
@@ -158,7 +158,7 @@ class Device(msgspec.Struct, eq=False):
 
     def capacity(self, missing: int) -> int:
         """The most bytes that may lie there once `missing` more are brought: fewer than for a run that brought as many
-        and found no places for them.
+        and was unplaced.
         """
         if self.unplaced is None or missing < self.unplaced.missing_bytes:
             return self.config.memory_bytes
@@ -266,7 +266,7 @@ class PoolFunction(msgspec.Struct, eq=False):
     sizes: Mapping[Address, int]
     """Its weights."""
     nbytes: int
-    never: str = ""
+    no_device_reason: str = ""
     """Why no device can run it."""
     running: int = 0
     """Its runs in progress."""

@@ -31,7 +31,7 @@ class Sharing(msgspec.Struct, eq=False):
 
     is_faster: bool = True
     """Whether shared runs are faster, assumed while unknown."""
-    _costs: Recent = msgspec.field(default_factory=_recent)
+    _ratios: Recent = msgspec.field(default_factory=_recent)
     """For recent shared runs, their time divided by that of separate runs."""
     _alone: dict[tuple[int, int], dict[int, Recent]] = msgspec.field(default_factory=dict)
     """For recent separate runs, seconds per request: by cores and concurrency, and by the power of two of the requests.
@@ -46,9 +46,9 @@ class Sharing(msgspec.Struct, eq=False):
         return self.is_faster != (self._runs >= self._try_other_after)
 
     @property
-    def cost(self) -> float | None:
+    def time_ratio(self) -> float | None:
         """The time of a shared run divided by that of separate runs; None: unknown."""
-        return median_low(self._costs) if self._costs else None
+        return median_low(self._ratios) if self._ratios else None
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float) -> None:
         """Record the time of a run in a worker of this configuration, with these numbers of requests of each
@@ -79,8 +79,8 @@ class Sharing(msgspec.Struct, eq=False):
         if apart <= 0:
             # Such a run gives no information.
             return
-        self._costs.append(seconds / apart)
-        is_faster = median_low(self._costs) < 1
+        self._ratios.append(seconds / apart)
+        is_faster = median_low(self._ratios) < 1
         if is_faster != self.is_faster:
             self._runs = 0
         if is_faster != self.is_faster or is_faster != (seconds < apart):

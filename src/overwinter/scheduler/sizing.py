@@ -93,15 +93,15 @@ def expected_rate(cycle: Cycle, family: Family) -> float:
     return cycle.predict(family.rates) if family.rates else 0.0
 
 
-def report_best_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
+def report_slo_infeasible(cycle: Cycle, function: Function, slo_infeasible: bool) -> None:
     """Record whether a configuration meets the SLO."""
     family, slo_ms = function.family, function.family.slo_ms
-    best_effort = best_effort and slo_ms is not None
-    if best_effort and not family.best_effort:
+    slo_infeasible = slo_infeasible and slo_ms is not None
+    if slo_infeasible and not family.slo_infeasible:
         fastest = min(point.latency_s for point in family.latency.points)
         why = f"no configuration meets {slo_ms:g} ms on this machine: the fastest takes {fastest * 1000:.1f} ms"
-        cycle.explain(function, "best-effort", f"{why}; it is served as fast as possible")
-    family.best_effort = best_effort
+        cycle.explain(function, "slo-infeasible", f"{why}; it is served as fast as possible")
+    family.slo_infeasible = slo_infeasible
 
 
 def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
@@ -125,7 +125,7 @@ def _wanted_configurations(cycle: Cycle, function: Function) -> Sequence[Configu
     else:
         rate += _backlog(cycle, function)
     scaled = cycle.scaler(_demand(cycle, function, rate))
-    report_best_effort(cycle, function, scaled.best_effort)
+    report_slo_infeasible(cycle, function, scaled.slo_infeasible)
     return scaled.start or usual
 
 
@@ -147,11 +147,11 @@ def _first(cycle: Cycle, function: Function) -> Configuration:
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
-        report_best_effort(cycle, function, scaled.best_effort)
+        report_slo_infeasible(cycle, function, scaled.slo_infeasible)
         latency.first = scaled.start[0] if scaled.start else latency.usual.configuration
         point = latency.point(latency.first)
         alone = latency.latency_s(point, 1)
-        if alone and not scaled.best_effort:
+        if alone and not scaled.slo_infeasible:
             latency.first_rate = cycle.policy.alpha * point.concurrency / alone
     return latency.first
 
@@ -165,7 +165,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
         if worker.point.configuration == family.latency.first:
             return None
     scaled = cycle.scaler(_demand(cycle, function, rate))
-    report_best_effort(cycle, function, scaled.best_effort)
+    report_slo_infeasible(cycle, function, scaled.slo_infeasible)
     return scaled
 
 

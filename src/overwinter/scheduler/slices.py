@@ -167,10 +167,11 @@ def _fits(cycle: Cycle, function: Function) -> bool:
 def _may_come(cycle: Cycle, function: Function) -> bool:
     """Whether a slice is on no device, and may be brought to one."""
     pooled = facts(function)
-    may = not (
-        function.unloaded or function.queue or function.loading is not None or pooled.never or pooled.preparation_failed
-    )
-    return may and cycle.now >= function.backoff_until and not any(True for _ in cycle.state.pool.holders(function))
+    if function.unloaded or function.queue or function.loading is not None:
+        return False
+    if pooled.no_device_reason or pooled.preparation_failed:
+        return False
+    return cycle.now >= function.backoff_until and not any(True for _ in cycle.state.pool.holders(function))
 
 
 def _bring(cycle: Cycle, function: Function, coming: Collection[Function], starting: list[Device]) -> None:

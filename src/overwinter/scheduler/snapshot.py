@@ -49,7 +49,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     spec: FunctionSpec
     state: FunctionState
     on_trial: bool
-    best_effort: bool
+    slo_infeasible: bool
     """Whether no configuration meets the SLO of its family."""
     family: FunctionId
     members: int
@@ -219,7 +219,7 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     """One version of a function, with its parts that run on the pool."""
     family, on_pool = function.family, parts_on_pool(state, function)
     others = [each for each in on_pool if each is not function]
-    faults = (each.fault or facts.never for each in on_pool if (facts := each.pool) is not None)
+    faults = (each.fault or facts.no_device_reason for each in on_pool if (facts := each.pool) is not None)
     fault = next(filter(None, faults), "")
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
     if counterpart.of(state, function) is None and function.spec.settings.device == "any":
@@ -236,7 +236,7 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
         function.spec,
         known,
         function.on_trial,
-        family.best_effort,
+        family.slo_infeasible,
         family_name(family),
         len(family.members),
         tuple(function.workers),

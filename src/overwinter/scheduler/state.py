@@ -329,7 +329,7 @@ class Family(msgspec.Struct, eq=False):
     """The rates of the last periods in requests per second, the latest last."""
     check_at: Seconds | None = None
     """The time of the next check of the number of its workers."""
-    best_effort: bool = False
+    slo_infeasible: bool = False
     """Whether no configuration meets its SLO."""
 
     @property

@@ -41,7 +41,7 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 
 def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield the devices with enough memory for the function on which its blocks may also find places."""
+    """Yield the devices with enough memory for the function on which its blocks can probably be placed."""
     unplaced = facts(function).unplaced
     for device in large_enough(cycle, function):
         if not unplaced.get(device.config.name):

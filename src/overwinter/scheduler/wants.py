@@ -91,8 +91,8 @@ def _in_workers(cycle: Cycle, function: Function) -> Want | None:
 def _on_device(cycle: Cycle, function: Function) -> Want | None:
     """Return the want of a function of the pool: its blocks, then a device for each run."""
     assert function.pool is not None
-    if function.pool.never:
-        return GiveUp(function.pool.never)
+    if function.pool.no_device_reason:
+        return GiveUp(function.pool.no_device_reason)
     if not _may_wake(cycle, function):
         return None
     if not function.loaded:

@@ -47,10 +47,10 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     yield counter("device_preparations", help_text, DEVICE, prepared)
     brought = (((each.name,), each.brought) for each in seen)
     help_text = "Functions and slices whose blocks were transferred to a device before a request needed them there."
-    yield counter("device_replicas", help_text, DEVICE, brought)
+    yield counter("device_prefetches", help_text, DEVICE, brought)
     unplaced = (((each.name,), each.unplaced) for each in seen)
     help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
-    yield counter("device_unplaced", help_text, DEVICE, unplaced)
+    yield counter("device_placement_failures", help_text, DEVICE, unplaced)
 
 
 def _unused(name: DeviceId) -> TrackedDevice[FunctionStatistics]:

@@ -68,7 +68,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All seconds of cores, or of a device, that those runs took."""
     separate_part: float
     """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
-    cost: float | None
+    time_ratio: float | None
     """The time of a shared run divided by that of separate runs; at 1 or more few runs are shared. None: unknown."""
     shared_with: Mapping[FunctionName, int]
     """How many of the last shared runs it shared with each function, the most frequent first."""
@@ -132,7 +132,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     state: str
     """asleep, waking, awake, backoff or unloaded; `on_trial` says whether it is on trial."""
     on_trial: bool
-    best_effort: bool
+    slo_infeasible: bool
     """Whether no configuration meets its SLO."""
     attainment: float | None
     """The attainment of all versions since the node started."""
@@ -162,7 +162,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     refusals: Sequence[HistoryEntry]
     pool: PoolFacts | None = None
     """Its devices, if it may run on the pool."""
-    choice: str = ""
+    last_choice: str = ""
     """With `device = "any"`: where its last request went, and why there."""
 
 
@@ -179,7 +179,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         state=function.state,
         on_trial=function.on_trial,
         settings=spec.settings,
-        best_effort=function.best_effort,
+        slo_infeasible=function.slo_infeasible,
         attainment=tally.attainment,
         queued=function.queued,
         rate=known.rate,
@@ -198,7 +198,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         decisions=times.history(list(tally.decisions)),
         refusals=times.history(list(tally.refusals)),
         pool=None if known.pool is None else _pool(known.pool, tally),
-        choice=known.choice,
+        last_choice=known.last_choice,
     )
 
 
@@ -306,7 +306,7 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
         charged_s=tally.shared_charged_s,
         whole_s=tally.shared_whole_s,
         separate_part=known.separate_part,
-        cost=known.cost,
+        time_ratio=known.shared_time_ratio,
         shared_with=dict(Counter(name for names in tally.shared_with for name in names).most_common()),
     )
 

@@ -266,8 +266,9 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     counts = (((state,), states[state]) for state in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     yield gauge("families", "Families of functions, which share workers.", [], [((), known.families)])
-    best_effort = sum(function.best_effort for function in known.functions)
-    yield gauge("functions_best_effort", "Deployed versions whose SLO no configuration meets.", [], [((), best_effort)])
+    slo_infeasible = sum(function.slo_infeasible for function in known.functions)
+    help_text = "Deployed versions whose SLO no configuration meets."
+    yield gauge("functions_slo_infeasible", help_text, [], [((), slo_infeasible)])
     help_text = "Functions that wait for a core, a place for a worker, space in a host store, or a device."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
@@ -332,8 +333,8 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
         "worker_shared_pss": sum(process.memory.shared for process in workers),
         "zygote_pss": accounts.zygotes,
     }
-    help_text = "Memory at the last comparison, by who counted it."
-    yield gauge("memory_bytes", help_text, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
+    help_text = "Memory at the last comparison, by the source of the count."
+    yield gauge("memory_bytes", help_text, ["source"], (((name,), nbytes) for name, nbytes in amounts.items()))
     yield counter(
         "accounting_mismatch",
         "Differences between two counts of the same memory that two consecutive comparisons found.",

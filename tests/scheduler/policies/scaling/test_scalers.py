@@ -23,9 +23,9 @@ def in_time(name, each, slo_s):
     return each.latency_s <= (slo_s / 2 if name in WAITS_FOR_BATCH and each.batch > 1 else slo_s)
 
 
-def capacity(name, asked, best_effort, smaller=True):
+def capacity(name, asked, slo_infeasible, smaller=True):
     """Return the rate that the workers serve within the SLO, with their own batch or, if `smaller`, a smaller one."""
-    slo_s = math.inf if asked.slo_s is None or best_effort else asked.slo_s
+    slo_s = math.inf if asked.slo_s is None or slo_infeasible else asked.slo_s
     total = 0.0
     for each in asked.workers:
         own = each.point
@@ -43,10 +43,10 @@ each_scaler = pytest.mark.parametrize("name", ALL)
 @given(asked=demands())
 def test_a_rate_is_served_or_the_unserved_part_is_returned(name, asked):
     said = SCALERS[name](asked)
-    after = capacity(name, done(asked, said), said.best_effort)
+    after = capacity(name, done(asked, said), said.slo_infeasible)
     assert after + said.unserved >= asked.rate * NEARLY
     # A smaller batch may be faster, and not every scaler counts with that.
-    assert said.unserved == 0 or capacity(name, done(asked, said), said.best_effort, smaller=False) < asked.rate
+    assert said.unserved == 0 or capacity(name, done(asked, said), said.slo_infeasible, smaller=False) < asked.rate
 
 
 @each_scaler
@@ -66,7 +66,7 @@ def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
     said = SCALERS[name](asked)
     slo_s = math.inf if asked.slo_s is None else asked.slo_s
     started = [each for each in asked.points if each.configuration in said.start]
-    if said.best_effort:
+    if said.slo_infeasible:
         assert {each.latency_s for each in started} <= {min(each.latency_s for each in asked.points)}
     else:
         assert all(in_time(name, each, slo_s) for each in started)
@@ -97,7 +97,7 @@ def test_the_same_demand_comes_to_rest(name, asked):
 @given(asked=demands())
 def test_what_stops_is_not_needed(name, asked):
     said = SCALERS[name](asked)
-    left = capacity(name, done(asked, said), said.best_effort)
+    left = capacity(name, done(asked, said), said.slo_infeasible)
     assert not said.stop or left * asked.beta >= asked.rate * NEARLY or left * NEARLY >= asked.rate
     assert not said.stop or len(said.stop) < len(asked.workers)
 
@@ -122,7 +122,7 @@ def test_the_least_loaded_goes_first(name):
 def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
     points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
     said = SCALERS[name](demand(1, points))
-    assert said.best_effort
+    assert said.slo_infeasible
     assert said.start == (points[1].configuration,)
     assert SCALERS[name](done(demand(1, points), said)).start == ()
 
@@ -130,14 +130,14 @@ def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
 @each_scaler
 def test_without_a_slo_everything_is_in_time(name):
     said = SCALERS[name](demand(1, [point(latency_s=3600.0)], slo_s=None))
-    assert not said.best_effort
+    assert not said.slo_infeasible
     assert said.start
 
 
 @each_scaler
 def test_no_profile_no_worker(name):
     said = SCALERS[name](demand(5, []))
-    assert (said.start, said.unserved, said.best_effort) == ((), 5, False)
+    assert (said.start, said.unserved, said.slo_infeasible) == ((), 5, False)
 
 
 @each_scaler

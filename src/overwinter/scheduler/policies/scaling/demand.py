@@ -60,7 +60,7 @@ class Scaled(msgspec.Struct, frozen=True):
     stop: tuple[WorkerId, ...] = ()
     unserved: float = 0.0
     """The rate that the available resources cannot serve."""
-    best_effort: bool = False
+    slo_infeasible: bool = False
     """Whether no configuration meets the SLO, so that the function is served as fast as possible."""
 
 

@@ -84,7 +84,7 @@ def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
     """Return the changes by one algorithm.
 
     If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the result is
-    marked `best_effort`. Tetris's algorithm would never end then.
+    marked `slo_infeasible`. Tetris's algorithm would never end then.
     """
     if not demand.workers and expected(demand) == 0:
         return Scaled()
@@ -96,7 +96,7 @@ def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
     fastest = min(points, key=lambda point: (point.latency_s, point.memory_bytes, *size(point)))
     plain = msgspec.structs.replace(algorithm, choose=_first)
     scaled = _settled(plain, _narrowed(demand, (fastest,)), _capacities(algorithm, demand, points, math.inf))
-    return msgspec.structs.replace(scaled, best_effort=True)
+    return msgspec.structs.replace(scaled, slo_infeasible=True)
 
 
 def _settled(algorithm: Algorithm, demand: Demand, capacities: dict[WorkerId, float]) -> Scaled:
