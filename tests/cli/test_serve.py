@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from overwinter.api.sites import is_loopback
-from overwinter.cli.serve import config_of, configured, serve
+from overwinter.cli.serve import config_of, config_options, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from overwinter.core.devices import GPU_PROCESS_BYTES, DeviceConfig, check_devices
 from overwinter.core.ids import DeviceId
@@ -29,7 +29,7 @@ def config(*arguments: str) -> NodeConfig:
 
 
 def test_every_field_of_the_configuration_is_an_option() -> None:
-    names = {option.name for option in configured()}
+    names = {option.name for option in config_options()}
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
     of_devices = {f"device_{what}" for what in ("kind", "memory", "activations", "bandwidth", "peer_bandwidth")}

@@ -14,11 +14,11 @@ def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[Tens
 
     `wanted` says for each whether it is binary; if empty, all outputs are wanted, in the form that `binary` says.
     """
-    given = {spec.name: spec.datatype for spec in specs}
-    for name, as_binary in (wanted or dict.fromkeys(given, binary)).items():
-        datatype = given.get(name)
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    for name, as_binary in (wanted or dict.fromkeys(datatypes, binary)).items():
+        datatype = datatypes.get(name)
         if datatype is None:
-            raise CallerError(f"unknown output {name!r}; the outputs are {', '.join(map(repr, given))}")
+            raise CallerError(f"unknown output {name!r}; the outputs are {', '.join(map(repr, datatypes))}")
         if not as_binary and datatype not in FORMATS and datatype != BYTES:
             raise CallerError(f'output {name!r} is {datatype}, which has no JSON form: ask for it with "binary_data"')
 

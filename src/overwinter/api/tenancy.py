@@ -36,11 +36,11 @@ class TenantNames:
 
     def __init__(self, tenant: TenantId) -> None:
         self.prefix = f"{tenant}{SEPARATOR}"
-        # Match whole words only. A sentence may end in dots, too. Each pattern begins with its literal text, for which
-        # `re` searches many times faster than for a condition.
+        # Match whole words only, and only before a name: a sentence may end in the prefix. Each pattern begins with its
+        # literal text, for which `re` searches many times faster than for a condition.
         prefix = re.escape(self.prefix)
         self._in_text = re.compile(rf"{prefix}(?=[a-z0-9])(?<![a-z0-9._-]{prefix})")
-        # An escape of JSON, like the `n` of a line's end, belongs to no word.
+        # The letter of a JSON escape, such as the `n` of `\n`, belongs to no word.
         behind_escape = rf"(?<=\\[bfnrt]{prefix})|(?<=\\u[0-9a-f]{{4}}{prefix})"
         self._escaped = re.compile(rf"{prefix}(?=[a-z0-9])(?:(?<![\\a-z0-9._-]{prefix})|{behind_escape})".encode())
 
@@ -149,7 +149,7 @@ class TenantNode:
     @property
     def telemetry(self) -> Telemetry:
         """The telemetry of the tenant's functions."""
-        return TenantTelemetry(self._node, self._tenant, self.names, self._inner, self._operator)
+        return TenantTelemetry(self._node, self._tenant, self.names, self._node_name, self._operator)
 
     def live(self) -> bool:
         """Whether the node's scheduler works."""
@@ -183,7 +183,7 @@ class TenantNode:
 
     def owner(self, name: FunctionName) -> TenantId:
         """Return the tenant; raise NotFoundError."""
-        self._inner(name)
+        self._node_name(name)
         return self._tenant
 
     def view(self, name: FunctionName, version: int | None) -> FunctionView:
@@ -194,54 +194,54 @@ class TenantNode:
 
     async def infer(self, call: Call) -> Result:
         """Run a function or a pipeline of the tenant."""
-        inner = self._find(call.name, call.version).name
-        result = await self._node.infer(msgspec.structs.replace(call, name=inner))
+        node_name = self._find(call.name, call.version).name
+        result = await self._node.infer(msgspec.structs.replace(call, name=node_name))
         return Result(call.name, result.version, result.outputs, result.start)
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployResult:
         """Register a new version of a function of the tenant."""
-        inner = self._new(manifest.name)
-        theirs = msgspec.structs.replace(manifest, name=inner, tenant=self._tenant)
-        return await self._node.deploy(theirs, self._quota.functions)
+        node_name = self._new_name(manifest.name)
+        renamed = msgspec.structs.replace(manifest, name=node_name, tenant=self._tenant)
+        return await self._node.deploy(renamed, self._quota.functions)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> Deployed:
         """Register functions of the tenant to be called as one."""
         stages = {
-            key: msgspec.structs.replace(stage, function=self._inner_or_own(stage.function))
+            key: msgspec.structs.replace(stage, function=self._node_name_or_new(stage.function))
             for key, stage in pipeline.stages.items()
         }
-        theirs = msgspec.structs.replace(pipeline, name=self._new(pipeline.name), stages=stages)
-        return await self._node.deploy_pipeline(theirs, self._tenant)
+        renamed = msgspec.structs.replace(pipeline, name=self._new_name(pipeline.name), stages=stages)
+        return await self._node.deploy_pipeline(renamed, self._tenant)
 
     async def profile(
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None]
     ) -> Profile:
         """Measure a function of the tenant."""
         try:
-            return await self._node.profile(self._inner(name), version, options, report)
+            return await self._node.profile(self._node_name(name), version, options, report)
         except OverwinterError as error:
             # The error is written into an answer that has already begun.
             self._raise_translated(error)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function."""
-        return self._node.known_profile(self._inner(name), version)
+        return self._node.known_profile(self._node_name(name), version)
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
         """Set the versions that get the requests without a version."""
-        await self._node.set_traffic(self._inner(name), shares)
+        await self._node.set_traffic(self._node_name(name), shares)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version of a function, or all, or a pipeline."""
-        await self._node.remove(self._inner(name), version)
+        await self._node.remove(self._node_name(name), version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
         """Wake a function."""
-        await self._node.load(self._inner(name), version)
+        await self._node.load(self._node_name(name), version)
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Unload a function, which releases its memory."""
-        await self._node.unload(self._inner(name), version)
+        await self._node.unload(self._node_name(name), version)
 
     # Names
 
@@ -265,7 +265,7 @@ class TenantNode:
             return None
         return view if view.tenant == self._tenant else None
 
-    def _inner(self, name: FunctionName) -> FunctionName:
+    def _node_name(self, name: FunctionName) -> FunctionName:
         """Return the node's name of a function of the tenant, also during its trial; raise NotFoundError."""
         own = self.names.in_node(name)
         try:
@@ -287,21 +287,21 @@ class TenantNode:
             pass
         raise _absent(name)
 
-    def _inner_or_own(self, name: FunctionName) -> FunctionName:
+    def _node_name_or_new(self, name: FunctionName) -> FunctionName:
         try:
-            return self._inner(name)
+            return self._node_name(name)
         except NotFoundError:
             return self.names.in_node(name)
 
-    def _new(self, name: FunctionName) -> FunctionName:
+    def _new_name(self, name: FunctionName) -> FunctionName:
         """Return the node's name for a new function; raise CallerError if it is too long."""
-        inner = self._inner_or_own(name)
-        if len(inner) > NAME_MAX:
+        node_name = self._node_name_or_new(name)
+        if len(node_name) > NAME_MAX:
             most = NAME_MAX - len(self.names.prefix)
             raise CallerError(
                 f"the name {name[:80]!r} is too long: names of tenant {self._tenant!r} have at most {most}"
             )
-        return inner
+        return node_name
 
     def _view_of(self, view: FunctionView) -> FunctionView:
         return _View(FunctionName(view.name.removeprefix(self.names.prefix)), view, self.names)

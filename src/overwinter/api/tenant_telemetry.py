@@ -78,15 +78,15 @@ class TenantTelemetry:
         node: NodeInterface,
         tenant: TenantId,
         names: Names,
-        inner: Callable[[FunctionName], FunctionName],
+        node_name: Callable[[FunctionName], FunctionName],
         operator: bool,
     ) -> None:
-        """Create it. `inner` returns the node's name of a function of the tenant, or raises NotFoundError."""
+        """Create it. `node_name` returns the node's name of a function of the tenant, or raises NotFoundError."""
         self._node = node
         self._telemetry = cast(NodeTelemetry, node.telemetry)
         self._tenant = tenant
         self._names = names
-        self._inner = inner
+        self._node_name = node_name
         self._operator = operator
 
     async def metrics(self) -> bytes:
@@ -139,7 +139,7 @@ class TenantTelemetry:
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; raises NotFoundError if there is none."""
-        explained = cast(Explanation, await self._telemetry.explain(self._inner(name), version))
+        explained = cast(Explanation, await self._telemetry.explain(self._node_name(name), version))
         if explained.pool is not None and not self._operator:
             pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
             explained = msgspec.structs.replace(explained, pool=pool)
@@ -147,7 +147,7 @@ class TenantTelemetry:
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
-        return self._names.translated_json(await self._telemetry.logs(self._inner(name), version))
+        return self._names.translated_json(await self._telemetry.logs(self._node_name(name), version))
 
     def _translated_activity(self, found: NodeActivity) -> NodeActivity:
         own = own_activity(found, self._tenant)
@@ -159,7 +159,7 @@ class TenantTelemetry:
         )
 
     def _translated_each(self, things: Iterable[object]) -> list[msgspec.Raw]:
-        """Convert each to JSON separately, for the same reason as the lines of metrics."""
+        """Convert each to JSON separately, for the same reason as in `_translated_metrics`."""
         return [self._names.translated_json(thing) for thing in things]
 
 
@@ -194,14 +194,14 @@ def visible_usage(used: Usage) -> Usage:
 def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
     """The samples of these functions and pipelines, with their HELP and TYPE lines."""
     kept: list[bytes] = []
-    about: list[bytes] = []
+    header: list[bytes] = []
     for line in text.splitlines(keepends=True):
         if line.startswith(b"# HELP "):
-            about = [line]
+            header = [line]
         elif line.startswith(b"#"):
-            about.append(line)
+            header.append(line)
         elif (found := _named.search(line)) and found[1] in names and not line.startswith(HIDDEN_METRICS):
-            kept += about
-            about = []
+            kept += header
+            header = []
             kept.append(line)
     return b"".join(kept)

@@ -3,14 +3,14 @@
 import click
 
 from overwinter.cli.options import as_json, print_json
-from overwinter.cli.serve import configured
+from overwinter.cli.serve import config_options
 
 OPTIONS = ("data", "host_store")
 """The options of `serve` that the checks need."""
 
 
 @click.command(
-    params=[option for option in configured() if option.name in OPTIONS],
+    params=[option for option in config_options() if option.name in OPTIONS],
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
 )
 @as_json

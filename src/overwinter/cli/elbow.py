@@ -6,7 +6,7 @@ import click
 
 from overwinter.cli.devices import check_environment, device_options
 from overwinter.cli.options import as_json, print_json
-from overwinter.cli.serve import configured
+from overwinter.cli.serve import config_options
 from overwinter.core.devices import DeviceKind
 
 MIB = 1 << 20
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @click.command(
     params=[
-        *(option for option in configured() if option.name == "data"),
+        *(option for option in config_options() if option.name == "data"),
         *(option for option in device_options() if option.name in ("device_kind", "device_bandwidth")),
     ],
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
@@ -24,7 +24,7 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
     """Measure transfers to a device by size, and store the elbow: the smallest that comes near the best throughput.
 
     A node that starts with this data directory, on this machine, with devices behind such a link, brings blocks in
-    groups of that size. Stop other load meanwhile. Of GPUs the first one is measured.
+    groups of that size. Stop other load meanwhile. Of several GPUs the first one is measured.
     """
     from pathlib import Path
 
@@ -42,7 +42,7 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
             check_environment()
         except ValueError as error:
             raise click.ClickException(str(error)) from error
-        # The first GPU is to be that of the node.
+        # So that the first GPU here is also the first one of a node.
         os.environ.update(GPU_ENVIRONMENT)
     name, bandwidth = DeviceId(f"{device_kind}:0"), float(device_bandwidth)
     config = DeviceConfig(name=name, kind=device_kind, memory_bytes=SIZES[-1], bytes_per_s=bandwidth)

@@ -63,13 +63,13 @@ def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_js
     with connect(url, tenant=tenant) as client:
         pipeline = "stages" in client.function(name, version)
         what = f"all versions of {name}" if version is None and not pipeline else id_of(name, version)
-        if not yes and not _agreed(what):
+        if not yes and not _is_confirmed(what):
             return
         client.remove(name, version)
-    _done({"removed": name, "version": version}, f"removed {what}", as_json)
+    _print_result({"removed": name, "version": version}, f"removed {what}", as_json)
 
 
-def _agreed(what: str) -> bool:
+def _is_confirmed(what: str) -> bool:
     """Ask whether to remove; raise a usage error if there is no terminal to ask on."""
     try:
         return click.confirm(f"Remove {what}?", err=True)
@@ -88,7 +88,7 @@ def load(name: str, tenant: str, url: str, as_json: bool) -> None:
     """Wake a function, or all functions of a pipeline, and accept requests again."""
     with connect(url, tenant=tenant) as client:
         client.load(name)
-    _done({"loaded": name}, f"loaded {name}", as_json)
+    _print_result({"loaded": name}, f"loaded {name}", as_json)
 
 
 @click.command()
@@ -100,10 +100,10 @@ def unload(name: str, tenant: str, url: str, as_json: bool) -> None:
     """Free the memory of a function; its requests are refused until it is loaded again."""
     with connect(url, tenant=tenant) as client:
         client.unload(name)
-    _done({"unloaded": name}, f"unloaded {name}", as_json)
+    _print_result({"unloaded": name}, f"unloaded {name}", as_json)
 
 
-def _done(value: object, text: str, as_json: bool) -> None:
+def _print_result(value: object, text: str, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:

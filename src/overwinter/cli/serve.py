@@ -90,7 +90,7 @@ PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
 
-def configured() -> list[click.Option]:
+def config_options() -> list[click.Option]:
     """Create one option for each field of NodeConfig and of its structs, and those that describe its devices."""
     fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in STRUCTS]
     fields += [field for kind in STRUCTS.values() for field in msgspec.structs.fields(kind)]
@@ -98,7 +98,7 @@ def configured() -> list[click.Option]:
 
 
 def config_of(values: dict[str, Any]) -> NodeConfig:
-    """Build the configuration from the options that `configured` made."""
+    """Build the configuration from the options that `config_options` made."""
     values["devices"] = devices_of(values)
     within: dict[str, Any] = {
         name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
@@ -136,7 +136,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 
 
 @click.command(
-    params=configured(),
+    params=config_options(),
     # The variables are named OVERWINTER_PORT, not OVERWINTER_SERVE_PORT.
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
     epilog="Every option can be set by a variable: --host-bytes by OVERWINTER_HOST_BYTES, and so on.",

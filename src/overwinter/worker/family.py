@@ -59,7 +59,7 @@ class Family:
         self._members: dict[str, Member] = {}
 
     def _prepared(self, content: bytes) -> Prepared:
-        return Prepared(content, _nowhere if self._load.handler_only else None)
+        return Prepared(content, _not_run_here if self._load.handler_only else None)
 
     def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
         """Take a function's blocks, and return a function that completes the bind.
@@ -76,7 +76,7 @@ class Family:
     def _finish(self, member: Member, bind: Bind, fds: Sequence[int]) -> str:
         try:
             runner = self._runner(member, bind, fds)
-            notes = "" if bind.trial is None else self._try(runner, bind.trial, fds)
+            notes = "" if bind.trial is None else self._run_trial(runner, bind.trial, fds)
         finally:
             close_all(fds)
         member.runner = runner
@@ -97,7 +97,7 @@ class Family:
         addresses = {name: address for name, address, _ in bind.assets}
         return Handler(code, assets, lambda name, make: self._assets.read(name, addresses[name], make))
 
-    def _try(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
+    def _run_trial(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
         if trial.warm_up:
             output_bytes = runner.warm_up()
             if self._code is None:
@@ -117,9 +117,9 @@ class Family:
 
 
 def _on_pool(computing: Computing, function: str, prepared: Prepared, pool_first: bool) -> Compiled:
-    """Return what takes the place of the compiled program: a call of the pool, or the program itself if the pool leaves
-    the call to the worker. `pool_first`: the worker may run it, and so runs inputs at once that are too large to be
-    sent.
+    """Return a function that replaces the compiled program: it calls the pool, and runs the program itself if the pool
+    leaves the call to the worker. `pool_first`: the worker may run the program, so it runs inputs that are too large to
+    be sent.
     """
 
     def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
@@ -134,5 +134,5 @@ def _on_pool(computing: Computing, function: str, prepared: Prepared, pool_first
     return run_on_pool
 
 
-def _nowhere(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _not_run_here(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     raise AssertionError("the program runs on the pool")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 Predictor = Callable[[Sequence[float]], float]
 
-RECENT = 0.5
+LATEST_WEIGHT = 0.5
 """The weight of the latest rate in the mean; each earlier rate has half of the remaining weight."""
 
 
@@ -42,7 +42,7 @@ def window(rates: Sequence[float]) -> float:
         return 0.0
     mean = rates[0]
     for rate in rates[1:]:
-        mean += RECENT * (rate - mean)
+        mean += LATEST_WEIGHT * (rate - mean)
     return max(rates[-1], mean)
 
 
