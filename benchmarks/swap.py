@@ -35,7 +35,7 @@ from overwinter.device.peer import PeerMemory
 from overwinter.device.shared import shared_memory
 from overwinter.device.swap import Route, Swapping, elbow, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
-from overwinter.store.manifest import weight_places
+from overwinter.store.manifest import weight_positions
 
 HOST_BYTES_PER_S, HOST_LATENCY_S = 1e9, 1e-4
 PEER_BYTES_PER_S, PEER_LATENCY_S = 4e9, 2e-5
@@ -89,7 +89,7 @@ class Model:
             answer = [output.clone() for output in flatten(self.family.module(**one))]
         inputs = [one[spec.name] for spec in self.program.program.inputs]
         self.family.vary(self.family.head(), 0)
-        function = DeviceFunction(packaged.manifest.name, TENANT, self.program, weight_places(blocks))
+        function = DeviceFunction(packaged.manifest.name, TENANT, self.program, weight_positions(blocks))
         return Stored(function, host, inputs, answer)
 
 

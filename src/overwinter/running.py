@@ -114,7 +114,7 @@ async def _assembled(
         pipelines = Pipelines(registry, calls.infer, repository)
         traffic = TrafficSplits(registry, pipelines, repository.traffic, post)
         profiler = Profiler(parts, tasks)
-        with repository.reserve.spent():
+        with repository.reserve.released():
             telemetry = Telemetry(parts, pipelines, find, profiler.observer)
         loop = Loop(scheduler, published, journal, effects, telemetry.statistics.observe, quarantine)
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)

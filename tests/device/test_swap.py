@@ -27,7 +27,7 @@ from overwinter.device.shared import shared_memory
 from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
-from overwinter.store.manifest import weight_places
+from overwinter.store.manifest import weight_positions
 from tests.device.kinds import KINDS, made, processor
 
 KIB = 1 << 10
@@ -76,7 +76,7 @@ class Stored:
         for block in packaged.manifest.blocks:
             content = bytearray(packaged.contents[block.address]())
             self.host[block.address] = torch.frombuffer(content, dtype=torch.uint8)
-        return DeviceFunction(name, "ada", self.program, weight_places(packaged.manifest.blocks))
+        return DeviceFunction(name, "ada", self.program, weight_positions(packaged.manifest.blocks))
 
     @property
     def route(self):

@@ -25,7 +25,7 @@ from overwinter.node import executors
 from overwinter.node.device_fit import slices_for
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.hosts import HostStores
-from overwinter.store.manifest import Deployment, weight_places
+from overwinter.store.manifest import Deployment, weight_positions
 from tests.store.source import Source
 
 from .rig import Function, Rig, until
@@ -62,7 +62,7 @@ class Variant(Function):
         program_weights = [piece for block in self.deployed.manifest.blocks for piece in block.pieces]
         sizes = {piece.weight: piece.nbytes for piece in program_weights}
         found: dict[str, int] = {}
-        for weight, (address, offset) in enumerate(weight_places(self.deployed.manifest.blocks)):
+        for weight, (address, offset) in enumerate(weight_positions(self.deployed.manifest.blocks)):
             found[address] = max(found.get(address, 0), offset + sizes[weight])
         return found
 

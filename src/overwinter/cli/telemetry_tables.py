@@ -124,7 +124,7 @@ def explained_tables(explained: Description) -> Iterator[RenderableType]:
         yield _bound_table(explained["workers"])
     for title, key in (("DECIDED", "decisions"), ("REFUSED", "refusals")):
         if explained[key]:
-            yield _happened_table(title, explained[key])
+            yield _history_table(title, explained[key])
 
 
 def _facts_of(explained: Description) -> dict[str, str]:
@@ -246,10 +246,10 @@ def _bound_table(workers: Sequence[Description]) -> Table:
     return table
 
 
-def _happened_table(title: str, happened: Sequence[Description]) -> Table:
+def _history_table(title: str, history: Sequence[Description]) -> Table:
     table = _titled(title, "WHAT")
     table.add_column("WHY", overflow="fold")
-    for each in happened:
+    for each in history:
         table.add_row(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["at"])), each["what"], each["why"])
     return table
 

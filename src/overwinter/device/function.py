@@ -1,4 +1,4 @@
-"""A function as a device runs it: its program, compiled once, and the place of each weight in a block."""
+"""A function as a device runs it: its program, compiled once, and the position of each weight in a block."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overwinter.core.ids import Address, TenantId
-from overwinter.device.blocks import Place, block_bytes
+from overwinter.device.blocks import WeightPosition, block_bytes
 from overwinter.device.interface import Copy, Device
 from overwinter.model.compile import Compiled, Waiting, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
@@ -72,23 +72,25 @@ class DeviceFunction:
         name: str,
         tenant: TenantId,
         program: DeviceProgram,
-        places: Sequence[Place],
+        positions: Sequence[WeightPosition],
         sizes: Mapping[Address, int] = MappingProxyType({}),
     ) -> None:
         """`sizes`: the bytes of blocks of which it uses only a part, as another function would bring them."""
         self.name = name
         self.tenant = tenant
         self.program = program
-        self.places = places
-        self._places = [(*place, weight) for place, weight in zip(places, program.program.weights, strict=True)]
-        self._views = [_view(*place) for place in self._places]
+        self.positions = positions
+        self._positions = [
+            (*position, weight) for position, weight in zip(positions, program.program.weights, strict=True)
+        ]
+        self._views = [_view(*position) for position in self._positions]
         self._bound: tuple[Device, int, list[torch.Tensor]] | None = None
         """The weights on a device, and the version of its placement when they were made."""
-        used = block_bytes(program.program.weights, program.first_uses, places)
+        used = block_bytes(program.program.weights, program.first_uses, positions)
         self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
         """The bytes of each block up to the end of its last weight, in the order of their first uses."""
         self._first_uses: dict[Address, int] = {}
-        for use, (address, _) in sorted(zip(program.first_uses, places, strict=True), key=lambda pair: pair[0]):
+        for use, (address, _) in sorted(zip(program.first_uses, positions, strict=True), key=lambda pair: pair[0]):
             self._first_uses.setdefault(address, use)
 
     @property
@@ -108,7 +110,7 @@ class DeviceFunction:
         """Return the weights in these blocks in first-use order, each with the call that first uses it."""
         copies = [
             (Copy(address, offset, weight.nbytes), use)
-            for (address, offset, weight), use in zip(self._places, self.program.first_uses, strict=True)
+            for (address, offset, weight), use in zip(self._positions, self.program.first_uses, strict=True)
             if address in missing
         ]
         return sorted(copies, key=lambda pair: pair[1])

@@ -21,7 +21,7 @@ from overwinter.store.sealing import free_bytes
 from overwinter.worker import namespaces
 from overwinter.worker.sandbox import Sandbox
 
-Level = Literal["ok", "lacking", "fatal"]
+Level = Literal["ok", "warning", "fatal"]
 """Whether a node runs on this machine: fully, with less protection or resources, or not at all."""
 
 PYTHONS = ((3, 11), (3, 12))
@@ -74,7 +74,7 @@ def _python() -> Check:
     if sys.version_info[:2] in PYTHONS:
         return Check("Python", "ok", found)
     tested = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-    return Check("Python", "lacking", f"{found} is not tested", f"use Python {tested}")
+    return Check("Python", "warning", f"{found} is not tested", f"use Python {tested}")
 
 
 def _torch() -> Check:
@@ -90,20 +90,20 @@ def torch_check(found: str, accelerator: str | None) -> Check:
     oldest, newest = TORCHES
     if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
         tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-        return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {BUILD}")
+        return Check("PyTorch", "warning", f"{found} is not tested", f"install PyTorch {tested}; {BUILD}")
     if accelerator is not None:
         message = f"{found} is built for {accelerator} and takes gigabytes; only --device-kind cuda needs a CUDA build"
         remedy = f"unless the node is for --device-kind cuda, replace it by the CPU build: {COMMAND}"
-        return Check("PyTorch", "lacking", message, remedy)
+        return Check("PyTorch", "warning", message, remedy)
     return Check("PyTorch", "ok", f"{found}, a CPU build")
 
 
 def _accelerator() -> str | None:
     """The accelerator that PyTorch was built for, as its version file says: PyTorch is not imported."""
     found = find_spec("torch")
-    places = [] if found is None else list(found.submodule_search_locations or ())
+    directories = [] if found is None else list(found.submodule_search_locations or ())
     with suppress(OSError, SyntaxError):
-        for node in ast.parse(Path(places[0], "version.py").read_text()).body if places else ():
+        for node in ast.parse(Path(directories[0], "version.py").read_text()).body if directories else ():
             match node:
                 case ast.AnnAssign(target=ast.Name(id="cuda" | "hip" | "xpu" as name), value=ast.Constant(str() as of)):
                     return f"{name} {of}"
@@ -121,25 +121,25 @@ def _containment() -> Iterator[Check]:
         yield Check("sandbox", "ok", f"Linux {platform.release()}: Landlock, seccomp, namespaces")
     for each in lacking:
         remedy = next((said for word, said in REMEDIES.items() if word in each), "see docs/decisions/sandbox.md")
-        yield Check("sandbox", "lacking", each, remedy)
+        yield Check("sandbox", "warning", each, remedy)
 
 
 def missing_protections() -> list[str]:
     """The protections that a worker would lack on this system."""
-    here, there = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(here)
+            os.close(reader)
             lacking = namespaces.enter()
-            os.write(there, "\n".join([*lacking, *Sandbox().test()]).encode())
+            os.write(writer, "\n".join([*lacking, *Sandbox().test()]).encode())
         except BaseException as error:  # noqa: BLE001 - the boundary of the child: every error is reported
-            os.write(there, f"workers cannot be contained: {error}".encode())
+            os.write(writer, f"workers cannot be contained: {error}".encode())
         finally:
             os._exit(0)
-    os.close(there)
-    with open(here) as said:
-        lacking = [line for line in said.read().split("\n") if line]
+    os.close(writer)
+    with open(reader) as report:
+        lacking = [line for line in report.read().split("\n") if line]
     os.waitpid(pid, 0)
     return lacking
 
@@ -153,7 +153,7 @@ def _groups() -> Check:
     if not lacking:
         return Check("control groups", "ok", "threads and cores are limited for each tenant")
     remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
-    return Check("control groups", "lacking", "; ".join(lacking), remedy)
+    return Check("control groups", "warning", "; ".join(lacking), remedy)
 
 
 def _huge_pages() -> Check:
@@ -162,7 +162,7 @@ def _huge_pages() -> Check:
     except (OSError, IndexError):
         chosen = "never"
     if chosen == "never":
-        return Check("huge pages", "lacking", "off: forks take longer", f"echo madvise > {HUGE_PAGES}")
+        return Check("huge pages", "warning", "off: forks take longer", f"echo madvise > {HUGE_PAGES}")
     return Check("huge pages", "ok", chosen)
 
 
@@ -181,53 +181,55 @@ def _limits() -> Iterator[Check]:
     }
     for what, (most, remedy) in bounds.items():
         enough = most >= WORKERS_ENOUGH
-        yield Check(what, "ok" if enough else "lacking", f"enough for {most} workers", "" if enough else remedy)
+        yield Check(what, "ok" if enough else "warning", f"enough for {most} workers", "" if enough else remedy)
     for each in unclear:
-        yield Check("processes", "lacking", each, "mount /proc and the control groups as Linux has them")
+        yield Check("processes", "warning", each, "mount /proc and the control groups as Linux has them")
 
 
-def _host_store(place: Path) -> Check:
+def _host_store(directory: Path) -> Check:
     """The directory of the blocks of warm functions."""
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        return Check("tmpfs", "fatal", f"{place} cannot be written", "mount a tmpfs there, or choose --host-store")
-    free = free_bytes(place)
-    remedy = f"mount -o remount,size=50% {place}; in a container, --shm-size"
-    if _kind_of(place) not in TMPFS:
-        return Check("tmpfs", "lacking", f"{place} is a {_kind_of(place)}, not memory", "choose a tmpfs: --host-store")
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        return Check("tmpfs", "fatal", f"{directory} cannot be written", "mount a tmpfs there, or choose --host-store")
+    free = free_bytes(directory)
+    remedy = f"mount -o remount,size=50% {directory}; in a container, --shm-size"
+    if _kind_of(directory) not in TMPFS:
+        return Check(
+            "tmpfs", "warning", f"{directory} is a {_kind_of(directory)}, not memory", "choose a tmpfs: --host-store"
+        )
     if free < GIB:
-        return Check("tmpfs", "lacking", f"{place} has space for {free >> 20} MiB of models", remedy)
-    return Check("tmpfs", "ok", f"{place} has space for {free >> 20} MiB of models")
+        return Check("tmpfs", "warning", f"{directory} has space for {free >> 20} MiB of models", remedy)
+    return Check("tmpfs", "ok", f"{directory} has space for {free >> 20} MiB of models")
 
 
-def _kind_of(place: Path) -> str:
+def _kind_of(directory: Path) -> str:
     """The type of a directory's filesystem."""
     mounts: dict[str, str] = {}
     with suppress(OSError):
         mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
-    real = place.resolve()
+    real = directory.resolve()
     return next((mounts[str(path)] for path in (real, *real.parents) if str(path) in mounts), "filesystem")
 
 
 def _memory(config: NodeConfig) -> Check:
     free = available_bytes()
     if free is None:
-        return Check("memory", "lacking", "the system does not report the free memory", "give --memory-bytes")
+        return Check("memory", "warning", "the system does not report the free memory", "give --memory-bytes")
     least = max(GIB, 2 * config.memory_free_min_bytes)
     remedy = "" if free >= least else "stop other programs: workers may use half of the free memory"
-    return Check("memory", "lacking" if remedy else "ok", f"{free >> 20} MiB are free", remedy)
+    return Check("memory", "warning" if remedy else "ok", f"{free >> 20} MiB are free", remedy)
 
 
-def _data(place: Path, least_bytes: int) -> Check:
+def _data(directory: Path, least_bytes: int) -> Check:
     """The data directory, which may not exist yet."""
-    existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check("disk", "fatal", f"no directory can be made in {existing}", "choose another directory with --data")
-    free = free_bytes(place)
+    free = free_bytes(directory)
     remedy = "" if free > 2 * least_bytes else "free disk space, or choose another directory with --data"
-    return Check("disk", "lacking" if remedy else "ok", f"{existing} has {free >> 20} MiB free", remedy)
+    return Check("disk", "warning" if remedy else "ok", f"{existing} has {free >> 20} MiB free", remedy)
 
 
 def worst(found: Sequence[Check]) -> Level:
     """The worst result."""
-    order: tuple[Level, ...] = ("ok", "lacking", "fatal")
+    order: tuple[Level, ...] = ("ok", "warning", "fatal")
     return max((each.level for each in found), key=order.index, default="ok")

@@ -22,7 +22,7 @@ from overwinter.model.liveness import first_uses, input_bytes
 from overwinter.model.program import Program
 from overwinter.model.slicing import Slicer
 from overwinter.model.structure import count_parts, slots_of
-from overwinter.store.manifest import Block, Manifest, weight_places
+from overwinter.store.manifest import Block, Manifest, weight_positions
 
 SLOTS_MAX = 32_768
 """The most arguments and results of calls in a program that is cut, because the node has to read it many times. No
@@ -100,7 +100,7 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
         raise ConflictError(
             f'this node has no devices for {name!r}: deploy it with device = "cpu", or start the node with --devices'
         )
-    sizes = block_bytes(program.weights, first_uses(program), weight_places(manifest.blocks))
+    sizes = block_bytes(program.weights, first_uses(program), weight_positions(manifest.blocks))
     holding = _holding(devices, list(sizes.values()))
     if not holding:
         slots = sum(count_parts(call) + len(call.outputs) for call in program.calls)
@@ -150,9 +150,9 @@ class _Cutting:
         self._sizes = sizes
         self._most = max(device.memory_bytes for device in devices)
         self._slicer = Slicer(program)
-        places = weight_places(manifest.blocks)
+        positions = weight_positions(manifest.blocks)
         self._blocks = [
-            {places[slot][0] for slot in slots_of(call) if slot < program.first_input} for call in program.calls
+            {positions[slot][0] for slot in slots_of(call) if slot < program.first_input} for call in program.calls
         ]
         """The blocks that each call reads."""
 

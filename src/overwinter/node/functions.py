@@ -27,7 +27,7 @@ from overwinter.model.program import Program
 from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
-from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_places
+from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_positions
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
@@ -313,7 +313,7 @@ class DeployedFunction:
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),
-            pieces=tuple((numbers[block], offset) for block, offset in weight_places(self.weights)),
+            pieces=tuple((numbers[block], offset) for block, offset in weight_positions(self.weights)),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
             trial=trial if warm_up or trial.generated or samples else None,

@@ -1,8 +1,8 @@
 """A lock for threads and processes, shared or exclusive.
 
-The kernel grants a shared lock while others hold it, even if someone waits for the exclusive one. Shared holders that
-overlap would keep that one waiting without end. So whoever asks for the lock first takes the turn, a second lock, and
-keeps it until the lock is granted.
+The kernel grants a shared lock while others hold it, even if a caller waits for the exclusive one. Shared holders that
+overlap would starve that caller. So each caller first takes a second lock, the turn, and holds it until the lock is
+granted.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ class Lock:
 
     @contextmanager
     def _file(self, name: str) -> Iterator[int]:
-        """Open a file. To close it releases its lock."""
+        """Open a file. Closing it releases its lock."""
         with disk_errors("lock the repository", self._directory):
             descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

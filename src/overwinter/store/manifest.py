@@ -70,7 +70,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
 
-def weight_places(blocks: Iterable[Block]) -> list[tuple[Address, int]]:
+def weight_positions(blocks: Iterable[Block]) -> list[tuple[Address, int]]:
     """Return the block of each weight and its offset there, in the order of the weights."""
     places = {piece.weight: (block.address, piece.offset) for block in blocks for piece in block.pieces}
     return [places[weight] for weight in range(len(places))]

@@ -57,9 +57,9 @@ def _aligned_address(nbytes: int) -> int | None:
     """Return an address at which a file can be mapped with huge pages. It is a hint, which the kernel may ignore."""
     if nbytes < HUGE_BYTES:
         return None
-    room = nbytes + HUGE_BYTES
-    found = _libc.mmap(None, room, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
+    reserved = nbytes + HUGE_BYTES
+    found = _libc.mmap(None, reserved, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
     if found is None or found == _FAILED:
         return None
-    _libc.munmap(found, room)
+    _libc.munmap(found, reserved)
     return -(-int(found) // HUGE_BYTES) * HUGE_BYTES

@@ -10,7 +10,7 @@
 
 A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: blobs that it has not
 put itself are missing to it, even if another tenant has them. One file serves all tenants that hold a blob. Asking,
-putting and registering renew the tenant's holdings, and `collect` spares what was renewed within its grace period, so a
+putting and registering renew the tenant's holdings, and `collect` keeps what was renewed within its grace period, so a
 deploy in progress never loses a block. Threads and processes may do all of this concurrently.
 """
 
@@ -83,7 +83,7 @@ class Repository:
         self._incoming = private_directory(self.root / "incoming")
         self._damaged = private_directory(self.root / "damaged")
         self._lock = Lock(self.root)
-        with self.reserve.spent(), self._lock.exclusive():
+        with self.reserve.released(), self._lock.exclusive():
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
         self._drafts = Drafts()
@@ -100,16 +100,16 @@ class Repository:
 
     def path(self, address: str) -> Path:
         """The path of a block if it exists; raises CallerError for an invalid `address`."""
-        return Path(self._place(check_address(address)))
+        return Path(self._block_path(check_address(address)))
 
     def holds(self, address: Address) -> bool:
         """Whether the block exists."""
-        return os.path.exists(self._place(check_address(address)))
+        return os.path.exists(self._block_path(check_address(address)))
 
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
         """Return the blocks, each once, that the tenant must send; the others are kept for the grace period."""
         wanted = dict.fromkeys(check_address(address) for address in addresses)
-        # Without the lock, because this may wait for the catalog. A collection that begins later spares these holdings,
+        # Without the lock, because this may wait for the catalog. A collection that begins later keeps these holdings,
         # and the lock waits for one that began before.
         held = self._holdings.touch(tenant, wanted, now)
         with self._lock.shared():
@@ -138,7 +138,7 @@ class Repository:
     def open(self, address: Address) -> int:
         """Open a read-only descriptor of the block; raise StoreError if it does not exist."""
         try:
-            return os.open(self._place(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._block_path(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise StoreError(
                 f"block {address} is not in the repository {self.root}: deploy the function that needs it again"
@@ -160,24 +160,24 @@ class Repository:
 
     def set_aside(self, address: Address) -> bool:
         """Read a suspicious block again. Unless it is intact, set it aside, so that it is missing, and return True."""
-        place = self._place(check_address(address))
+        path = self._block_path(check_address(address))
         with disk_errors(f"check block {address}", self._blocks):
             try:
-                file = open(place, "rb")  # noqa: SIM115 - closed below, and nothing is to be done where there is none
+                file = open(path, "rb")  # noqa: SIM115 - closed below, and nothing is to be done where there is none
             except FileNotFoundError:
                 return True
             with file:
                 # Hash without the lock, because a large block takes seconds.
                 if digest_of(file.fileno()) == address:
                     return False
-                self._take_away(place, file.fileno(), address)
+                self._move_aside(path, file.fileno(), address)
             return True
 
-    def _take_away(self, place: str, fd: int, address: Address) -> None:
+    def _move_aside(self, path: str, fd: int, address: Address) -> None:
         """Move a damaged block aside, unless an intact one has replaced it meanwhile."""
         with self._lock.exclusive(), suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(place)):
-                os.rename(place, self._damaged / f"{address}.damaged")
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                os.rename(path, self._damaged / f"{address}.damaged")
 
     # Functions
 
@@ -247,7 +247,7 @@ class Repository:
 
     def forget_unproven(self) -> None:
         """Remove versions whose trial never ended; called at the start of a node."""
-        with self.reserve.spent():
+        with self.reserve.released():
             self._catalog.forget_unproven()
 
     def forget_drafts(self) -> None:
@@ -258,7 +258,7 @@ class Repository:
 
     def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
         """Remove one version, or all with None, and return their numbers; raise NotFoundError."""
-        with self.reserve.spent():
+        with self.reserve.released():
             return self._catalog.remove(name, version)
 
     def deployment(self, name: FunctionName, version: int | None = None) -> Deployment:
@@ -275,7 +275,7 @@ class Repository:
         """
         files = nbytes = 0
         old = now - grace_s
-        with self.reserve.spent(), self._lock.exclusive(), disk_errors("remove unneeded blocks", self._blocks):
+        with self.reserve.released(), self._lock.exclusive(), disk_errors("remove unneeded blocks", self._blocks):
             needed: dict[TenantId, set[Address]] = {}
             for tenant, addresses in self._needs().values():
                 needed.setdefault(tenant, set()).update(addresses)
@@ -316,7 +316,7 @@ class Repository:
 
     def remove_pipeline(self, name: FunctionName) -> None:
         """Remove a pipeline; raise NotFoundError."""
-        with self.reserve.spent():
+        with self.reserve.released():
             self._catalog.remove_pipeline(name)
 
     def pipelines(self) -> list[StoredPipeline]:
@@ -340,25 +340,25 @@ class Repository:
 
     # Internals
 
-    def _place(self, address: Address) -> str:
+    def _block_path(self, address: Address) -> str:
         return f"{self._blocks}/{address[:2]}/{address}"
 
     def _nbytes(self, blob: Sized) -> int:
         try:
-            return os.stat(self._place(blob.address)).st_size
+            return os.stat(self._block_path(blob.address)).st_size
         except FileNotFoundError:
             return -1
 
     def _admit(self, tenant: TenantId, bounds: DiskBounds, draft: Draft, now: float) -> bool:
-        place = self._place(draft.digest)
+        path = self._block_path(draft.digest)
         # Without the lock, because a large block takes seconds.
         draft.sync()
         with self._lock.shared():
-            here = os.path.exists(place)
+            existed = os.path.exists(path)
             # Record the holder first: a tenant at its limit must not store the block either.
             new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, bounds.tenant_bytes)
-            draft.seal(private_directory(Path(place).parent), durable=True)
-        return new or not here
+            draft.seal(private_directory(Path(path).parent), durable=True)
+        return new or not existed
 
 
 def damaged(address: Address) -> StoreError:

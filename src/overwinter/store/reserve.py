@@ -26,7 +26,7 @@ class Reserve:
         self._nbytes = min(nbytes, state.f_blocks * state.f_frsize // DISK_DIVISOR)
 
     @contextmanager
-    def spent(self) -> Iterator[None]:
+    def released(self) -> Iterator[None]:
         """Let the operation in this `with` statement use the reserved space."""
         if free_bytes(self._path.parent) < self._nbytes:
             self._path.unlink(missing_ok=True)
@@ -40,9 +40,9 @@ class Reserve:
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                lacking = self._nbytes - os.fstat(descriptor).st_size
-                room = min(lacking, free_bytes(self._path.parent))
-                if room > 0:
-                    os.posix_fallocate(descriptor, self._nbytes - lacking, room)
+                missing = self._nbytes - os.fstat(descriptor).st_size
+                nbytes = min(missing, free_bytes(self._path.parent))
+                if nbytes > 0:
+                    os.posix_fallocate(descriptor, self._nbytes - missing, nbytes)
             finally:
                 os.close(descriptor)

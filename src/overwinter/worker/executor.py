@@ -20,7 +20,7 @@ from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError, P
 from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
-from overwinter.device.blocks import Place
+from overwinter.device.blocks import WeightPosition
 from overwinter.device.function import Arriving, DeviceFunction, DeviceProgram
 from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
@@ -90,7 +90,7 @@ class _Swapped:
         self._program = program
         self._function = function
         arriving = Arriving(program.on_device)
-        self._arriving = DeviceFunction(function.name, function.tenant, arriving, function.places, function.blocks)
+        self._arriving = DeviceFunction(function.name, function.tenant, arriving, function.positions, function.blocks)
         self._mapped = blocks
         contents = {address: block.content() for address, block in blocks.items()}
         self._host = Route(own.device.host(contents), own.link)
@@ -139,8 +139,8 @@ class _Swapped:
             if interrupted():
                 raise _InterruptedError
 
-        places = zip(self._program.prepared.program.weights, self._function.places, strict=True)
-        weights = [self._mapped[address].tensor(weight, offset) for weight, (address, offset) in places]
+        positions = zip(self._program.prepared.program.weights, self._function.positions, strict=True)
+        weights = [self._mapped[address].tensor(weight, offset) for weight, (address, offset) in positions]
         program.run_waiting(weights, zeros, check)
         check(0)
         _ = program.run  # This compiles the other form.
@@ -149,13 +149,13 @@ class _Swapped:
         """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
         self._swap(self._arriving, ())
 
-    def placed(self) -> dict[Place, torch.Tensor]:
-        """Return the weights on the device, where all are, by their places."""
-        return dict(zip(self._function.places, self._function.bind(self._own.device), strict=True))
+    def placed(self) -> dict[WeightPosition, torch.Tensor]:
+        """Return the weights on the device, where all are, by their positions."""
+        return dict(zip(self._function.positions, self._function.bind(self._own.device), strict=True))
 
-    def weights(self, known: Mapping[Place, torch.Tensor]) -> list[torch.Tensor]:
+    def weights(self, known: Mapping[WeightPosition, torch.Tensor]) -> list[torch.Tensor]:
         """Return the weights in the order of the program."""
-        return [known[place] for place in self._function.places]
+        return [known[position] for position in self._function.positions]
 
     def forget(self) -> None:
         """Forget the function on the device."""
@@ -315,9 +315,9 @@ class Executor:
             if not isinstance(block, MappedBlock):
                 raise block
             mapped[address] = block
-        places = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
+        positions = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
         sizes = {address: nbytes for (address, _), nbytes in zip(bind.blocks, message.sizes, strict=False)}
-        function = DeviceFunction(bind.function, message.tenant, program.on_device, places, sizes)
+        function = DeviceFunction(bind.function, message.tenant, program.on_device, positions, sizes)
         swapped = _Swapped(self._own, program, function, mapped)
         runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
         return _Member(runner, swapped)
@@ -330,14 +330,14 @@ def _slice_of(content: bytes, calls: tuple[int, int] | None) -> bytes:
 
 def _bring_together(members: Sequence[_Member]) -> Failure | None:
     """Bring the blocks of functions that share a run, and give their runners the weights on the device, which are the
-    same tensors as far as they lie at the same places.
+    same tensors as far as they lie at the same positions.
     """
     try:
         for member in members:
             member.swapped.bring()
     except OverwinterError as error:
         return Failure(type(error).__name__, str(error))
-    known: dict[Place, torch.Tensor] = {}
+    known: dict[WeightPosition, torch.Tensor] = {}
     for member in members:
         known |= member.swapped.placed()
     for member in members:

@@ -39,24 +39,24 @@ class Programs(Mapping[Address, Prepared]):
     def __len__(self) -> int:
         return len(self._ready)
 
-    def prepare(self, wanted: Prepare, fds: list[int]) -> None:
-        """Compile the program of `wanted`. A failure is logged, and each worker then compiles the program itself."""
+    def prepare(self, message: Prepare, fds: list[int]) -> None:
+        """Compile the program of `message`. A failure is logged, and each worker then compiles the program itself."""
         try:
-            with _heap_unused():
-                self._ready[wanted.load.program] = self._warmed_up(wanted, fds)
+            with _tensors_outside_heap():
+                self._ready[message.load.program] = self._warmed_up(message, fds)
         except OverwinterError as error:
-            _say(f"{wanted.bind.function} is not prepared: {error}")
+            _log(f"{message.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the boundary to a program: it has run before, on other sizes
-            _say(f"{wanted.bind.function} was not warmed up: {type(error).__name__}: {error}")
+            _log(f"{message.bind.function} was not warmed up: {type(error).__name__}: {error}")
         # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()
         gc.freeze()
         release_heap()
 
-    def _warmed_up(self, wanted: Prepare, fds: list[int]) -> Prepared:
-        family = Family(wanted.load, fds[:1], self)
-        family.take(wanted.bind, fds[1:])()
-        runner = family.runner(wanted.bind.function)
+    def _warmed_up(self, message: Prepare, fds: list[int]) -> Prepared:
+        family = Family(message.load, fds[:1], self)
+        family.take(message.bind, fds[1:])()
+        runner = family.runner(message.bind.function)
         assert runner is not None, "it was bound just now"
         runner.warm_up()
         return family.prepared
@@ -67,11 +67,11 @@ class Programs(Mapping[Address, Prepared]):
 
 
 @contextmanager
-def _heap_unused() -> Iterator[None]:
-    """Keep tensors out of the heap.
+def _tensors_outside_heap() -> Iterator[None]:
+    """Allocate tensors outside the heap.
 
-    They would leave small free pieces, whose pages each fork would create again, one fault each; at the end of the heap
-    a fork gets huge pages.
+    In the heap they would leave small free pieces, whose pages each fork would create again, one fault each; at the end
+    of the heap a fork gets huge pages.
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
     try:
@@ -82,5 +82,5 @@ def _heap_unused() -> Iterator[None]:
         _libc.mallopt(_TRIM_THRESHOLD, 2 * HEAP_BYTES)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"overwinter zygote: {text}\n")
