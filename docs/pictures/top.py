@@ -75,7 +75,7 @@ def record() -> dict[str, Any]:
                 pass
             with steps.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
                 ask(client, callers)
-                # The last ones are under way.
+                # The last ones are in progress.
                 time.sleep(UNDER_WAY_S)
                 return client.activity()
 

@@ -88,9 +88,9 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     def request_stop() -> None:
         if stop.is_set():
             drain.hurry()
-        elif drain.under_way:
+        elif drain.in_progress:
             most = f"for {config.drain_s:g} s at most"
-            log(f"stopping: {drain.under_way} requests under way are answered, {most}", level="info")
+            log(f"stopping: {drain.in_progress} requests in progress are answered, {most}", level="info")
         stop.set()
 
     async def until_broken(node: Node) -> None:

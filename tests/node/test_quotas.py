@@ -48,7 +48,7 @@ def test_concurrent_deploys_of_a_tenant_are_limited_including_failed_ones():
         with pytest.raises(ValueError, match="failed"), made.deploying("a", 10):
             raise ValueError("failed")
         with made.deploying("a", 10):
-            with pytest.raises(OverloadedError, match="tenant 'a' has 2 deploys under way"), made.deploying("a", 10):
+            with pytest.raises(OverloadedError, match="tenant 'a' has 2 deploys in progress"), made.deploying("a", 10):
                 pass
             with made.deploying("b", 10):
                 pass

@@ -12,18 +12,18 @@ class Drain:
         self.longest_s = longest_s
         self.begun = False
         """Whether new requests are refused."""
-        self.under_way = 0
+        self.in_progress = 0
         """The requests that are not answered yet."""
         self._over = asyncio.Event()
 
     def enter(self) -> None:
         """Count a request that arrived."""
-        self.under_way += 1
+        self.in_progress += 1
 
     def leave(self) -> None:
         """Uncount a request that ended."""
-        self.under_way -= 1
-        if self.begun and not self.under_way:
+        self.in_progress -= 1
+        if self.begun and not self.in_progress:
             self._over.set()
 
     def hurry(self) -> None:
@@ -33,7 +33,7 @@ class Drain:
     async def finish(self) -> bool:
         """Accept no more requests, and wait for those accepted; return whether all were answered in time."""
         self.begun = True
-        if self.under_way:
+        if self.in_progress:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), self.longest_s)
-        return not self.under_way
+        return not self.in_progress

@@ -58,7 +58,7 @@ def parse_elements(
 ) -> Steps[Buffer]:
     """Convert the JSON elements `raw` of a tensor, flat or nested as its shape, to bytes; raise CallerError."""
     if datatype not in _DECODERS:
-        raise CallerError(_no_json(name, datatype))
+        raise CallerError(_datatype_error(name, datatype))
     view = memoryview(raw)
     leading = _LEADING.match(view)
     depth = leading.group().count(b"[") if leading else 0
@@ -128,7 +128,7 @@ def _parse_strings(name: str, shape: tuple[int, ...], view: memoryview, depth: i
     sizes = _sizes(shape, depth)
     skeleton = b'"'.join(parts[::2]).translate(None, _SPACE)
     if not len(parts) % 2 or len(skeleton) != _skeleton_bytes(sizes, 1) or skeleton != _skeleton(sizes, b'"'):
-        raise _other_shape(name, shape, depth)
+        raise _shape_error(name, shape, depth)
     packed = bytearray()
     group: list[bytes] = []
     nbytes = 0
@@ -156,7 +156,7 @@ def _sizes(shape: tuple[int, ...], depth: int) -> tuple[int, ...]:
     return sizes[: sizes.index(0) + 1] if 0 in sizes else sizes
 
 
-def _other_shape(name: str, shape: tuple[int, ...], depth: int) -> CallerError:
+def _shape_error(name: str, shape: tuple[int, ...], depth: int) -> CallerError:
     if depth > 1:
         return CallerError(f"data of input {name!r} is not nested as its shape {list(shape)} requires")
     return CallerError(
@@ -174,7 +174,7 @@ def _parse_numbers(name: str, datatype: str, shape: tuple[int, ...], view: memor
         skeleton += bytes(view[at : at + STEP_BYTES]).translate(None, _NO_STRUCTURE)
         yield
     if len(skeleton) != _skeleton_bytes(sizes) or skeleton != _skeleton(sizes):
-        raise _other_shape(name, shape, depth)
+        raise _shape_error(name, shape, depth)
     decode = _DECODERS[datatype][0].decode
     packed = bytearray()
     if 0 in shape and not bytes(view).translate(None, b"[], \t\r\n"):
@@ -216,7 +216,7 @@ def _pack(datatype: str, values: list[Any]) -> bytes:
     return struct.pack(f"<{len(values)}{FORMATS[datatype]}", *values)
 
 
-def _no_json(name: str, datatype: str) -> str:
+def _datatype_error(name: str, datatype: str) -> str:
     if datatype in DATATYPE_BYTES:
         return f"input {name!r} is {datatype}, which has no JSON form: use the binary tensor extension"
     return f"input {name!r} has unknown datatype {datatype!r}; known: {', '.join([*DATATYPE_BYTES, BYTES])}"

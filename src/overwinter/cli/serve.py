@@ -66,7 +66,7 @@ HELP = {
     "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
-    "drain_timeout_s": "Seconds that a run may go on after its function is removed or its worker or device is needed.",
+    "drain_timeout_s": "Seconds that a run may continue after its function is removed, or its worker or device needed.",
     "warm_up_max_s": "Longest run of a program that is kept compiled, in seconds.",
     "prepared_max": "Most programs of a tenant that are kept compiled for faster wakes.",
     "zygotes_max": "Most tenants whose programs are kept compiled.",
@@ -155,13 +155,18 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
     from overwinter.wiring import bind, run
 
     with logging_to_stderr(log_format):
-        config = _allowed(values, insecure, log_format)
+        config = _checked_config(values, insecure, log_format)
         with bind(config.host, config.port) as listener:
             port: int = listener.getsockname()[1]
-            run(config, listener, log, partial(_tell, config, port, port_file, "answer" if as_json else log_format))
+            run(
+                config,
+                listener,
+                log,
+                partial(_announce_ready, config, port, port_file, "stdout" if as_json else log_format),
+            )
 
 
-def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
+def _checked_config(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
     """Return the configuration; raise UsageError if it is invalid, or would admit callers without tokens."""
     from overwinter.api.sites import is_loopback
     from overwinter.store.tokens import TokenFile
@@ -186,14 +191,14 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
     return config
 
 
-def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> None:
+def _announce_ready(config: NodeConfig, port: int, port_file: Path | None, output: str) -> None:
     """Announce that the node is ready: to the port file, as JSON, in the log or on the terminal."""
     if port_file is not None:
         write_port(port_file, port)
     url = f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"
-    if how == "answer":
+    if output == "stdout":
         print_json({"url": url, "port": port, "data": config.data, "pid": os.getpid()})
-    elif how == "json":
+    elif output == "json":
         log(f"overwinter is ready at {url}", level="info")
     else:
         click.echo(f"overwinter is ready at {url}")

@@ -156,7 +156,7 @@ class _Arrivals:
             self.wait(call)
 
     def finish(self) -> None:
-        """Return when no transfer is under way any more."""
+        """Return when no transfer is in progress any more."""
         ended = [(first, event.moved()) for events in self._events.values() for first, event in events]
         for first, moved in ended:
             for path, nbytes in enumerate(moved or ()):

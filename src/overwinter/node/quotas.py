@@ -48,7 +48,7 @@ class Quotas:
         """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
-            raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
+            raise OverloadedError(f"tenant {tenant!r} has {most} deploys in progress: wait for one to end", WAIT_S)
         deployed = [_Entry(each.manifest.tenant, each.manifest_bytes) for each in self._deployed()]
         entries = [*deployed, *self._reserved]
         others = [entry for entry in entries if entry.tenant != tenant]

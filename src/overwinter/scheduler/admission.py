@@ -34,7 +34,7 @@ from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
-from overwinter.scheduler.sizing import wanted_points
+from overwinter.scheduler.sizing import points_to_start
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.wants import (
     BindIn,
@@ -240,7 +240,7 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
     starts = function.starts
     if _may_start(cycle, function, has_core):
         # Ask the scaler only when a start is possible.
-        points = wanted_points(cycle, function)
+        points = points_to_start(cycle, function)
         if start_workers(cycle, function, points):
             return True
         starts = points[0]

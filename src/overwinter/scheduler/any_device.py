@@ -52,9 +52,9 @@ def _leave_late_calls(cycle: Cycle, function: Function) -> None:
     """Leave calls that wait for a device to the workers that made them, if these run the program sooner."""
     if counterpart.caller_of(cycle.state, function) is None or could_begin(cycle, function):
         return
-    under_way = _on_devices_now(cycle, function)
-    _check_again(cycle, under_way)
-    if not facts(function).times.is_known and not _are_overdue(cycle, under_way):
+    in_progress = _on_devices_now(cycle, function)
+    _check_again(cycle, in_progress)
+    if not facts(function).times.is_known and not _are_overdue(cycle, in_progress):
         # A device runs it for the first time, and its executor may be starting.
         return
     left = []
@@ -126,13 +126,13 @@ def move_to_devices(cycle: Cycle) -> None:
         begins = could_begin(cycle, other)
         if not (begins or could_start(cycle, other)):
             continue
-        under_way = [each for worker in function.usable() for each in _in_worker_now(worker)]
-        is_stuck = _are_overdue(cycle, under_way) if under_way else function.waits_in == "places"
+        in_progress = [each for worker in function.usable() for each in _in_worker_now(worker)]
+        is_stuck = _are_overdue(cycle, in_progress) if in_progress else function.waits_in == "places"
         if (begins or is_stuck) and _device_is_sooner(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
             unused -= 1
         else:
-            _check_again(cycle, under_way)
+            _check_again(cycle, in_progress)
 
 
 def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
@@ -217,8 +217,8 @@ def _in_worker_now(worker: Worker) -> list[Operation]:
 
 
 def _on_devices_now(cycle: Cycle, function: Function) -> list[Operation]:
-    under_way = (_on_device_now(cycle, function, each) for each in swaps.fitting(cycle, function))
-    return [each for each in under_way if each is not None]
+    in_progress = (_on_device_now(cycle, function, each) for each in swaps.fitting(cycle, function))
+    return [each for each in in_progress if each is not None]
 
 
 def _on_device_now(cycle: Cycle, function: Function, device: Device) -> Operation | None:
@@ -314,8 +314,8 @@ def _fit_together(cycle: Cycle, parts: Sequence[Function]) -> bool:
 def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
     """The time until the execution could begin on a device, with the transfers that it does not hide."""
     executor, now, start_s = device.executor, cycle.now, cycle.state.pool.start_s
-    under_way = _on_device_now(cycle, function, device)
-    busy_s = 0.0 if under_way is None else _left_s(cycle, under_way)
+    in_progress = _on_device_now(cycle, function, device)
+    busy_s = 0.0 if in_progress is None else _left_s(cycle, in_progress)
     if executor is None or executor.stopping or executor.owner != owner_of(cycle, function):
         transfer = transfer_s(device.config, facts(function).nbytes, 0)
         hidden_s = swaps.run_s(cycle, function, 1)

@@ -66,8 +66,8 @@ def _check_workers(cycle: Cycle) -> None:
         had = {each for each in having if state.workers[each].bound[id_].function is function}
         assert had == set(function.workers), f"{id_} is bound in other workers than recorded"
     for worker in state.workers.values():
-        under_way = len(worker.runs) + len(worker.binds)
-        assert under_way <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
+        in_progress = len(worker.runs) + len(worker.binds)
+        assert in_progress <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
         assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains without work"
         assert worker.stopping or worker.bound, f"worker {worker.id} has no function and is not stopped"
         assert worker.stopping or worker.runs or not worker.is_orphaned, f"worker {worker.id} is of no use"

@@ -104,4 +104,4 @@ def _rate(cycle: Cycle, function: Function) -> float:
     family = function.family
     often = {id_: 1 / each.every_s for id_, each in family.members.items() if each.every_s}
     share = 1.0 if len(family.members) == 1 else often.get(function.spec.id, 0.0) / (sum(often.values()) or 1.0)
-    return share * max(sizing.expected_rate(cycle, family), sizing.burst(cycle, family))
+    return share * max(sizing.expected_rate(cycle, family), sizing.current_rate(cycle, family))

@@ -19,7 +19,7 @@ from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.state import Family, Function, Worker
 
-BURST_S = 0.25
+RATE_TIME_MIN_S = 0.25
 """The shortest time over which a rate is measured."""
 LOW_RATE = 1e-3
 
@@ -79,11 +79,11 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
 def scaling_text(cycle: Cycle, family: Family, change: str) -> str:
     """Format a change of the number of workers."""
     configurations = [worker.point.configuration for worker in family.workers.values()]
-    made = ", ".join(
+    shown = ", ".join(
         f"c={configuration.cores} b={configuration.batch} p={configuration.concurrency}"
         for configuration in configurations
     )
-    return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {made}"
+    return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {shown}"
 
 
 def expected_rate(cycle: Cycle, family: Family) -> float:
@@ -104,22 +104,22 @@ def report_slo_infeasible(cycle: Cycle, function: Function, slo_infeasible: bool
     family.slo_infeasible = slo_infeasible
 
 
-def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
+def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
     """Return the configurations of the workers to start for waiting requests, at least one."""
     usual = (function.latency.usual.configuration,)
-    configurations = call_policy(cycle.state, function, usual, _wanted_configurations, cycle, function)
+    configurations = call_policy(cycle.state, function, usual, _configurations_to_start, cycle, function)
     return [function.latency.point(configuration) for configuration in configurations]
 
 
-def _wanted_configurations(cycle: Cycle, function: Function) -> Sequence[Configuration]:
+def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Configuration]:
     """Return the scaler's answer for the observed rate."""
     latency = function.latency
     usual = (latency.usual.configuration,)
     if not latency.points or function.on_trial or not function.queue:
         return usual
-    rate = max(expected_rate(cycle, function.family), burst(cycle, function.family))
+    rate = max(expected_rate(cycle, function.family), current_rate(cycle, function.family))
     if not function.has_worker:
-        usual = (_first(cycle, function),)
+        usual = (_low_rate_configuration(cycle, function),)
         if rate <= latency.first_rate and _fits(cycle, latency.point(usual[0])):
             return usual
     else:
@@ -133,7 +133,7 @@ def _fits(cycle: Cycle, point: Point) -> bool:
     return all(each.fits(amount) for each, amount in cycle.resources.of_worker(point, point.memory_bytes).items())
 
 
-def _first(cycle: Cycle, function: Function) -> Configuration:
+def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
     """The configuration of the only worker at a low rate on an empty node, computed once: most functions never need
     another, and temporary limits must not be remembered.
     """
@@ -169,12 +169,12 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
     return scaled
 
 
-def burst(cycle: Cycle, family: Family) -> float:
+def current_rate(cycle: Cycle, family: Family) -> float:
     """Return the requests per second in the current period so far."""
     if family.check_at is None:
         return 0.0
     began = family.check_at - cycle.policy.period_s
-    return family.arrivals / max(cycle.now - began, BURST_S)
+    return family.arrivals / max(cycle.now - began, RATE_TIME_MIN_S)
 
 
 def _backlog(cycle: Cycle, function: Function) -> float:
@@ -187,19 +187,19 @@ def _backlog(cycle: Cycle, function: Function) -> float:
 
 def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     family, latency, policy, resources = function.family, function.latency, cycle.policy, cycle.resources
-    alive = [worker for worker in family.workers.values() if not worker.stopping]
+    live = [worker for worker in family.workers.values() if not worker.stopping]
     # A worker may be older than the last measurement of its configuration.
     measured = {point.configuration: point for point in latency.points}
     current = tuple(
         CurrentWorker(worker.id, measured.get(worker.point.configuration, worker.point), _load(worker), worker.since)
-        for worker in alive
+        for worker in live
         if worker.drain is None
     )
     if policy.reserves:
         free_cores = cycle.cores - resources.reserved.taken
     else:
         # Idle workers of other functions use no cores, and this function's workers share theirs only with each other.
-        free_cores = cycle.cores - sum(worker.point.cores for worker in alive)
+        free_cores = cycle.cores - sum(worker.point.cores for worker in live)
     return Demand(
         rate=rate,
         slo_s=None if family.slo_ms is None else family.slo_ms / 1000,

@@ -36,8 +36,8 @@ class _Header(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
-# Created once, because each wake gives up capabilities.
-_OF_THIS_PROCESS, _NO_RIGHTS = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+# Created once, because each wake drops capabilities.
+_OF_THIS_PROCESS, _NO_CAPABILITIES = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
 
 
 def enter() -> list[str]:
@@ -57,22 +57,22 @@ def enter() -> list[str]:
     return []
 
 
-def show_only(places: Sequence[str], writable_proc: bool = False) -> list[str]:
-    """Replace the file tree by one with only these places, read-only, and this process namespace's /proc; return what
+def show_only(paths: Sequence[str], writable_proc: bool = False) -> list[str]:
+    """Replace the file tree by one with only these paths, read-only, and this process namespace's /proc; return what
     could not be applied. `writable_proc`: whether processes may change their own entries in the new /proc.
     """
     try:
-        return _show_only(places, writable_proc)
+        return _show_only(paths, writable_proc)
     except OSError as error:
         return [f"the names of other files are visible: {error}"]
 
 
-def _show_only(places: Sequence[str], writable_proc: bool) -> list[str]:
+def _show_only(paths: Sequence[str], writable_proc: bool) -> list[str]:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    sources = {place: os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for place in _outermost(places)}
+    sources = {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in _outermost(paths)}
     _mount("tmpfs", _ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=755,size=1m")
-    for place, source in sources.items():
-        _bind(source, _ROOT + place)
+    for path, source in sources.items():
+        _bind(source, _ROOT + path)
         os.close(source)
     missing = []
     os.makedirs(_ROOT + "/proc")
@@ -94,16 +94,16 @@ def _show_only(places: Sequence[str], writable_proc: bool) -> list[str]:
 def drop_privileges() -> None:
     """Drop all capabilities, which a user namespace gave to a process whose user has none outside."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    _check(_libc.capset(ctypes.byref(_OF_THIS_PROCESS), _NO_RIGHTS), "capset")
+    _check(_libc.capset(ctypes.byref(_OF_THIS_PROCESS), _NO_CAPABILITIES), "capset")
 
 
-def _outermost(places: Sequence[str]) -> list[str]:
+def _outermost(paths: Sequence[str]) -> list[str]:
     """Return the directories that are not below another one, including targets of links."""
-    every = {os.path.abspath(place) for place in places} | {os.path.realpath(place) for place in places}
+    every = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
     found: list[str] = []
-    for place in sorted(every):
-        if os.path.lexists(place) and not any(place.startswith(other + "/") for other in found):
-            found.append(place)
+    for path in sorted(every):
+        if os.path.lexists(path) and not any(path.startswith(other + "/") for other in found):
+            found.append(path)
     return found
 
 

@@ -64,14 +64,14 @@ class Blocks:
     def __init__(self) -> None:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
 
-    def take(self, wanted: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
-        """Return these blocks: those in `handed` from the descriptor there, the others as mapped before.
+    def take(self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
+        """Return these blocks: those in `handed` from these descriptors, the others as mapped before.
 
         A failed block is represented by its error, so that the others can be taken again.
         """
-        return [self._one(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(wanted)]
+        return [self._block(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(blocks)]
 
-    def _one(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
+    def _block(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
         if fd is None:
             return self._mapped.get(address) or StoreError(
                 f"a block of {nbytes} bytes was sent, but no function uses it"
@@ -91,8 +91,8 @@ def weight_tensors(
         if isinstance(block, StoreError):
             raise block
     tensors = []
-    for weight, (place, offset) in zip(weights, pieces, strict=True):
-        block = blocks[place]
+    for weight, (number, offset) in zip(weights, pieces, strict=True):
+        block = blocks[number]
         assert isinstance(block, MappedBlock), "errors were raised"
         tensors.append(block.tensor(weight, offset))
     return tensors

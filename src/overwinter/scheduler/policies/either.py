@@ -17,7 +17,7 @@ class Estimate(msgspec.Struct, frozen=True):
     run_s: float | None
     """The execution; None: it was never measured."""
     may_try: bool
-    """Whether it could begin soon without harm to others, and nothing of the function is under way there."""
+    """Whether it could begin soon without harm to others, and nothing of the function is in progress there."""
 
     def text(self) -> str:
         """The estimate in words."""
