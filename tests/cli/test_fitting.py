@@ -38,7 +38,7 @@ ACTIVITY = {
 }  # fmt: skip
 LISTED = {
     "name": NAME, "version": 1234, "traffic": 10, "promoted": True, "tenant": "t", "state": "UNAVAILABLE",
-    "life": "unloaded",
+    "lifecycle": "unloaded",
     "family": f"{NAME}@1234", "members": 1234, "workers": MANY["workers"], "waiting": 98_765, "nbytes": 1023 << 30,
     "missing_bytes": 1022 << 30, "settings": {"slo_ms": 123_456.0}, "created": 0.0,
 }  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_comparison_is_printed_as_one_line_each() -> None:
 
 FUNCTION = {
     "name": "b", "version": 1, "traffic": 100, "promoted": False, "tenant": "t", "state": "READY", "reason": "",
-    "life": "awake", "family": "a@1", "members": 2, "workers": [3, 5], "waiting": 4, "nbytes": 2048, "blocks": 1,
+    "lifecycle": "awake", "family": "a@1", "members": 2, "workers": [3, 5], "waiting": 4, "nbytes": 2048, "blocks": 1,
     "missing_bytes": 0, "handler": False, "agreement": None, "inputs": [], "outputs": [], "settings": {"slo_ms": None},
     "created": 0.0, "sharing": None,
 }  # fmt: skip

@@ -38,7 +38,7 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: node.worker_pids() not in ([], [worker]))
         runs = node.steps()[-1]
-        wait_until(lambda: node.steps()[-1] != runs or node.client.function("slow")["life"] == "awake")
+        wait_until(lambda: node.steps()[-1] != runs or node.client.function("slow")["lifecycle"] == "awake")
         os.kill(node.worker_pids()[0], signal.SIGKILL)
         with pytest.raises(MachineError, match="failed twice.*signal 9"):
             answer.result()

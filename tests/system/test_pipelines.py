@@ -118,7 +118,7 @@ def test_the_reference_client_uses_a_pipeline_as_a_function(triton):
 
 def test_loading_a_pipeline_wakes_all_its_functions(street, triton):
     triton.load_model("street")
-    lives = {street.client.function(f"p-{name}")["life"] for name in ("detect", "cars", "people")}
+    lives = {street.client.function(f"p-{name}")["lifecycle"] for name in ("detect", "cars", "people")}
     assert lives == {"awake"}
     with pytest.raises(InferenceServerException, match="unload its functions"):
         triton.unload_model("street")

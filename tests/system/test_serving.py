@@ -36,7 +36,7 @@ def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeP
     deploy(node, "sleeper", keep_alive_s=0.05)
     for value in (1.0, 2.0):
         wait_until(lambda: not node.client.function("sleeper")["workers"])
-        assert node.client.function("sleeper")["life"] == "asleep"
+        assert node.client.function("sleeper")["lifecycle"] == "asleep"
         assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
 
 
@@ -165,7 +165,7 @@ def test_unload_releases_memory_and_load_makes_it_ready(node: NodeProcess):
     with pytest.raises(OverloadedError, match="unloaded"):
         ask(node, "loaded")
     node.client.load("loaded")
-    assert node.client.function("loaded")["life"] == "awake"
+    assert node.client.function("loaded")["lifecycle"] == "awake"
     assert ask(node, "loaded") == [78.0] * 4
 
 
@@ -174,7 +174,7 @@ def test_an_unload_ends_a_load_in_progress(node: NodeProcess):
     node.client.unload("slow-to-wake")
     with Client(node.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
         loading = pool.submit(client.load, "slow-to-wake")
-        wait_until(lambda: node.client.function("slow-to-wake")["life"] == "waking")
+        wait_until(lambda: node.client.function("slow-to-wake")["lifecycle"] == "waking")
         node.client.unload("slow-to-wake")
         with pytest.raises(ConflictError, match="slow-to-wake"):
             loading.result(timeout=20)

@@ -179,7 +179,7 @@ def test_nothing_reveals_that_another_tenant_has_the_same_blocks_in_memory(node)
     deploy(node, "copied", Scale(2.0), tenant="copier")
     with Client(node.url, tenant="copier") as copier:
         copier.unload("copied")
-        described = wait_until(lambda: (it := copier.function("copied"))["life"] == "unloaded" and it)
+        described = wait_until(lambda: (it := copier.function("copied"))["lifecycle"] == "unloaded" and it)
         assert described["missing_bytes"] == described["nbytes"]
         assert copier.explain("copied")["tiers"][1]["resident"] == 0
         copier.remove("copied")

@@ -116,31 +116,31 @@ class DeploymentApi:
         return [
             Operation(
                 "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_body(MissingBlocks)},
-                takes=json_body(MissingRequest), has_lasting_effect=False,
+                request_body=json_body(MissingRequest), has_lasting_effect=False,
             ),
             Operation(
                 "PUT", blocks + "/{address}", "deploy", self.put_block,
                 {status: json_body(StoredBlock) for status in (200, 201)},
-                takes=(Body("application/octet-stream", about="The bytes of the block."),), fails=(507,),
+                request_body=(Body("application/octet-stream", about="The bytes of the block."),), errors=(507,),
             ),
             Operation(
-                "POST", functions, "deploy", self.register, {201: json_body(RegisteredFunction)}, takes=manifest,
-                fails=(409, 504, 507),
+                "POST", functions, "deploy", self.register, {201: json_body(RegisteredFunction)}, request_body=manifest,
+                errors=(409, 504, 507),
             ),
-            Operation("GET", functions, "token", self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
+            Operation("GET", functions, "token", self.functions, {200: json_body(list[FunctionInfo])}, errors=(413,)),
             Operation(
                 "POST", pipelines, "deploy", self.register_pipeline, {201: json_body(RegisteredPipeline)},
-                takes=json_body(Pipeline), fails=(404, 409, 507),
+                request_body=json_body(Pipeline), errors=(404, 409, 507),
             ),
-            Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
+            Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, errors=(413,)),
             *(Operation("GET", path, "token", self.function, {200: description}) for path in (function, version)),
             Operation(
                 "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_body(TrafficShares)},
-                takes=json_body(TrafficShares), fails=(409, 507),
+                request_body=json_body(TrafficShares), errors=(409, 507),
             ),
             *(
                 Operation(
-                    "DELETE", path, "deploy", self.remove, {200: json_body(Removed)}, fails=(409,)
+                    "DELETE", path, "deploy", self.remove, {200: json_body(Removed)}, errors=(409,)
                 )
                 for path in (function, version)
             ),

@@ -98,14 +98,14 @@ class InferenceApi:
             *(
                 Operation(
                     "POST", path + "/infer", "infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
-                    takes=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), fails=(504, 507),
+                    request_body=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), errors=(504, 507),
                 )
                 for path in (model, version)
             ),
             Operation("GET", "/v2", "token", self.server, {200: json_body(ServerMetadata)}),
             Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_body(Live), 400: json_body(Live)}),
             Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
-            Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)}, fails=(413,)),
+            Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)}, errors=(413,)),
             *(
                 Operation("GET", path + action, "token", handler, answers)
                 for path in (model, version)
@@ -117,12 +117,12 @@ class InferenceApi:
             ),
             Operation(
                 "POST", "/v2/repository/index", "token", self.index, {200: json_body(list[IndexEntry])},
-                takes=json_body(IndexRequest), optional=True,
+                request_body=json_body(IndexRequest), optional=True,
             ),
             *(
                 Operation(
                     "POST", f"{repository}/{handler.__name__}", "deploy", handler, {200: ()},
-                    takes=json_body(LoadRequest), optional=True, fails=(409, 504, 507),
+                    request_body=json_body(LoadRequest), optional=True, errors=(409, 504, 507),
                 )
                 for handler in (self.load, self.unload)
             ),

@@ -73,7 +73,9 @@ SECURITY = {
 def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """The document, as data for JSON."""
     bodies = [
-        body for each in operations for body in (*each.takes, *(one for many in each.gives.values() for one in many))
+        body
+        for each in operations
+        for body in (*each.request_body, *(one for many in each.responses.values() for one in many))
     ]
     types = [Error, *(body.message for body in bodies if body.message is not None)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -108,16 +110,19 @@ class _Descriptions:
             "parameters": parameters,
             "security": _security(operation),
             "responses": {
-                **{str(status): self._response(status, bodies) for status, bodies in operation.gives.items()},
+                **{str(status): self._response(status, bodies) for status, bodies in operation.responses.items()},
                 **{
                     str(status): self._response(status, json_body(Error))
                     for status in _errors(operation, bool(names))
-                    if status not in operation.gives
+                    if status not in operation.responses
                 },
             },
         }
-        if operation.takes:
-            described["requestBody"] = {"content": self._content(operation.takes), "required": not operation.optional}
+        if operation.request_body:
+            described["requestBody"] = {
+                "content": self._content(operation.request_body),
+                "required": not operation.optional,
+            }
         return described
 
     def _response(self, status: int, bodies: Sequence[Body]) -> dict[str, Any]:
@@ -152,10 +157,10 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _errors(operation: Operation, named: bool) -> list[int]:
-    with_body = WITH_BODY if operation.takes else ()
+    with_body = WITH_BODY if operation.request_body else ()
     with_name = WITH_NAME if named else ()
     with_caller = () if operation.needs == "nothing" else WITH_CALLER
-    return sorted({*ALWAYS, *with_body, *with_name, *with_caller, *operation.fails})
+    return sorted({*ALWAYS, *with_body, *with_name, *with_caller, *operation.errors})
 
 
 def _security(operation: Operation) -> list[dict[str, list[str]]]:

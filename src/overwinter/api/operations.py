@@ -43,14 +43,14 @@ class Operation(msgspec.Struct, frozen=True):
     """The path as Starlette and OpenAPI write it: `/v2/models/{name}`."""
     needs: Needs
     handler: Handler
-    gives: Mapping[int, tuple[Body, ...]]
-    """The successful answers, by status."""
-    takes: tuple[Body, ...] = ()
+    responses: Mapping[int, tuple[Body, ...]]
+    """The successful responses, by status."""
+    request_body: tuple[Body, ...] = ()
     optional: bool = False
-    """Whether the body may be left out."""
+    """Whether the request body may be left out."""
     headers: tuple[str, ...] = ()
     """The headers that it reads, besides those of HTTP and of the tenant."""
-    fails: tuple[int, ...] = ()
+    errors: tuple[int, ...] = ()
     """The statuses of its errors, in addition to those that follow from its path, its body and what it needs."""
     has_lasting_effect: bool = True
     """The audit log does not record operations without a lasting effect."""

@@ -42,8 +42,8 @@ class ProfileApi:
             *(Operation("GET", path, "token", self.known, {200: json_body(Profile)}) for path in paths),
             *(
                 Operation(
-                    "POST", path, "deploy", self.measure, {200: (lines,)}, takes=json_body(ProfileOptions),
-                    optional=True, fails=(409,),
+                    "POST", path, "deploy", self.measure, {200: (lines,)}, request_body=json_body(ProfileOptions),
+                    optional=True, errors=(409,),
                 )
                 for path in paths
             ),

@@ -25,7 +25,7 @@ class TelemetryApi:
         root = "/overwinter/v1"
         function = f"{root}/functions/{{name}}"
         return [
-            Operation("GET", path, "token", handler, {200: answer}, fails=(413,))
+            Operation("GET", path, "token", handler, {200: answer}, errors=(413,))
             for path, handler, answer in (
                 ("/metrics", self.metrics, (Body(CONTENT_TYPE_PLAIN_0_0_4, str),)),
                 (f"{root}/activity", self.activity, json_body(NodeActivity)),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from overwinter.cli.fitting import Column, FittedTable
 from overwinter.cli.options import size_text
-from overwinter.cli.tables import Description, age_text, family_text, places_text, slo_text, stage_text, version_text
+from overwinter.cli.tables import Description, age_text, family_text, locations_text, slo_text, stage_text, version_text
 
 
 def functions_table(functions: Sequence[Description], now: float) -> FittedTable:
@@ -14,9 +14,9 @@ def functions_table(functions: Sequence[Description], now: float) -> FittedTable
             each["name"],
             version_text(each),
             each["state"],
-            each["life"],
+            each["lifecycle"],
             family_text(each),
-            places_text(each, each["settings"].get("device")),
+            locations_text(each, each["settings"].get("device")),
             str(each["waiting"]),
             size_text(each["nbytes"]),
             size_text(each["missing_bytes"]),

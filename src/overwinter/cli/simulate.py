@@ -151,7 +151,7 @@ def _print(found: "Capacity | Report") -> None:
         click.echo(f"{found.copies} copies of the functions, {found.functions} in all, fit at {found.target:.2%}\n")
     if report is None:
         return
-    worst = sorted(report.functions.items(), key=lambda item: (_share(item[1]), item[0]))
+    worst = sorted(report.functions.items(), key=lambda item: (_served_share(item[1]), item[0]))
     show(_figures_table([*worst[:ROWS], ("total", report.total)]))
     if len(worst) > ROWS:
         click.echo(f"the worst {ROWS} of {len(worst)} functions; report.json has all")
@@ -210,7 +210,7 @@ def _devices_table(report: "Report") -> "FittedTable":
     return FittedTable(columns, rows)
 
 
-def _share(figures: "Figures") -> float:
+def _served_share(figures: "Figures") -> float:
     """Return the attainment, or without an SLO the share of requests answered."""
     if figures.attainment is not None:
         return figures.attainment

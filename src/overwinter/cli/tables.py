@@ -63,7 +63,7 @@ def pipeline_table(pipeline: Description, now: float) -> Table:
 
 def function_table(function: Description, now: float) -> Table:
     """Build a table of all facts of one version, one per row."""
-    state = f"{function['state']}, {function['life']}"
+    state = f"{function['state']}, {function['lifecycle']}"
     facts = {
         "function": f"{function['name']}@{function['version']}",
         "traffic": traffic_text(function),
@@ -136,7 +136,7 @@ def family_text(function: Description) -> str:
     return "-" if function["members"] == 1 else f"{function['family']} ({function['members']})"
 
 
-def places_text(function: Description, device: str | None) -> str:
+def locations_text(function: Description, device: str | None) -> str:
     """Format which workers have bound a function, or for one of the pool, on which devices it is resident, and which
     workers have bound its handler; with `any` both.
     """

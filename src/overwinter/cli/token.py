@@ -59,18 +59,18 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
     from overwinter.store.tokens import TokenFile
 
     data = data.expanduser()
-    made, text = TokenFile(data).create(tenant, scopes, label, time.time())
-    # Print the token before the audit line is written: if that fails, the token exists and could not be printed again.
+    created, text = TokenFile(data).create(tenant, scopes, label, time.time())
+    # Print the token before the audit record is written: if that fails, the token exists, and is not printed again.
     if as_json:
-        print_json({"token": text, "id": made.id, "tenant": made.tenant, "scopes": made.scopes})
+        print_json({"token": text, "id": created.id, "tenant": created.tenant, "scopes": created.scopes})
     else:
         click.echo(text)
         click.echo(
-            f"token {made.id} of tenant {made.tenant}, for {', '.join(made.scopes)}: keep it, it is not shown again. "
-            "Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
+            f"token {created.id} of tenant {created.tenant}, for {', '.join(created.scopes)}: keep it, it is not shown "
+            "again. Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
             err=True,
         )
-    _audit(data, tenant, "create", made.id)
+    _audit(data, tenant, "create", created.id)
 
 
 @token.command("list")
@@ -103,12 +103,12 @@ def revoke(id_: str, data: Path, as_json: bool) -> None:
     from overwinter.store.tokens import TokenFile
 
     data = data.expanduser()
-    gone = TokenFile(data).revoke(id_)
-    _audit(data, gone.tenant, "revoke", gone.id)
+    revoked = TokenFile(data).revoke(id_)
+    _audit(data, revoked.tenant, "revoke", revoked.id)
     if as_json:
-        print_json({"revoked": gone.id, "tenant": gone.tenant})
+        print_json({"revoked": revoked.id, "tenant": revoked.tenant})
     else:
-        click.echo(f"revoked token {gone.id} of tenant {gone.tenant}")
+        click.echo(f"revoked token {revoked.id} of tenant {revoked.tenant}")
 
 
 @token.command()

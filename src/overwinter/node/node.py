@@ -81,7 +81,7 @@ class Node:
         NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
-        if self._registry.function(name, version).life == "unloaded":
+        if self._registry.function(name, version).lifecycle == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
         if function.computing.slice is not None:
             raise ConflictError(

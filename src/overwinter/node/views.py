@@ -49,7 +49,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     agreement: Agreement | None
     handler: bool
-    life: str
+    lifecycle: str
     workers: tuple[WorkerId, ...]
     """The workers that have bound it; functions of a family share them."""
     devices: tuple[DeviceId, ...]
@@ -92,7 +92,7 @@ class DeployedView:
         return self._published.function(self._function.id, clock.now())
 
     @property
-    def life(self) -> str:
+    def lifecycle(self) -> str:
         """Its state in the scheduler: asleep, waking, awake, backoff or unloaded."""
         known = self._known()
         return "unloaded" if known is None else known.state
@@ -126,7 +126,7 @@ class DeployedView:
             settings=self.settings,
             agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
-            life="unloaded" if known is None else known.state,
+            lifecycle="unloaded" if known is None else known.state,
             workers=() if known is None else known.workers,
             devices=() if known is None else known.devices,
             family=self._function.id if known is None else known.family,

@@ -130,7 +130,7 @@ FORKING: Mapping[str, Numbers] = {
 """The further calls that a tenant's zygote may make."""
 
 GPU: Mapping[str, Numbers] = {
-    # The driver of an NVIDIA GPU, by threads of its own.
+    # For the driver of an NVIDIA GPU, in its own threads.
     "eventfd2": (290, 19),
     "pipe2": (293, 59),
     "get_mempolicy": (239, 236),
@@ -139,7 +139,7 @@ GPU: Mapping[str, Numbers] = {
     "bind": (49, 200),
     "listen": (50, 201),
     "setsockopt": (54, 208),
-    # Answered, not made (seccomp.py).
+    # The filter answers these without making them (seccomp.py).
     "mkdir": (83, None),
     "mkdirat": (258, 34),
     "connect": (42, 203),
