@@ -46,7 +46,7 @@ def spec(number: int) -> FunctionSpec:
         tenant=TenantId("tenant"),
         settings=Settings(slo_ms=100, keep_alive_s=1e6),
         program=Address("program"),
-        sandboxed=False,
+        has_handler=False,
         blobs=tuple(blobs),
     )
 

@@ -79,7 +79,7 @@ class Journal:
                 function = self._functions.get(step.get("worker", -1), "")
                 if step["type"] == "StartWorker":
                     self._functions[step["worker"]] = step["function"]
-                elif step["type"] == "Deployed" and step["function"]["sandboxed"]:
+                elif step["type"] == "Deployed" and step["function"]["has_handler"]:
                     self._with_code.add(step["function"]["id"])
                 elif step["type"] == "WorkerExited" and fatal_signal(step["reason"]):
                     # A handler may end its own worker.

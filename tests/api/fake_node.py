@@ -171,8 +171,8 @@ class FakeNode:
                 raise
         compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
         outputs = compute({tensor.name: tensor for tensor in call.inputs})
-        assert call.hold is not None
-        call.hold(sum(len(tensor.data) for tensor in outputs))
+        assert call.reserve is not None
+        call.reserve(sum(len(tensor.data) for tensor in outputs))
         return Result(name, self.view(name, version).version, outputs, "host")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:

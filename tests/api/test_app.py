@@ -290,9 +290,9 @@ def test_what_the_node_keeps_for_a_request_counts_for_its_caller(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keep(call: Call) -> Result:
-        assert call.hold is not None
-        call.hold(1000)
-        call.hold(served.budget.bytes_max)
+        assert call.reserve is not None
+        call.reserve(1000)
+        call.reserve(served.budget.bytes_max)
         raise AssertionError
 
     monkeypatch.setattr(served.node, "infer", keep)

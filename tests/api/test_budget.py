@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Hold, client_of
+from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Reservation, client_of
 from overwinter.core.errors import OverloadedError, TooLargeError
 
 UNIT = 3 << 18
@@ -26,9 +26,9 @@ def run(work: Coroutine[object, object, None]) -> None:
     asyncio.run(work)
 
 
-async def reserve(hold: Hold, nbytes: int) -> None:
-    if not hold.reserve(nbytes):
-        await hold.wait(nbytes)
+async def reserve(reservation: Reservation, nbytes: int) -> None:
+    if not reservation.reserve(nbytes):
+        await reservation.wait(nbytes)
 
 
 class Looks(Counter[str]):
@@ -44,16 +44,16 @@ class Looks(Counter[str]):
 def test_one_caller_holds_no_more_than_its_share() -> None:
     async def work() -> None:
         budget = budget_of(8 * UNIT, 0.5, 0.01)
-        greedy, other = Hold(budget, "1.1.1.1"), Hold(budget, "2.2.2.2")
+        greedy, other = Reservation(budget, "1.1.1.1"), Reservation(budget, "2.2.2.2")
         await reserve(greedy, 4 * UNIT)
         with pytest.raises(OverloadedError, match="requests-bytes-max"):
-            await reserve(Hold(budget, "1.1.1.1"), UNIT)
+            await reserve(Reservation(budget, "1.1.1.1"), UNIT)
         with pytest.raises(TooLargeError):
             greedy.grow(UNIT)
         await reserve(other, 4 * UNIT)
         assert budget.held == 8 * UNIT
-        for hold in (greedy, other):
-            hold.close()
+        for reservation in (greedy, other):
+            reservation.close()
         assert (budget.held, dict(budget.held_by)) == (0, {})
 
     run(work())
@@ -63,19 +63,19 @@ def test_a_part_is_left_for_callers_that_hold_little() -> None:
     async def work() -> None:
         budget = Budget(256 * UNIT, 0.5, 0.0)
         for caller in "ab":
-            await reserve(Hold(budget, caller), 96 * UNIT)
+            await reserve(Reservation(budget, caller), 96 * UNIT)
         for caller in "ac":
             with pytest.raises(OverloadedError):
-                await reserve(Hold(budget, caller), 9 * UNIT)
+                await reserve(Reservation(budget, caller), 9 * UNIT)
         # Also while one that holds much waits.
         budget.wait_s = 20.0
-        waiting = asyncio.create_task(reserve(Hold(budget, "a"), 9 * UNIT))
+        waiting = asyncio.create_task(reserve(Reservation(budget, "a"), 9 * UNIT))
         await asyncio.sleep(0)
         little = int(LITTLE_SHARE * 256 * UNIT)
         for number in range(COUNT):
-            hold = Hold(budget, f"d{number}")
-            await reserve(hold, little // 2)
-            hold.grow(little // 2)
+            reservation = Reservation(budget, f"d{number}")
+            await reserve(reservation, little // 2)
+            reservation.grow(little // 2)
         assert budget.held == 256 * UNIT
         assert not waiting.done()
         waiting.cancel()
@@ -87,19 +87,19 @@ def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
     async def work() -> None:
         budget = Budget(1024 * UNIT, 0.5, 20.0)
         little = int(LITTLE_SHARE * budget.bytes_max)
-        holds = [Hold(budget, f"l{number}") for number in range(120)]
-        for hold in holds:
-            await reserve(hold, little)
-        large = asyncio.create_task(reserve(Hold(budget, "large"), 256 * UNIT))
+        reservations = [Reservation(budget, f"l{number}") for number in range(120)]
+        for reservation in reservations:
+            await reserve(reservation, little)
+        large = asyncio.create_task(reserve(Reservation(budget, "large"), 256 * UNIT))
         await asyncio.sleep(0)
-        late = [asyncio.create_task(reserve(Hold(budget, f"m{number}"), little)) for number in range(30)]
+        late = [asyncio.create_task(reserve(Reservation(budget, f"m{number}"), little)) for number in range(30)]
         await asyncio.sleep(0)
-        for hold in holds[:24]:
-            hold.close()
+        for reservation in reservations[:24]:
+            reservation.close()
         await asyncio.wait_for(large, 10)
         assert not any(task.done() for task in late)
-        for hold in holds[24:]:
-            hold.close()
+        for reservation in reservations[24:]:
+            reservation.close()
         await asyncio.gather(*late[:16])
 
         for task in late:
@@ -112,12 +112,12 @@ def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
     async def work() -> None:
         budget = Budget(256 * UNIT, 0.5, 20.0)
         for caller in "ab":
-            await reserve(Hold(budget, caller), 96 * UNIT)
-        littles = [Hold(budget, f"l{number}") for number in range(COUNT)]
-        for hold in littles:
-            await reserve(hold, 2 * UNIT)
-        large = asyncio.create_task(reserve(Hold(budget, "a"), 9 * UNIT))
-        little = asyncio.create_task(reserve(Hold(budget, "x"), UNIT))
+            await reserve(Reservation(budget, caller), 96 * UNIT)
+        littles = [Reservation(budget, f"l{number}") for number in range(COUNT)]
+        for reservation in littles:
+            await reserve(reservation, 2 * UNIT)
+        large = asyncio.create_task(reserve(Reservation(budget, "a"), 9 * UNIT))
+        little = asyncio.create_task(reserve(Reservation(budget, "x"), UNIT))
         await asyncio.sleep(0)
         assert not little.done()
         littles[0].close()
@@ -132,7 +132,7 @@ def test_what_may_never_be_held_is_refused_at_once() -> None:
     async def work() -> None:
         budget = budget_of(8 * UNIT, 0.5, 60.0)
         with pytest.raises(TooLargeError, match="requests-bytes-max"):
-            await reserve(Hold(budget, "a"), 5 * UNIT)
+            await reserve(Reservation(budget, "a"), 5 * UNIT)
 
     run(work())
 
@@ -140,11 +140,11 @@ def test_what_may_never_be_held_is_refused_at_once() -> None:
 def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 1.0, 20.0)
-        first, gone = Hold(budget, "a"), []
+        first, gone = Reservation(budget, "a"), []
         await reserve(first, 4 * UNIT)
 
         async def large(name: str, nbytes: int) -> None:
-            await reserve(Hold(budget, name), nbytes)
+            await reserve(Reservation(budget, name), nbytes)
             gone.append(name)
 
         async with asyncio.TaskGroup() as tasks:
@@ -152,7 +152,7 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
             await asyncio.sleep(0)
             tasks.create_task(large("c", UNIT))
             await asyncio.sleep(0)
-            small = Hold(budget, "a")
+            small = Reservation(budget, "a")
             await reserve(small, SMALL_BYTES)
             assert gone == []
             small.close()
@@ -165,14 +165,14 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
 def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 0.5, 20.0)
-        first, other = Hold(budget, "a"), Hold(budget, "c")
+        first, other = Reservation(budget, "a"), Reservation(budget, "c")
         await reserve(first, 2 * UNIT)
         await reserve(other, UNIT)
         async with asyncio.TaskGroup() as tasks:
             # The memory would not suffice for it even if its caller had part of its share left.
-            waiting = tasks.create_task(reserve(Hold(budget, "a"), 2 * UNIT))
+            waiting = tasks.create_task(reserve(Reservation(budget, "a"), 2 * UNIT))
             await asyncio.sleep(0)
-            await reserve(Hold(budget, "b"), UNIT)
+            await reserve(Reservation(budget, "b"), UNIT)
             assert not waiting.done()
             first.close()
 
@@ -182,9 +182,9 @@ def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
 def test_who_gives_up_leaves_nothing_behind() -> None:
     async def work() -> None:
         budget = budget_of(UNIT, 1.0, 0.0)
-        first = Hold(budget, "a")
+        first = Reservation(budget, "a")
         await reserve(first, UNIT)
-        late = Hold(budget, "b")
+        late = Reservation(budget, "b")
         with pytest.raises(OverloadedError):
             await reserve(late, UNIT)
         first.close()
@@ -197,10 +197,10 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 def test_a_request_behind_one_that_gives_up_continues() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 1.0, 20.0)
-        await reserve(Hold(budget, "a"), 3 * UNIT)
-        large = asyncio.create_task(reserve(Hold(budget, "b"), 2 * UNIT))
+        await reserve(Reservation(budget, "a"), 3 * UNIT)
+        large = asyncio.create_task(reserve(Reservation(budget, "b"), 2 * UNIT))
         await asyncio.sleep(0)
-        behind = asyncio.create_task(reserve(Hold(budget, "c"), UNIT))
+        behind = asyncio.create_task(reserve(Reservation(budget, "c"), UNIT))
         await asyncio.sleep(0)
         assert not behind.done()
         large.cancel()
@@ -213,14 +213,14 @@ def test_a_request_behind_one_that_gives_up_continues() -> None:
 def test_clients_take_turns() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 1.0, 20.0)
-        first, gone = Hold(budget, "z"), []
+        first, gone = Reservation(budget, "z"), []
         await reserve(first, 4 * UNIT)
 
         async def large(client: str, number: int) -> None:
-            hold = Hold(budget, client)
-            await reserve(hold, 4 * UNIT)
+            reservation = Reservation(budget, client)
+            await reserve(reservation, 4 * UNIT)
             gone.append((client, number))
-            hold.close()
+            reservation.close()
 
         async with asyncio.TaskGroup() as tasks:
             for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("c", 1)):
@@ -238,9 +238,9 @@ def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, share, 20.0)
         looks = budget.held_by = Looks()
-        first, other = Hold(budget, "a"), Hold(budget, "b")
+        first, other = Reservation(budget, "a"), Reservation(budget, "b")
         await reserve(first, int(4 * UNIT * share))
-        waiting = [asyncio.create_task(reserve(Hold(budget, "a"), 2 * UNIT)) for _ in range(100)]
+        waiting = [asyncio.create_task(reserve(Reservation(budget, "a"), 2 * UNIT)) for _ in range(100)]
         await asyncio.sleep(0)
         for _ in range(100):
             other.take(1)
@@ -259,10 +259,10 @@ def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
 def test_a_cancelled_reservation_gets_no_memory_before_its_task_runs() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 1.0, 20.0)
-        first = Hold(budget, "a")
+        first = Reservation(budget, "a")
         await reserve(first, 4 * UNIT)
-        leaving = asyncio.create_task(reserve(Hold(budget, "b"), 4 * UNIT))
-        behind = asyncio.create_task(reserve(Hold(budget, "b"), 4 * UNIT))
+        leaving = asyncio.create_task(reserve(Reservation(budget, "b"), 4 * UNIT))
+        behind = asyncio.create_task(reserve(Reservation(budget, "b"), 4 * UNIT))
         await asyncio.sleep(0)
         leaving.cancel()
         first.close()

@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message
 
 from overwinter.api.access import CALLER
-from overwinter.api.budget import Budget, Hold
-from overwinter.api.exchange import CLIENT_LEFT, CONNECTION, FIELDS, HOLD, Request
+from overwinter.api.budget import Budget, Reservation
+from overwinter.api.exchange import CLIENT_DISCONNECTED, CONNECTION, FIELDS, RESERVATION, Request
 from overwinter.api.reading import BodyLimits
 from overwinter.api.steps import StepRunner
 from overwinter.core.errors import CallerError, TooLargeError
@@ -17,27 +17,33 @@ from overwinter.core.errors import CallerError, TooLargeError
 MIB = 1 << 20
 
 
-class Line:
+class FakeConnection:
     """The connection of one request."""
 
-    has_left = False
-    on_leave: Callable[[], object] | None = None
+    has_disconnected = False
+    on_disconnect: Callable[[], object] | None = None
 
     def leave(self) -> None:
-        self.has_left = True
-        if self.on_leave is not None:
-            self.on_leave()
+        self.has_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
 
-def request(budget: Budget, line: Line, *chunks: bytes) -> Request:
+def request(budget: Budget, connection: FakeConnection, *chunks: bytes) -> Request:
     left = [*chunks]
 
     async def receive() -> Message:
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     fields = {b"content-length": b"%d" % sum(map(len, chunks))}
-    hold = Hold(budget, "caller")
-    scope = {"type": "http", FIELDS: fields, HOLD: hold, CALLER: SimpleNamespace(), CONNECTION: line}
+    reservation = Reservation(budget, "caller")
+    scope = {
+        "type": "http",
+        FIELDS: fields,
+        RESERVATION: reservation,
+        CALLER: SimpleNamespace(),
+        CONNECTION: connection,
+    }
     return Request(scope, receive, StepRunner())
 
 
@@ -45,10 +51,10 @@ def test_a_body_is_held_before_it_is_read() -> None:
     async def scene() -> None:
         budget = Budget(MIB, 1.0, 0.01)
         with pytest.raises(TooLargeError):
-            await request(budget, Line(), bytes(2 * MIB)).body(BodyLimits(8 * MIB))
-        small = request(budget, Line(), b"abc")
+            await request(budget, FakeConnection(), bytes(2 * MIB)).body(BodyLimits(8 * MIB))
+        small = request(budget, FakeConnection(), b"abc")
         assert await small.body(BodyLimits(MIB, 8)) == b"abc"
-        assert small.hold.nbytes == 24
+        assert small.reservation.nbytes == 24
 
     asyncio.run(scene())
 
@@ -56,23 +62,26 @@ def test_a_body_is_held_before_it_is_read() -> None:
 def test_a_client_that_left_waits_for_no_memory() -> None:
     async def scene() -> None:
         budget = Budget(4 * MIB, 1.0, 20.0)
-        first = Hold(budget, "other")
+        first = Reservation(budget, "other")
         assert first.reserve(3 * MIB)
-        lines = [Line(), Line(), Line()]
-        bodies = [asyncio.create_task(request(budget, line, bytes(MIB)).body(BodyLimits(MIB))) for line in lines]
+        connections = [FakeConnection(), FakeConnection(), FakeConnection()]
+        bodies = [
+            asyncio.create_task(request(budget, connection, bytes(MIB)).body(BodyLimits(MIB)))
+            for connection in connections
+        ]
         await asyncio.sleep(0)
-        for line in lines[:2]:
-            line.leave()
+        for connection in connections[:2]:
+            connection.leave()
         # The others' waits are over, not only their turn: nothing was released yet.
         done, _ = await asyncio.wait(bodies[:2], timeout=10)
         assert done == set(bodies[:2])
         for body in done:
-            with pytest.raises(CallerError, match=CLIENT_LEFT):
+            with pytest.raises(CallerError, match=CLIENT_DISCONNECTED):
                 await body
         assert not bodies[2].done()
         first.close()
         assert len(await bodies[2]) == MIB
         assert dict(budget.held_by) == {"caller": MIB}
-        assert [line.on_leave for line in lines] == [None] * 3
+        assert [connection.on_disconnect for connection in connections] == [None] * 3
 
     asyncio.run(scene())

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from overwinter.api.budget import Budget, Hold
+from overwinter.api.budget import Budget, Reservation
 from overwinter.api.listing import STEP_BYTES, STEP_COUNT, listed
 from overwinter.api.steps import finish
 from tests.api.fake_node import FUNCTIONS, LIMITS, serving
@@ -15,8 +15,8 @@ from tests.api.fake_node import FUNCTIONS, LIMITS, serving
 COUNT = 3000
 
 
-def held() -> Hold:
-    return Hold(Budget(1 << 30, 1.0, 0.01), "caller")
+def held() -> Reservation:
+    return Reservation(Budget(1 << 30, 1.0, 0.01), "caller")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
@@ -28,13 +28,13 @@ def test_each_item_is_listed(count: int) -> None:
 
 def test_a_step_tells_a_few_and_holds_them() -> None:
     results: list[int] = []
-    hold = held()
-    steps = listed(range(100), lambda each: results.append(each) or "x" * 100, hold)
+    reservation = held()
+    steps = listed(range(100), lambda each: results.append(each) or "x" * 100, reservation)
     before = 0
     for _ in steps:
         assert len(results) - before <= STEP_COUNT
         before = len(results)
-        assert hold.nbytes >= 100 * len(results)
+        assert reservation.nbytes >= 100 * len(results)
     assert len(results) == 100
 
 

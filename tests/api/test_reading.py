@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from starlette.types import Message
 
-from overwinter.api.budget import Budget, Hold
+from overwinter.api.budget import Budget, Reservation
 from overwinter.api.reading import (
     COMPRESSED_STEP_BYTES,
     RATIO_FREE_BYTES,
@@ -26,26 +26,26 @@ from overwinter.core.errors import CallerError, OverloadedError, TooLargeError
 MIB = 1 << 20
 
 
-def held(budget_bytes: int = 1 << 30) -> Hold:
-    return Hold(Budget(budget_bytes, 1.0, 0.01), "caller")
+def held(budget_bytes: int = 1 << 30) -> Reservation:
+    return Reservation(Budget(budget_bytes, 1.0, 0.01), "caller")
 
 
-def read(chunks: Iterable[bytes], hold: Hold, bounds: BodyLimits) -> bytes:
+def read(chunks: Iterable[bytes], reservation: Reservation, bounds: BodyLimits) -> bytes:
     left = [*chunks]
 
     async def receive() -> Message:
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     async def work() -> bytes:
-        return bytes(await read_body(receive, {}, hold, StepRunner(), bounds))
+        return bytes(await read_body(receive, {}, reservation, StepRunner(), bounds))
 
     return asyncio.run(work())
 
 
 def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
-    hold = held(4 * MIB)
-    assert len(read([bytes(MIB)] * 3, hold, BodyLimits(8 * MIB))) == 3 * MIB
-    assert 3 * MIB <= hold.nbytes <= 4 * MIB
+    reservation = held(4 * MIB)
+    assert len(read([bytes(MIB)] * 3, reservation, BodyLimits(8 * MIB))) == 3 * MIB
+    assert 3 * MIB <= reservation.nbytes <= 4 * MIB
     with pytest.raises((OverloadedError, TooLargeError)):
         read([bytes(MIB)] * 6, held(4 * MIB), BodyLimits(8 * MIB))
     with pytest.raises(TooLargeError, match=str(2 * MIB)):
@@ -73,30 +73,30 @@ def test_a_body_that_is_flushed_often_is_taken() -> None:
 def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
     plain = bytes(range(256)) * (3 * MIB // 256)
     coding = b"gzip" if press is gzip.compress else b"deflate"
-    hold = held()
+    reservation = held()
     count = 0
-    for _ in inflate(press(plain), coding, hold, BodyLimits(4 * MIB, 2)):
+    for _ in inflate(press(plain), coding, reservation, BodyLimits(4 * MIB, 2)):
         count += 1
     assert count >= len(plain) // STEP_BYTES - 1
-    assert hold.nbytes >= 2 * len(plain)
+    assert reservation.nbytes >= 2 * len(plain)
     assert finish(inflate(press(plain), coding, held(), BodyLimits(4 * MIB))) == plain
 
 
 def test_a_body_that_swells_is_cut_off_early() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
-    hold = held()
+    reservation = held()
     with pytest.raises(TooLargeError, match="send it uncompressed"):
-        finish(inflate(bomb, b"gzip", hold, BodyLimits(1 << 30)))
-    assert hold.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
+        finish(inflate(bomb, b"gzip", reservation, BodyLimits(1 << 30)))
+    assert reservation.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
     with pytest.raises(OverloadedError):
         # The decompressed size is not announced, so the request cannot wait for memory.
         finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), BodyLimits(1 << 30)))
 
 
-def _beside(other: int) -> Hold:
+def _beside(other: int) -> Reservation:
     budget = Budget(4 * MIB, 1.0, 60.0)
-    Hold(budget, "other").take(other)
-    return Hold(budget, "caller")
+    Reservation(budget, "other").take(other)
+    return Reservation(budget, "caller")
 
 
 @pytest.mark.parametrize(

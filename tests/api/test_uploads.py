@@ -37,7 +37,7 @@ async def _at_once(nbytes: int) -> None:
 def test_an_upload_that_is_cancelled_while_it_is_opened_leaves_no_draft(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     blocks = Slow(repository)
-    request = SimpleNamespace(fields={}, hold=SimpleNamespace(caller="caller"), reserve=_at_once)
+    request = SimpleNamespace(fields={}, reservation=SimpleNamespace(caller="caller"), reserve=_at_once)
 
     async def scene(disk: ThreadPoolExecutor) -> None:
         uploads = Uploads(disk, RequestLimits())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.api import oip
-from overwinter.api.budget import Budget, Hold
+from overwinter.api.budget import Budget, Reservation
 from overwinter.api.oip import Inference
 from overwinter.api.steps import STEP_BYTES, Steps, finish
 from overwinter.api.writing import STEP_ELEMENTS, ElementWriter
@@ -126,10 +126,10 @@ def test_an_answer_of_one_step_is_written_at_once() -> None:
 
 
 def test_an_answer_is_not_written_beyond_the_memory_of_its_caller() -> None:
-    hold = Hold(Budget(8 * LONG, 0.5, 1.0), "somebody")
+    reservation = Reservation(Budget(8 * LONG, 0.5, 1.0), "somebody")
     with pytest.raises((OverloadedError, TooLargeError), match="memory"):
-        finish(ElementWriter(1 << 30, hold.grow).write(strings(b"\x01" * LONG)))
-    assert hold.nbytes <= 4 * LONG
+        finish(ElementWriter(1 << 30, reservation.grow).write(strings(b"\x01" * LONG)))
+    assert reservation.nbytes <= 4 * LONG
 
 
 @given(st.lists(st.text()))

@@ -149,8 +149,8 @@ def test_harms_are_counted_by_kind_and_the_first_are_kept_with_their_numbers():
 
 
 def test_a_worker_of_a_function_without_code_that_dies_by_itself_is_a_crash(tmp_path):
-    def deployed(name, sandboxed):
-        return {"type": "Deployed", "function": {"id": name, "sandboxed": sandboxed}}
+    def deployed(name, has_handler):
+        return {"type": "Deployed", "function": {"id": name, "has_handler": has_handler}}
 
     def started(worker, name):
         return {"type": "StartWorker", "worker": worker, "function": name}

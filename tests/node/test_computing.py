@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overwinter.api.budget import Budget, Hold
+from overwinter.api.budget import Budget, Reservation
 from overwinter.core.call import Call, Result
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node.calls import Payload
@@ -30,24 +30,27 @@ class Program:
 
     async def infer(self, call: Call) -> Result:
         self._meanwhile()
-        call.hold(NBYTES)
+        call.reserve(NBYTES)
         return Result(call.name, 1, [Tensor("y", "UINT8", (NBYTES,), bytes(NBYTES))], "warm")
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: int):
     budget = Budget(64 * NBYTES, 1.0, 1.0)
-    holds = [Hold(budget, "somebody") for _ in range(2)]
+    reservations = [Reservation(budget, "somebody") for _ in range(2)]
     function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        payloads = [Payload([], loop.create_future(), Call("f", 1, [], hold=hold.grow)) for hold in holds]
+        payloads = [
+            Payload([], loop.create_future(), Call("f", 1, [], reserve=reservation.grow))
+            for reservation in reservations
+        ]
 
         def leave() -> None:
-            for payload, hold in list(zip(payloads, holds, strict=True))[:leaving]:
+            for payload, reservation in list(zip(payloads, reservations, strict=True))[:leaving]:
                 payload.result.cancel()
-                hold.close()
+                reservation.close()
 
         computing = Computing(Program(payloads, leave), None, None, None, None)
         run = _Run({function.id: function}, dict.fromkeys(range(2), function.id))
@@ -55,18 +58,18 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
         await computing._run(run, function, function, computing._waiting(run, function), inputs)
 
     asyncio.run(scene())
-    for hold in holds[leaving:]:
-        hold.close()
+    for reservation in reservations[leaving:]:
+        reservation.close()
     assert budget.held == 0
 
 
 def test_inputs_of_a_call_without_room_are_not_copied():
-    hold = Hold(Budget(2 * NBYTES, 0.25, 1.0), "somebody")
+    reservation = Reservation(Budget(2 * NBYTES, 0.25, 1.0), "somebody")
     function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
     sent = []
 
     async def scene() -> None:
-        payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], hold=hold.grow))
+        payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], reserve=reservation.grow))
         processes = SimpleNamespace(forks=SimpleNamespace(send=lambda _, message: sent.append(message)))
         # There are no copies: one would fail.
         computing = Computing(Program([payload], bool), None, processes, None, None)
@@ -78,7 +81,7 @@ def test_inputs_of_a_call_without_room_are_not_copied():
 
     asyncio.run(scene())
     [computed] = sent
-    assert (computed.outcome.error, hold.nbytes) == ("TooLargeError", 0)
+    assert (computed.outcome.error, reservation.nbytes) == ("TooLargeError", 0)
 
 
 def test_calls_of_a_tenants_trials_take_turns():

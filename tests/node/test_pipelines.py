@@ -80,8 +80,8 @@ class Town:
         self.asked.append((call.name, call.version, call.timeout_s, call.priority))
         try:
             outputs = await self.work[call.name](call.inputs)
-            if call.hold is not None:
-                call.hold(sum(len(tensor.data) for tensor in outputs))
+            if call.reserve is not None:
+                call.reserve(sum(len(tensor.data) for tensor in outputs))
         except asyncio.CancelledError:
             self.cancelled.append(call.name)
             raise
@@ -380,7 +380,7 @@ def test_outputs_of_stages_count_for_the_callers_memory(town, pipelines):
 
     async def asked() -> None:
         await pipelines.deploy(FORK, "tests")
-        await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], hold=held.append))
+        await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], reserve=held.append))
 
     asyncio.run(asked())
     assert held == [8] * len(town.asked)
@@ -397,7 +397,7 @@ def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(town, pipelin
 
     async def asked() -> None:
         await pipelines.deploy(FORK, "tests")
-        await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], hold=hold))
+        await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], reserve=hold))
 
     with pytest.raises(OverloadedError, match="stage '(left|right)' of pipeline 'fork': no memory for requests"):
         asyncio.run(asked())

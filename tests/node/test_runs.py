@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overwinter.api.budget import Budget, Hold
+from overwinter.api.budget import Budget, Reservation
 from overwinter.core.call import Call
 from overwinter.core.events import RunEnded
 from overwinter.core.tensor import TensorMeta, TensorSpec
@@ -35,10 +35,10 @@ class Worker:
         self.process.answer_check = AnswerCheck([TensorSpec("y", "UINT8", ("n",))])
         self.events: list[RunEnded] = []
         loop = asyncio.get_running_loop()
-        self.holds = [Hold(budget, "somebody") for _ in range(count)]
+        self.reservations = [Reservation(budget, "somebody") for _ in range(count)]
         self.payloads = {
-            number: Payload([], loop.create_future(), Call("f", 1, [], hold=hold.grow))
-            for number, hold in enumerate(self.holds)
+            number: Payload([], loop.create_future(), Call("f", 1, [], reserve=reservation.grow))
+            for number, reservation in enumerate(self.reservations)
         }
         computing = SimpleNamespace(end=lambda *_: ())
         self.runs = Runs(None, {}, self.payloads, computing, Copies(), self.events.append)
@@ -97,8 +97,8 @@ def test_outputs_are_copied_only_for_requests_that_may_hold_them(function: Funct
     assert failures.pop(1) == "HandlerError"
     assert failures == dict.fromkeys(range(3, 18), "OverloadedError")
     assert [len(worker.payloads[request].outputs[0].data) for request in (0, 2)] == copied
-    for hold in worker.holds:
-        hold.close()
+    for reservation in worker.reservations:
+        reservation.close()
     assert budget.held == 0
 
 
@@ -113,7 +113,7 @@ def test_outputs_of_requests_that_have_gone_are_not_copied(function: Function, c
         worker.answer(NBYTES, NBYTES)
 
     worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 2, scene)
-    assert (worker.failed(), copied, worker.holds[0].nbytes) == ({}, [NBYTES], 0)
+    assert (worker.failed(), copied, worker.reservations[0].nbytes) == ({}, [NBYTES], 0)
 
 
 @pytest.mark.parametrize(("nbytes", "is_copied"), [(LARGE_BYTES, True), (NBYTES, False)])
@@ -135,7 +135,7 @@ def test_an_answer_to_a_repeated_request_is_reserved_once(function: Function, co
         worker.answer(NBYTES)
 
     worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
-    assert (worker.failed(), worker.holds[0].nbytes) == ({}, NBYTES)
+    assert (worker.failed(), worker.reservations[0].nbytes) == ({}, NBYTES)
 
 
 def test_an_impossible_answer_reserves_nothing(function: Function, copied: list[int]) -> None:

@@ -27,7 +27,7 @@ class Node(Watched):
         """The run that waits for each call."""
         self.asked: set[int] = set()
         profile, blobs = profiled(cpu_s) if is_profiled else None, [(f"f{at}", SIZE // 2) for at in range(2)]
-        self.deploy(spec("f", 1, blobs, device="any", sandboxed=True, profile=profile, **settings), cut=cut)
+        self.deploy(spec("f", 1, blobs, device="any", has_handler=True, profile=profile, **settings), cut=cut)
 
     def call(self) -> None:
         """Let each run of the handler call the program."""
@@ -210,7 +210,7 @@ def test_whatever_happens_requests_end(seed):
 
 def test_worlds_without_calls_are_left_alone():
     world = World(devices=(device(),))
-    world.deploy(spec("f", 1, [("f0", SIZE)], device="any", sandboxed=True))
+    world.deploy(spec("f", 1, [("f0", SIZE)], device="any", has_handler=True))
     request = world.arrive()
     world.settle()
     assert isinstance(world.answers[request], Reply)
@@ -219,7 +219,7 @@ def test_worlds_without_calls_are_left_alone():
 
 def test_a_call_does_not_wait_for_bytes_that_its_own_worker_uses():
     world = World(devices=(device(0), device(1)), host_bytes=1000)
-    world.deploy(spec("f", 1, [("f0", 600)], device="any", sandboxed=True, timeout_s=100.0, profile=profiled(0.5)))
+    world.deploy(spec("f", 1, [("f0", 600)], device="any", has_handler=True, timeout_s=100.0, profile=profiled(0.5)))
     world.deploy(spec("g", 1, [("g0", 700)], device="pool", timeout_s=100.0))
     world.arrive("f")
     world.settle_processes()
@@ -241,7 +241,7 @@ def test_a_program_that_is_to_be_woken_waits_for_bytes():
         world.deploy(spec(name, 1, [(f"{name}0", nbytes)], device="pool", timeout_s=100.0))
         world.arrive(name)
         world.settle_processes()
-    world.deploy(spec("f", 1, [("f0", 600)], device="any", sandboxed=True, profile=profiled(0.5)))
+    world.deploy(spec("f", 1, [("f0", 600)], device="any", has_handler=True, profile=profiled(0.5)))
     world.send(LoadAsked("f:program@1"))
     program = world.state.functions["f:program@1"]
     assert (program.waits_in, program.wants_wake) == ("bytes", True)

@@ -257,7 +257,7 @@ def test_a_run_that_hangs_keeps_its_core_for_a_while_only():
 
 def test_code_of_users_waits_for_no_core_and_keeps_none():
     world = awake("ab", slo_ms=500)
-    world.deploy(spec("h", sandboxed=True, keep_alive_s=1000.0, timeout_s=500.0))
+    world.deploy(spec("h", has_handler=True, keep_alive_s=1000.0, timeout_s=500.0))
     world.arrive("h")
     world.settle()
     world.arrive("a")

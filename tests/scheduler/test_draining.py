@@ -12,7 +12,7 @@ GRACE_S = 30.0
 
 def asleep(world: World) -> int:
     """Send a request to a function whose handler sleeps for a day."""
-    world.deploy(spec("sleeper", sandboxed=True, timeout_s=DAY_S, blobs=(("s", 10),)))
+    world.deploy(spec("sleeper", has_handler=True, timeout_s=DAY_S, blobs=(("s", 10),)))
     request = world.arrive("sleeper")
     world.settle_processes()
     assert world.running

@@ -43,12 +43,12 @@ SETTINGS = st.fixed_dictionaries(
 class Extremes(AnyOrder):
     """As `AnyOrder`, with functions of extreme numbers among the others."""
 
-    @rule(name=st.sampled_from(NAMES), chosen=SETTINGS, profile=st.none() | PROFILES, sandboxed=st.booleans())
-    def deploy_extreme(self, name, chosen, profile, sandboxed):
+    @rule(name=st.sampled_from(NAMES), chosen=SETTINGS, profile=st.none() | PROFILES, has_handler=st.booleans())
+    def deploy_extreme(self, name, chosen, profile, has_handler):
         version = self.versions.setdefault(name, 0) + 1
         self.versions[name] = version
         assert profile is None or profile.fault() is None
-        self.world.deploy(spec(name, version, ((f"{name}{version}", 7),), sandboxed, profile, name, **chosen))
+        self.world.deploy(spec(name, version, ((f"{name}{version}", 7),), has_handler, profile, name, **chosen))
 
     @rule(
         name=st.sampled_from(NAMES),

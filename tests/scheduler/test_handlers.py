@@ -15,7 +15,7 @@ from tests.telemetry.test_pool import Watched
 
 def deploy(world: World, **settings) -> None:
     world.deploy(pooled("f:program", **settings))
-    world.deploy(spec("f", blobs=(("code", 10),), sandboxed=True, device="pool", **settings))
+    world.deploy(spec("f", blobs=(("code", 10),), has_handler=True, device="pool", **settings))
 
 
 def calling(world: World) -> int:

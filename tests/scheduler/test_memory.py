@@ -20,7 +20,7 @@ def node(**config) -> World:
 def woken(world: World, name: str, tenant="t", busy=True, **settings) -> tuple[int, int]:
     """Deploy a function with one worker; return the worker and its request."""
     before = world.alive.copy()
-    settings = {"profile": PROFILE, "keep_alive_s": 900.0, "timeout_s": 900.0, "sandboxed": True, **settings}
+    settings = {"profile": PROFILE, "keep_alive_s": 900.0, "timeout_s": 900.0, "has_handler": True, **settings}
     world.deploy(spec(name, blobs=((name, 10),), tenant=tenant, **settings))
     request = world.arrive(name)
     world.settle_processes()

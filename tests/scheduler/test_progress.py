@@ -41,7 +41,7 @@ SETTINGS = {
     "max_batch": [1, 4],
     "concurrency": [1, 2],
     "threads": [1, 2],
-    "sandboxed": [False, False, False, False, True],
+    "has_handler": [False, False, False, False, True],
     "profile": [None, SMALL, MANY],
 }
 
@@ -152,7 +152,7 @@ def test_no_function_with_repeated_requests_starves(policy, memory):
         drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
         # Functions with equal settings form a family.
         whose = family and f"{family}-{drawn['max_batch']}-{drawn['concurrency']}-{drawn['threads']}"
-        whose = whose and f"{whose}{'-s' if drawn['sandboxed'] else ''}"
+        whose = whose and f"{whose}{'-s' if drawn['has_handler'] else ''}"
         world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, family=whose, **drawn))
         clients.answered[name] = 0.0
         think_s = chance.choice([0.001, 0.02, 0.2])

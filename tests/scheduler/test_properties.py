@@ -111,7 +111,7 @@ class AnyOrder(RuleBasedStateMachine):
         slo=st.sampled_from([None, 50.0, 500.0]),
         late=st.sampled_from(["serve", "refuse"]),
         runs=st.integers(1, 2),
-        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
+        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"has_handler": True}]),
         profile=st.integers(0, len(PROFILES) - 1),
         family=st.integers(0, 7),
         kind=st.integers(0, 3),
@@ -128,7 +128,7 @@ class AnyOrder(RuleBasedStateMachine):
             # They have equal settings, because the settings of workers are part of what defines a family.
             blobs = ((f"shared-by-{whose}", 7), (f"{name}{self.versions[name]}", 5))
             settings |= {"max_batch": 2, "concurrency": runs, "dedicated": False}
-            whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
+            whose = f"{whose}{runs}{'s' if own.get('has_handler') else ''}"
         settings |= {"device": self.kinds[kind % len(self.kinds)], "tenant": self.tenants.get(name, "t")}
         made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], family=whose, **settings)
         self.world.deploy(made, on_trial)

@@ -324,7 +324,7 @@ def test_each_tenants_zygote_prepares_for_itself():
 
 def test_the_program_of_a_function_with_code_of_its_own_is_prepared_too():
     world = World()
-    world.deploy(spec(sandboxed=True))
+    world.deploy(spec(has_handler=True))
     world.arrive()
     world.settle()
     assert any(isinstance(a, Prepare) for a in world.log)

@@ -20,7 +20,7 @@ def sleepers(world: World, count: int, tenant="a") -> None:
     """Deploy functions whose handlers never answer, with one request each."""
     for number in range(count):
         name = f"{tenant}{number}"
-        world.deploy(spec(name, blobs=((name, 1),), sandboxed=True, tenant=tenant, timeout_s=DAY_S))
+        world.deploy(spec(name, blobs=((name, 1),), has_handler=True, tenant=tenant, timeout_s=DAY_S))
         world.arrive(name)
     world.settle_processes()
 
@@ -151,8 +151,8 @@ def test_a_tenant_has_no_more_than_it_was_given():
 class Tenants(AnyOrder):
     """Random events among functions of several tenants."""
 
-    @rule(name=st.sampled_from(["x", "y"]), sandboxed=st.booleans(), profile=st.integers(0, 3))
-    def deploy_for_others(self, name, sandboxed, profile):
+    @rule(name=st.sampled_from(["x", "y"]), has_handler=st.booleans(), profile=st.integers(0, 3))
+    def deploy_for_others(self, name, has_handler, profile):
         version = self.versions.setdefault(name, 0) + 1
         self.versions[name] = version
         blobs = ((f"{name}{version}", 7),)
@@ -160,7 +160,7 @@ class Tenants(AnyOrder):
             name,
             version,
             blobs,
-            sandboxed,
+            has_handler,
             self.profiles[profile],
             name,
             timeout_s=TIMEOUT_S,

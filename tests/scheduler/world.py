@@ -52,7 +52,14 @@ COUNTING = ("LoadFinished", "Prepare")
 
 
 def spec(
-    name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", family="", **settings
+    name="f",
+    version=1,
+    blobs=(("a", 10), ("b", 20)),
+    has_handler=False,
+    profile=None,
+    tenant="t",
+    family="",
+    **settings,
 ) -> FunctionSpec:
     settings.setdefault("max_workers", 1)
     return FunctionSpec(
@@ -64,7 +71,7 @@ def spec(
         settings=Settings(**settings),
         program=f"program-of-{family or name}",
         family=family,
-        sandboxed=sandboxed,
+        has_handler=has_handler,
         blobs=tuple(BlobSize(address, nbytes) for address, nbytes in blobs),
     )
 
@@ -230,8 +237,8 @@ class World:
         program = program_id(function.id)
         if self.devices.configs and function.settings.device == "any" and not is_part(function.name):
             named = {"id": program, "name": program_name(function.name)}
-            profile = None if function.sandboxed else function.profile
-            other = msgspec.structs.replace(function, **named, sandboxed=False, profile=profile)
+            profile = None if function.has_handler else function.profile
+            other = msgspec.structs.replace(function, **named, has_handler=False, profile=profile)
             for each in slices(other) if cut else [other]:
                 self.deploy(each, on_trial)
         elif cut:

@@ -196,8 +196,8 @@ def test_a_handler_is_a_stage_of_an_application():
     ("changes", "said"),
     [
         ({"settings": {"device": "cpu"}}, 'handler needs device = "pool"'),
-        ({"settings": {"device": "any"}, "handler": None, "sandboxed": True}, 'device = "any" needs the times'),
-        ({"handler": None, "sandboxed": True}, "give handler"),
+        ({"settings": {"device": "any"}, "handler": None, "has_handler": True}, 'device = "any" needs the times'),
+        ({"handler": None, "has_handler": True}, "give handler"),
         ({"handler": {"before_ms": {}}}, r"before_ms needs a time.*functions\[0\]\.handler"),
         ({"handler": {"before_ms": {"1": 3}, "after_ms": {"0": 1}}}, "after_ms needs batches from 1"),
         ({"handler": {"before_ms": {"1": 3}, "during_ms": {"1": 1}}}, "during_ms"),

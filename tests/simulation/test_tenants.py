@@ -15,7 +15,7 @@ def shared(tenants: tuple[str, str], duration_s=120, **scheduler):
         tenant=tenants[0],
         variants=40,
         rate=0.2,
-        sandboxed=True,
+        has_handler=True,
         latency_ms={"1": LONG_MS},
         settings={"timeout_s": 86_400, "max_workers": 1},
     )

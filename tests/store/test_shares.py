@@ -37,7 +37,7 @@ def test_debts_are_the_integral_of_equal_parts(steps):
             others = set().union(*(sizes for other, sizes in holding.items() if other != key))
             own = {a: nbytes for a, nbytes in holding.get(key, {}).items() if a not in others}
             assert shares.exclusive(key) == sum(own.values())
-            assert paid[key] + shares.owed(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
+            assert paid[key] + shares.uncharged(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
         assert shares.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
 
 
@@ -48,4 +48,4 @@ def test_nothing_stays_of_holders_that_left():
     assert shares.release("x", 6.0) == 4 * 10 + 2 * 5 + 6 * 2
     assert shares.release("y", 7.0) == 2 * 5 + 10
     assert shares.release("y", 8.0) == 0.0
-    assert (shares.nbytes, shares.held("x"), shares.owed("x", 9.0)) == (0, 0, 0.0)
+    assert (shares.nbytes, shares.held("x"), shares.uncharged("x", 9.0)) == (0, 0, 0.0)

@@ -172,8 +172,8 @@ def test_the_usage_of_a_tenant_is_computed_without_the_functions_of_others(usage
         statistics.observe(0.0, Deployed(spec(f"other{number}", tenant="others")), [])
     statistics.observe(0.0, Deployed(spec("f", blobs=(("own", 10),))), [])
     meter, asked = Meter(statistics, usage_file, print), []
-    owed = statistics.disk.owed
-    statistics.disk.owed = lambda id_, now: asked.append(id_) or owed(id_, now)
+    uncharged = statistics.disk.uncharged
+    statistics.disk.uncharged = lambda id_, now: asked.append(id_) or uncharged(id_, now)
     assert [each.disk_byte_s for each in meter.usage("t", 3.0, DAY)] == [30]
     assert asked == ["f@1"]
     assert len(meter.usage(None, 3.0, DAY)) == 51

@@ -257,6 +257,6 @@ def test_what_was_held_is_owed_by_equal_parts(gone):
     seen = read(*steps)
     [tally] = seen.removed_tallies or [seen.tallies["f"]]
     assert tally.host_byte_s == 4 * (10 / 2 + 20)
-    assert seen.store("").owed("g@1", 5.0) == 4 * 5 + 10
+    assert seen.store("").uncharged("g@1", 5.0) == 4 * 5 + 10
     assert seen.released_bytes[""] == 20
     assert seen.disk.nbytes == (10 if isinstance(gone, Removed) else 30)

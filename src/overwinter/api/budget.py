@@ -41,7 +41,7 @@ class _Queue:
     """The reservations that wait, in turns of their callers."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, dict[asyncio.Future[None], tuple[Hold, int]]] = {}
+        self.waiting: dict[str, dict[asyncio.Future[None], tuple[Reservation, int]]] = {}
         """The reservations of each caller that wait, in order, and the memory that each waits for."""
         self.turns: dict[str, None] = {}
         """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
@@ -109,21 +109,21 @@ class Budget:
         if nbytes < 0 and (self._little.waiting or self._large.waiting):
             self._grant(caller)
 
-    async def wait(self, hold: "Hold", nbytes: int) -> None:
+    async def wait(self, reservation: "Reservation", nbytes: int) -> None:
         """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._little if self._is_little(hold.caller, nbytes) else self._large
-        queue.waiting.setdefault(hold.caller, {})[granted] = hold, nbytes
-        self._grant(hold.caller)
+        queue = self._little if self._is_little(reservation.caller, nbytes) else self._large
+        queue.waiting.setdefault(reservation.caller, {})[granted] = reservation, nbytes
+        self._grant(reservation.caller)
         try:
             async with asyncio.timeout(self.wait_s):
                 await granted
         except TimeoutError:
             raise lack_of_memory(nbytes) from None
         finally:
-            if queue.remove(hold.caller, granted):
+            if queue.remove(reservation.caller, granted):
                 # Reservations behind this one may have waited only for it.
-                self._grant(hold.caller)
+                self._grant(reservation.caller)
 
     def _grant(self, caller: str) -> None:
         """Grant what the memory allows, after the share or the first reservation of this caller changed."""
@@ -141,7 +141,7 @@ class Budget:
         """
         while queue.turns:
             caller = next(iter(queue.turns))
-            granted, (hold, nbytes) = next(iter(queue.waiting[caller].items()))
+            granted, (reservation, nbytes) = next(iter(queue.waiting[caller].items()))
             if granted.done():
                 # It was cancelled, and its task has not run since.
                 queue.remove(caller, granted)
@@ -154,7 +154,7 @@ class Budget:
             else:
                 del queue.turns[caller]
                 queue.remove(caller, granted)
-                hold.take(nbytes)
+                reservation.take(nbytes)
                 granted.set_result(None)
                 if caller in queue.waiting:
                     queue.turns[caller] = None
@@ -182,7 +182,7 @@ class Budget:
         return self.held_by[caller] + nbytes <= self.caller_bytes_max
 
 
-class Hold:
+class Reservation:
     """The reservation of one request."""
 
     __slots__ = ("_budget", "caller", "nbytes")

@@ -157,8 +157,8 @@ class DeploymentApi:
             # clock, because the query may have waited for others.
             return blocks.missing(tenant, decode_json(_missing_decoder, body).addresses, clock.wall())
 
-        query = self._queries.run(request.hold.caller, tenant, missing)
-        return json_response(MissingBlocks(tuple(await request.unless_gone(query))))
+        query = self._queries.run(request.reservation.caller, tenant, missing)
+        return json_response(MissingBlocks(tuple(await request.unless_disconnected(query))))
 
     async def put_block(self, request: Request) -> Response:
         """Store one block: 201 when it is new to the tenant, 200 when it was there."""
@@ -176,7 +176,7 @@ class DeploymentApi:
         body = await request.body(self._manifest)
         kind = request.headers.get("content-type")
         read = partial(read_manifest, kind, body)
-        manifest = await self._manifests.run(request.hold.caller, tenant_of(request), read)
+        manifest = await self._manifests.run(request.reservation.caller, tenant_of(request), read)
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await request.caller.node.deploy(manifest)
         return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)
@@ -270,5 +270,5 @@ def _decode_bounded(text: bytes) -> Manifest:
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:
     """Return the description of each view."""
-    steps = listed(views, lambda view: view.info(), request.hold)
+    steps = listed(views, lambda view: view.info(), request.reservation)
     return Response(200, await request.steps.run(steps), [JSON_TYPE])

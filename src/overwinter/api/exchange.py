@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from overwinter.api.access import CALLER, Caller
-from overwinter.api.budget import Hold
+from overwinter.api.budget import Reservation
 from overwinter.api.connections import PIECE_BYTES
 from overwinter.api.reading import BodyLimits, Fields, check_length, read_body
 from overwinter.api.steps import StepRunner
@@ -24,11 +24,11 @@ CONNECTION = "overwinter.connection"
 """The key of the request's connection in the ASGI scope."""
 CLIENT = "overwinter.client"
 """The key of the client's address or network (`client_of`) in the ASGI scope."""
-HOLD = "overwinter.hold"
+RESERVATION = "overwinter.reservation"
 """The key of the request's memory reservation in the ASGI scope."""
 FIELDS = "overwinter.fields"
 """The key of the request's headers, as a dictionary; Starlette's lookup is much slower."""
-CLIENT_LEFT = "the client closed the connection before its answer was ready"
+CLIENT_DISCONNECTED = "the client closed the connection before its answer was ready"
 REQUEST_ID = b"x-request-id"
 """The header with the caller's id of a request. The answer repeats it."""
 REQUEST_ID_MAX = 256
@@ -41,9 +41,9 @@ encode_json = msgspec.json.Encoder().encode
 class Connection(Protocol):
     """The connection of a request while it is answered."""
 
-    has_left: bool
+    has_disconnected: bool
     """Whether the client has closed the connection."""
-    on_leave: Callable[[], object] | None
+    on_disconnect: Callable[[], object] | None
     """Called when the client closes the connection."""
 
 
@@ -120,7 +120,7 @@ class Request(HTTPConnection):
         self.fields: Fields = scope[FIELDS]
         self.steps = steps
         """Runs long work in steps."""
-        self.hold: Hold = scope[HOLD]
+        self.reservation: Reservation = scope[RESERVATION]
         """The request's memory reservation. It is released when the answer is sent."""
         self.caller: Caller = scope[CALLER]
         """The caller, with its view of the node."""
@@ -133,8 +133,8 @@ class Request(HTTPConnection):
         """
         if announced := check_length(self.fields, bounds):
             await self.reserve(announced * bounds.cost)
-        body = await read_body(self.receive, self.fields, self.hold, self.steps, bounds)
-        await self.steps.body_starts.turn(self.hold.caller, len(body))
+        body = await read_body(self.receive, self.fields, self.reservation, self.steps, bounds)
+        await self.steps.body_starts.turn(self.reservation.caller, len(body))
         return body
 
     async def reserve(self, nbytes: int) -> None:
@@ -143,23 +143,23 @@ class Request(HTTPConnection):
         Raises TooLargeError when one request may never reserve this much, OverloadedError after the maximum wait, and
         CallerError when the client disconnects.
         """
-        if not self.hold.reserve(nbytes):
-            await self.unless_gone(self.hold.wait(nbytes))
+        if not self.reservation.reserve(nbytes):
+            await self.unless_disconnected(self.reservation.wait(nbytes))
 
-    async def unless_gone(self, answer: Awaitable[T]) -> T:
+    async def unless_disconnected(self, answer: Awaitable[T]) -> T:
         """Await `answer`; cancel it when the client disconnects, so that it leaves all queues."""
         connection: Connection = self.scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None
-        if connection.has_left:
+        if connection.has_disconnected:
             task.cancel()
         # A separate watching task would cost each request more.
-        connection.on_leave = task.cancel
+        connection.on_disconnect = task.cancel
         try:
             return await answer
         except asyncio.CancelledError:
-            if connection.has_left and not task.uncancel():
-                raise CallerError(CLIENT_LEFT) from None
+            if connection.has_disconnected and not task.uncancel():
+                raise CallerError(CLIENT_DISCONNECTED) from None
             raise
         finally:
-            connection.on_leave = None
+            connection.on_disconnect = None

@@ -143,12 +143,14 @@ class InferenceApi:
             inference = Inference([raw_input(body, view.inputs)], binary=True)
         else:
             if head_bytes is not None:
-                request.hold.grow(head_bytes * JSON_COST)
+                request.reservation.grow(head_bytes * JSON_COST)
             inference = await request.steps.run(decode_request(body, head_bytes, self._limits.elements_max))
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
-        call = Call(name, version, inference.inputs, inference.timeout_s, inference.priority, hold=request.hold.grow)
-        reply = await request.unless_gone(request.caller.node.infer(call))
+        call = Call(
+            name, version, inference.inputs, inference.timeout_s, inference.priority, reserve=request.reservation.grow
+        )
+        reply = await request.unless_disconnected(request.caller.node.infer(call))
         return await self._answer(request, reply, inference)
 
     async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
@@ -156,7 +158,7 @@ class InferenceApi:
         reserved.
         """
         inference.inputs.clear()
-        writer = ElementWriter(self._limits.json_bytes_max, request.hold.grow)
+        writer = ElementWriter(self._limits.json_bytes_max, request.reservation.grow)
         head, tail = await request.steps.run(encode_reply(reply.name, reply.version, reply.outputs, inference, writer))
         start = STARTS[reply.start]
         if not tail:
@@ -181,7 +183,9 @@ class InferenceApi:
         """The names of all functions and pipelines (KServe's list)."""
         # The versions of a function follow each other in the list.
         names = (name for name, _ in groupby(view.name for view in _views(request)))
-        return Response(200, b'{"models":%b}' % await request.steps.run(listed(names, str, request.hold)), [JSON_TYPE])
+        return Response(
+            200, b'{"models":%b}' % await request.steps.run(listed(names, str, request.reservation)), [JSON_TYPE]
+        )
 
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
@@ -221,7 +225,7 @@ class InferenceApi:
         body = await request.body(SHORT)
         ready_only = decode_json(_index_decoder, body).ready if body else False
         views = (view for view in _views(request) if view.state == "READY" or not ready_only)
-        return Response(200, await request.steps.run(listed(views, _indexed, request.hold)), [JSON_TYPE])
+        return Response(200, await request.steps.run(listed(views, _indexed, request.reservation)), [JSON_TYPE])
 
     async def load(self, request: Request) -> Response:
         """Wake a function; one that was unloaded becomes available again."""
@@ -230,7 +234,7 @@ class InferenceApi:
             raise CallerError("load takes no parameters: to change a function, deploy a new version")
         name, version = function_of(request)
         check_owner(request, name)
-        await request.unless_gone(request.caller.node.load(name, version))
+        await request.unless_disconnected(request.caller.node.load(name, version))
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:

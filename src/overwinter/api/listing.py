@@ -7,7 +7,7 @@ in progress at once.
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from overwinter.api.budget import Hold
+from overwinter.api.budget import Reservation
 from overwinter.api.exchange import encode_json
 from overwinter.api.steps import Steps
 
@@ -19,7 +19,7 @@ STEP_BYTES = 8 << 10
 T = TypeVar("T")
 
 
-def listed(things: Iterable[T], describe: Callable[[T], object], hold: Hold) -> Steps[bytes]:
+def listed(things: Iterable[T], describe: Callable[[T], object], reservation: Reservation) -> Steps[bytes]:
     """Encode the results of `describe` for each item as a JSON list; raise TooLargeError, or
     OverloadedError if memory is lacking.
     """
@@ -29,7 +29,7 @@ def listed(things: Iterable[T], describe: Callable[[T], object], hold: Hold) -> 
     count, end = 0, STEP_BYTES
     for thing in things:
         encoded = encode_json(describe(thing)) + b","
-        hold.grow(len(encoded))
+        reservation.grow(len(encoded))
         text += encoded
         count += 1
         if count == STEP_COUNT or len(text) > end:

@@ -13,10 +13,10 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from overwinter.api.access import CALLER, Access
-from overwinter.api.budget import Budget, Hold, client_of
+from overwinter.api.budget import Budget, Reservation, client_of
 from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error, error_response, refusal_log
-from overwinter.api.exchange import CLIENT, FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
+from overwinter.api.exchange import CLIENT, FIELDS, REQUEST_ID, REQUEST_ID_MAX, RESERVATION
 from overwinter.api.operations import AUDITED
 from overwinter.api.slots import FairSlots
 from overwinter.core.errors import OverloadedError
@@ -53,7 +53,7 @@ class RequestMiddleware:
         """Answer one request."""
         # The client may have disconnected before its address was read.
         client = scope[CLIENT] = client_of(scope["client"][0] if scope["client"] else "")
-        hold = scope[HOLD] = Hold(self._budget, client)
+        reservation = scope[RESERVATION] = Reservation(self._budget, client)
         scope[FIELDS] = dict(scope["headers"])
         # With `app` in the scope, Starlette's routes raise an HTTPException for 404 and 405, which is converted here.
         scope["app"] = self._router
@@ -70,24 +70,24 @@ class RequestMiddleware:
         self._drain.enter()
         try:
             try:
-                has_slot = self._admit(scope, hold)
+                has_slot = self._admit(scope, reservation)
                 await self._router.app(scope, receive, send_answer)
             except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
                 answer = answer_error(scope, error, self._refusals)
                 if not started:
                     await answer(scope, receive, send_answer)
         except asyncio.CancelledError:
-            # Only the end of a drain cancels a request here: `unless_gone` has handled a client that left. The task
+            # Only the end of a drain cancels a request here: `unless_disconnected` has handled a disconnect. The task
             # ends with this answer, so the cancellation need not be raised again.
             if not started:
                 await error_response(OverloadedError(TOO_LATE))(scope, receive, send_answer)
         finally:
             if has_slot:
-                self._slots.release(hold.caller)
-            hold.close()
+                self._slots.release(reservation.caller)
+            reservation.close()
             self._drain.leave()
 
-    def _admit(self, scope: Scope, hold: Hold) -> bool:
+    def _admit(self, scope: Scope, reservation: Reservation) -> bool:
         """Find the caller; return whether the request has taken a slot. Raises OverloadedError, UnauthorizedError,
         ForbiddenError, RateError or StoreError if it is refused.
         """
@@ -99,12 +99,12 @@ class RequestMiddleware:
         # Before routing, so that a caller without access does not learn which routes exist.
         caller = scope[CALLER] = self._access.caller(scope[FIELDS])
         if caller.token is not None:
-            hold.caller = caller.token.tenant
+            reservation.caller = caller.token.tenant
         slots = self._slots
-        if not slots.take(hold.caller):
+        if not slots.take(reservation.caller):
             raise OverloadedError(
-                f"too many requests are in progress, {slots.by_caller[hold.caller]} of them yours: try again when one "
-                "has ended, or start the node with a higher --connections-max"
+                f"too many requests are in progress, {slots.by_caller[reservation.caller]} of them yours: try again "
+                "when one has ended, or start the node with a higher --connections-max"
             )
         return True
 

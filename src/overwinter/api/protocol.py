@@ -59,11 +59,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._refusal: tuple[int, str] | None = None
         self._refused = False
-        self.has_left = False
+        self.has_disconnected = False
         self._is_lost = False
         self._answering = 0
         """The requests whose answers have begun and not ended: two for a moment, if requests are pipelined."""
-        self.on_leave: Callable[[], object] | None = None
+        self.on_disconnect: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the latest request."""
         self._number = 0
@@ -320,7 +320,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.starts.add(self.client_key, partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        if not self.has_left:
+        if not self.has_disconnected:
             self._answering += 1
             super()._start_asgi_task(cycle, partial(self._answer, app))
 
@@ -350,7 +350,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _leave(self) -> None:
         """Tell the open request that its client has disconnected; pipelined requests are not started."""
         self.pipeline.clear()
-        self.has_left = True
+        self.has_disconnected = True
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.waiting_for_100_continue = False  # Nothing is written any more.
@@ -360,8 +360,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _tell_request(self) -> None:
         """Tell the request, unless it has ended, that its client has left."""
-        if self.on_leave is not None:
-            self.on_leave()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def _waits_for(self) -> str:
         if self._is_lost:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from starlette.types import Message, Receive
 
-from overwinter.api.budget import SMALL_BYTES, Hold
+from overwinter.api.budget import SMALL_BYTES, Reservation
 from overwinter.api.steps import STEP_BYTES, StepRunner, Steps
 from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.tensor import Buffer
@@ -86,7 +86,9 @@ class BodyLimits(msgspec.Struct, frozen=True):
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.advice}")
 
 
-async def read_body(receive: Receive, fields: Fields, hold: Hold, steps: StepRunner, limits: BodyLimits) -> Buffer:
+async def read_body(
+    receive: Receive, fields: Fields, reservation: Reservation, steps: StepRunner, limits: BodyLimits
+) -> Buffer:
     """Read the whole body, decompressed. The memory for its announced length is reserved already.
 
     Raises TooLargeError when it exceeds its limit, compressed or decompressed, OverloadedError when there is no memory
@@ -95,24 +97,24 @@ async def read_body(receive: Receive, fields: Fields, hold: Hold, steps: StepRun
     message = await receive()
     body: Buffer = body_of(message)
     if message.get("more_body"):
-        body = await _gather(receive, body, hold, limits)
+        body = await _gather(receive, body, reservation, limits)
     elif len(body) > limits.bytes_max:
         raise limits.error()
     if (coding := fields.get(b"content-encoding")) is not None:
-        return await steps.run(inflate(body, coding, hold, limits))
+        return await steps.run(inflate(body, coding, reservation, limits))
     return body
 
 
-async def _gather(receive: Receive, first: Buffer, hold: Hold, limits: BodyLimits) -> Buffer:
+async def _gather(receive: Receive, first: Buffer, reservation: Reservation, limits: BodyLimits) -> Buffer:
     gathered = Gathered(limits.bytes_max)
     chunk: Buffer = first
     more = True
     while True:
         if gathered.nbytes + len(chunk) > limits.bytes_max:
             raise limits.error()
-        lacking = (gathered.nbytes + len(chunk)) * limits.cost - hold.nbytes
+        lacking = (gathered.nbytes + len(chunk)) * limits.cost - reservation.nbytes
         if lacking > 0:
-            hold.grow(lacking if hold.nbytes + lacking <= SMALL_BYTES else max(lacking, GROWTH_BYTES))
+            reservation.grow(lacking if reservation.nbytes + lacking <= SMALL_BYTES else max(lacking, GROWTH_BYTES))
         gathered.add(chunk)
         if not more:
             return gathered.view()
@@ -137,7 +139,7 @@ def check_length(fields: Fields, limits: BodyLimits) -> int:
     return length
 
 
-def inflate(body: Buffer, coding: bytes, hold: Hold, limits: BodyLimits) -> Steps[Buffer]:
+def inflate(body: Buffer, coding: bytes, reservation: Reservation, limits: BodyLimits) -> Steps[Buffer]:
     """Decompress gzip or deflate in steps, never beyond the limit, nor above RATIO_FREE_BYTES beyond RATIO_MAX times
     the compressed bytes.
     """
@@ -161,7 +163,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, limits: BodyLimits) -> Step
                 # Often the first part is the whole body.
                 growth = max(len(part), min(GROWTH_BYTES, held))
                 held += growth
-                hold.grow(growth * limits.cost)
+                reservation.grow(growth * limits.cost)
             plain.add(part)
             # Much compressed data may decompress to little or nothing.
             if plain.nbytes > STEP_BYTES or len(body) > COMPRESSED_STEP_BYTES:

@@ -42,7 +42,7 @@ class Uploads:
         progress.
         """
         check_length(request.fields, self._bounds)
-        with self._slot(request.hold.caller):
+        with self._slot(request.reservation.caller):
             await request.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
             try:

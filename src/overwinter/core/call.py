@@ -23,7 +23,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """The priority: 1 is served first; 0 means the default, 100."""
     due: Seconds | None = None
     """The due time of a stage; None: given by the function's own SLO."""
-    hold: Callable[[int], None] | None = None
+    reserve: Callable[[int], None] | None = None
     """Reserves this many bytes for the outputs, and for other tensors that the node keeps until it has answered; raises
     TooLargeError or OverloadedError.
     """

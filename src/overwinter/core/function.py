@@ -114,8 +114,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     tenant: TenantId
     settings: Settings
     program: Address
-    sandboxed: bool
-    """Whether the function has its own code."""
+    has_handler: bool
+    """Whether it has a handler, which is code of its author."""
     blobs: tuple[BlobSize, ...]
     """All blocks that must be in the host store before a worker can run."""
     profile: Profile | None = None
@@ -128,7 +128,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_pool(self) -> bool:
         """Whether it runs on devices."""
-        return runs_on_pool(self.settings.device, is_part(self.name), self.sandboxed)
+        return runs_on_pool(self.settings.device, is_part(self.name), self.has_handler)
 
     @property
     def has_program(self) -> bool:

@@ -40,8 +40,8 @@ class Payload:
         OverloadedError if the caller may not hold so much.
         """
         lacking = sum(len(tensor.data) for tensor in self.values) + nbytes - self._reserved
-        if lacking > 0 and self.call is not None and self.call.hold is not None:
-            self.call.hold(lacking)
+        if lacking > 0 and self.call is not None and self.call.reserve is not None:
+            self.call.reserve(lacking)
             self._reserved += lacking
 
     @property

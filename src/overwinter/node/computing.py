@@ -298,8 +298,8 @@ def _hold(waiting: Sequence[Payload], nbytes: int) -> None:
     """
     still_open = [payload for payload in waiting if not payload.result.done()]
     for payload in still_open:
-        if payload.call is not None and payload.call.hold is not None:
-            payload.call.hold(nbytes // len(still_open))
+        if payload.call is not None and payload.call.reserve is not None:
+            payload.call.reserve(nbytes // len(still_open))
 
 
 def _nbytes(metas: Iterable[TensorMeta]) -> int:

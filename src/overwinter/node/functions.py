@@ -243,7 +243,7 @@ class DeployedFunction:
             tenant=self.manifest.tenant,
             settings=self.manifest.settings,
             program=runs or self.manifest.program.address,
-            sandboxed=self.manifest.handler is not None,
+            has_handler=self.manifest.handler is not None,
             blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
             profile=self.own_profile,
             family=FamilyId("") if self.family.alone else self.family.id,

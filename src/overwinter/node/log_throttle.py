@@ -1,4 +1,4 @@
-"""Limits repeated log lines: one line per cause in a period, with the number of repetitions."""
+"""Limits repeated log lines: one line per subject in a period, with the number of repetitions."""
 
 from collections.abc import Callable, Hashable
 from math import inf
@@ -12,21 +12,21 @@ FORGOTTEN_S = 600.0
 
 
 class LogThrottle:
-    """Logs each cause at most once in a period. Used on the event loop's thread only."""
+    """Logs each subject at most once in a period. Used on the event loop's thread only."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._logged: dict[Hashable, tuple[float, int]] = {}
         """For each subject, the time of its last line and the number of suppressed lines."""
 
-    def log(self, about: Hashable, line: str | Callable[[], str]) -> None:
+    def log(self, subject: Hashable, line: str | Callable[[], str]) -> None:
         """Log the line, unless there was one on the same subject recently; a callable is then not called."""
         now = clock.now()
-        last, since = self._logged.get(about, (-inf, 0))
+        last, suppressed = self._logged.get(subject, (-inf, 0))
         if now - last < EVERY_S:
-            self._logged[about] = last, since + 1
+            self._logged[subject] = last, suppressed + 1
             return
         self._logged = {each: messages for each, messages in self._logged.items() if now - messages[0] < FORGOTTEN_S}
-        self._logged[about] = now, 0
+        self._logged[subject] = now, 0
         line = line if isinstance(line, str) else line()
-        self._log(f"{line} (and {since} similar lines before)" if since else line)
+        self._log(f"{line} (and {suppressed} similar lines before)" if suppressed else line)

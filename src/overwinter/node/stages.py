@@ -53,7 +53,7 @@ class PipelineRun:
         self._infer = infer
         self._request = PipelineRequest(pipeline.stages, deadline, _dues(pipeline, functions, now()))
         self._priority = call.priority
-        self._hold = call.hold
+        self._reserve = call.reserve
         self._used = {source for stage in pipeline.stages.values() for source in stage.inputs.values()}
         self._used |= set(pipeline.outputs.values())
         self._now = now
@@ -124,7 +124,7 @@ class PipelineRun:
         await self._turn()
         left_s = order.deadline - self._now()
         return await self._infer(
-            Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._hold)
+            Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._reserve)
         )
 
     def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:

@@ -21,11 +21,11 @@ RUN_BY_WORKER = "OverloadedError", "the worker that calls this program runs it i
 
 def of(state: State, function: Function) -> Function | None:
     """Return the counterpart of a function; None: it has none."""
-    if function.spec.settings.device != "any" or function.spec.sandboxed:
+    if function.spec.settings.device != "any" or function.spec.has_handler:
         return None
     id_ = function.spec.id
     other = state.functions.get(program_id(id_) if function.pool is None else whole_id(id_))
-    return None if other is None or other.spec.sandboxed else other
+    return None if other is None or other.spec.has_handler else other
 
 
 def caller_of(state: State, function: Function) -> Function | None:
@@ -33,7 +33,7 @@ def caller_of(state: State, function: Function) -> Function | None:
     if function.spec.settings.device != "any" or function.pool is None:
         return None
     whole = state.functions.get(whole_id(function.spec.id))
-    return whole if whole is not None and whole.spec.sandboxed else None
+    return whole if whole is not None and whole.spec.has_handler else None
 
 
 def with_later(state: State, function: Function) -> Iterator[Function]:

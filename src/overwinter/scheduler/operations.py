@@ -269,7 +269,7 @@ def keep_cores(
     """Claim cores for an operation, unless it runs user code, which may wait for something other than a core.
     `serves`: whether it serves a request. A trial or a load does not wait for a core, so it keeps none from requests.
     """
-    keeps = cycle.orders_cores and serves and not function.spec.sandboxed
+    keeps = cycle.orders_cores and serves and not function.spec.has_handler
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
     if keeps:
         state = cycle.state

@@ -96,7 +96,7 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
 
     User code may wait for something other than a core, and a trial or a load serves no request.
     """
-    return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
+    return cycle.orders_cores and not function.spec.has_handler and not function.wants_wake
 
 
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:

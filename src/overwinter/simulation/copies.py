@@ -87,7 +87,7 @@ def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
         tenant=model.tenant,
         settings=model.settings,
         program=_address(model.name, "program"),
-        sandboxed=model.sandboxed or model.handler is not None,
+        has_handler=model.has_handler or model.handler is not None,
         blobs=_blobs(model.blocks, name),
         profile=model.measured(),
         family=FamilyId("" if model.settings.isolation == "function" else f"{model.tenant}/{model.name}"),
@@ -101,7 +101,7 @@ def _program(function: Simulated) -> Simulated:
     own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.measured()}
     if function.model.handler is not None:
         # A handler's function itself refuses what is too late.
-        own |= {"sandboxed": False, "settings": msgspec.structs.replace(spec.settings, late="serve")}
+        own |= {"has_handler": False, "settings": msgspec.structs.replace(spec.settings, late="serve")}
     return Simulated(msgspec.structs.replace(spec, **own), model, function.copy)
 
 

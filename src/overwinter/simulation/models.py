@@ -106,7 +106,7 @@ class FunctionModel(Part, frozen=True, kw_only=True):
     """
     worker_mib: float = 20.0
     """The private memory of one worker."""
-    sandboxed: bool = False
+    has_handler: bool = False
     """Whether it has a handler. If its settings have a `device` other than "cpu", `handler` says so."""
     handler: HandlerModel | None = None
     """If its settings have a `device` other than "cpu": its handler, which runs in a worker and calls the program. All
@@ -141,7 +141,7 @@ class FunctionModel(Part, frozen=True, kw_only=True):
     def on_device(self) -> "FunctionModel":
         """Return the model of the function that runs on devices for one that runs in workers."""
         measured = {"latency_ms": self.device_ms, "profile": (), "law": None, "serial": None} if self.device_ms else {}
-        return msgspec.structs.replace(self, workload=None, device_ms={}, sandboxed=False, handler=None, **measured)
+        return msgspec.structs.replace(self, workload=None, device_ms={}, has_handler=False, handler=None, **measured)
 
     def _rows(self) -> tuple[Row, ...]:
         if self.profile or self.law is not None:
@@ -181,5 +181,7 @@ class FunctionModel(Part, frozen=True, kw_only=True):
         device = self.settings.device
         if self.handler is not None and device == "cpu":
             raise ValueError('handler needs device = "pool" or "any": elsewhere latency_ms contains its time')
-        if self.sandboxed and self.handler is None and device != "cpu":
-            raise ValueError(f'sandboxed = true with device = "{device}" needs the times of the handler: give handler')
+        if self.has_handler and self.handler is None and device != "cpu":
+            raise ValueError(
+                f'has_handler = true with device = "{device}" needs the times of the handler: give handler'
+            )

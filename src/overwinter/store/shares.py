@@ -72,7 +72,7 @@ class Shares(Generic[H]):
                 self.nbytes -= share.nbytes
         return max(0.0, paid - holding.paid)
 
-    def owed(self, holder: H, now: float) -> float:
+    def uncharged(self, holder: H, now: float) -> float:
         """Return the byte-seconds that `holder` owes until now."""
         holding = self._holdings.get(holder)
         if holding is None:

@@ -45,9 +45,9 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     prepared = (((each.name,), each.prepared) for each in seen)
     help_text = "Functions that an idle device prepared before their first request there, without a transfer."
     yield counter("device_preparations", help_text, DEVICE, prepared)
-    brought = (((each.name,), each.brought) for each in seen)
+    prefetches = (((each.name,), each.prefetches) for each in seen)
     help_text = "Functions and slices whose blocks were transferred to a device before a request needed them there."
-    yield counter("device_prefetches", help_text, DEVICE, brought)
+    yield counter("device_prefetches", help_text, DEVICE, prefetches)
     unplaced = (((each.name,), each.unplaced) for each in seen)
     help_text = "Runs that were sent again, because the free memory of the device was not contiguous."
     yield counter("device_placement_failures", help_text, DEVICE, unplaced)
@@ -58,7 +58,7 @@ def _unused(name: DeviceId) -> TrackedDevice[FunctionStatistics]:
 
 
 def _runs(tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    seen = [((device, each.name), counts) for each in tallies for device, counts in list(each.on.items())]
+    seen = [((device, each.name), counts) for each in tallies for device, counts in list(each.by_device.items())]
     yield counter("device_runs", "Completed runs on a device.", OWN, ((key, each.runs) for key, each in seen))
     help_text = "Time of these runs, with the transfers for which they waited."
     yield counter("device_run_seconds", help_text, OWN, ((key, each.run_s) for key, each in seen))

@@ -255,7 +255,7 @@ def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
     counts = tally.on_devices
     return PoolFacts(
         **msgspec.structs.asdict(known),
-        runs={name: each.runs for name, each in list(tally.on.items())},
+        runs={name: each.runs for name, each in list(tally.by_device.items())},
         hit_ratio=counts.hit_ratio,
         moved_bytes=counts.moved_bytes,
     )

@@ -99,7 +99,9 @@ class Meter:
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
             # A removed function has no further usage once its last worker has ended, and no device holds its blocks.
-            gone = [tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.places)]
+            gone = [
+                tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.devices_with_blocks)
+            ]
             totals = self._totals(now, None)
             try:
                 # At the first call also those that an older node left.
@@ -149,9 +151,9 @@ class Meter:
             tally = seen.tallies.get(whole_name(spec.name))
             if tally in totals:
                 host = seen.stores.get(spec.store)
-                owed_s = 0.0 if host is None else host.owed(spec.id, now)
+                uncharged_s = 0.0 if host is None else host.uncharged(spec.id, now)
                 totals[tally] = totals[tally].plus(
-                    Amounts(disk_byte_s=seen.disk.owed(spec.id, now), host_byte_s=owed_s)
+                    Amounts(disk_byte_s=seen.disk.uncharged(spec.id, now), host_byte_s=uncharged_s)
                 )
         return totals
 
@@ -178,16 +180,16 @@ def _add_devices(
 ) -> None:
     """Add the runs in progress on devices, the blocks there, and the time of functions that do not run."""
     runs = [executor.run for executor in list(pool.executors.values())]
-    owed = [
+    uncharged = [
         (tally, Amounts(device_s=seconds)) for run in runs if run is not None for tally, seconds in run.shares_s(now)
     ]
-    owed += [(tally, Amounts(idle_device_s=now - since)) for tally, since in list(pool.idle.values())]
-    owed += [
-        (tally, Amounts(device_byte_s=device.blocks.owed(function, now)))
+    uncharged += [(tally, Amounts(idle_device_s=now - since)) for tally, since in list(pool.idle.values())]
+    uncharged += [
+        (tally, Amounts(device_byte_s=device.blocks.uncharged(function, now)))
         for device in list(pool.devices.values())
         for function, tally in list(device.residents.items())
     ]
-    for tally, amounts in owed:
+    for tally, amounts in uncharged:
         if tally in totals:
             totals[tally] = totals[tally].plus(amounts)
 

@@ -73,7 +73,7 @@ class TrackedDevice(Generic[T]):
         """The started executors, and those that died or hung."""
         self.prepared = 0
         """The begun preparations of functions before a request."""
-        self.brought = 0
+        self.prefetches = 0
         """The functions that were brought before a request."""
         self.unplaced = 0
         """The attempts of a run whose blocks did not fit, because the free memory was not contiguous."""
@@ -84,7 +84,7 @@ class TrackedDevice(Generic[T]):
         """A run brings the function's missing blocks."""
         if function not in self.residents:
             self.residents[function] = tally
-            tally.places += 1
+            tally.devices_with_blocks += 1
             self.blocks.hold(function, sizes, now)
 
     def forget(self, function: FunctionId, now: Seconds) -> None:
@@ -92,7 +92,7 @@ class TrackedDevice(Generic[T]):
         tally = self.residents.pop(function, None)
         if tally is not None:
             tally.device_byte_s += self.blocks.release(function, now)
-            tally.places -= 1
+            tally.devices_with_blocks -= 1
 
 
 class TrackedPool(Generic[T]):
@@ -188,7 +188,7 @@ class TrackedPool(Generic[T]):
             return None
         moved = (0, 0) if event is None else (event.moved_bytes, event.peer_bytes)
         if not run.requests:
-            device.brought += 1
+            device.prefetches += 1
             device.counts.moved_bytes += moved[0]
             device.counts.peer_bytes += moved[1]
             return None
@@ -201,9 +201,9 @@ class TrackedPool(Generic[T]):
         missing_bytes = run.missing_bytes
         device.counts.add(missing_bytes, moved_bytes, peer_bytes, now - run.begun)
         for tally, seconds in run.shares_s(now):
-            own = tally.on.get(device.name)
+            own = tally.by_device.get(device.name)
             if own is None:
-                own = tally.on[device.name] = DeviceCounts()
+                own = tally.by_device[device.name] = DeviceCounts()
             # The first function leads: the run brings blocks for it.
             own.add(missing_bytes, moved_bytes, peer_bytes, seconds)
             missing_bytes = moved_bytes = peer_bytes = 0

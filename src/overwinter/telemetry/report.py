@@ -146,8 +146,8 @@ class Outcomes(Tally):
         """Add the counts of another."""
         for field in SUMMED:
             setattr(self, field, getattr(self, field) + getattr(other, field))
-        for name, counts in other.on.items():
-            self.on[name] = DeviceCounts.sum([self.on.get(name, DeviceCounts()), counts])
+        for name, counts in other.by_device.items():
+            self.by_device[name] = DeviceCounts.sum([self.by_device.get(name, DeviceCounts()), counts])
         self.latencies.merge([other.latencies])
 
     def request_figures(self) -> RequestFigures:

@@ -166,7 +166,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _is_counterpart(self, spec: FunctionSpec) -> bool:
         """Whether requests reach this program without a handler."""
         whole = self.specs.get(whole_id(spec.id))
-        is_called = whole is not None and whole.sandboxed
+        is_called = whole is not None and whole.has_handler
         return spec.settings.device == "any" and slice_number(spec.id) is None and not is_called
 
     # Hooks of the tracker

@@ -92,19 +92,19 @@ class Tally:
         """The private memory of workers over time."""
         self.workers = 0
         """The current workers."""
-        self.on: dict[DeviceId, DeviceCounts] = {}
+        self.by_device: dict[DeviceId, DeviceCounts] = {}
         """Its runs on devices."""
         self.idle_device_s = 0.0
         """The time for which its versions lay in the host store and did not run, if it is a function of the pool."""
         self.device_byte_s = 0.0
         """Its part of the blocks on devices, over time; counted when it no longer holds them."""
-        self.places = 0
+        self.devices_with_blocks = 0
         """The devices that hold blocks for a version of it, over all versions."""
 
     @property
     def on_devices(self) -> DeviceCounts:
         """Its runs on all devices together."""
-        return DeviceCounts.sum(list(self.on.values()))
+        return DeviceCounts.sum(list(self.by_device.values()))
 
     @property
     def ended(self) -> int:
