@@ -48,6 +48,8 @@ RETIRED = {
     "foresaw": "expected",
     "anybody": "everyone, any process",
     "pace": "slowdown, speed",
+    "under way": "in progress",
+    "reclaim": "evict",
 }
 """The replacement of each retired word."""
 
