@@ -378,6 +378,8 @@ def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
         (POST + b"Content-Length: 99999999999999999999\r\n\r\n", 400),
         (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (GET + b"Host: y\r\n\r\n", 400),
+        (GET + 2 * b"Authorization: Bearer x\r\n" + b"\r\n", 400),
+        (GET + b"Overwinter-Tenant: a\r\noverwinter-tenant: b\r\n\r\n", 400),
         (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (POST + b"Transfer-Encoding: Chunked\r\nContent-Encoding: br\r\n\r\n0\r\n\r\n", 415),
         (POST + b"Content-Length: 999999999\r\nExpect: 100-continue\r\n\r\n", 413),

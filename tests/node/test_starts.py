@@ -57,7 +57,7 @@ def test_later_requests_are_counted_with_those_that_wait() -> None:
     assert asyncio.run(scene())[-1] == "later"
 
 
-def test_bodies_that_are_complete_together_are_handled_in_turns_of_the_callers() -> None:
+def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers() -> None:
     async def scene() -> None:
         starts, handled = Starts(), []
         iteration = 0
@@ -81,7 +81,7 @@ def test_bodies_that_are_complete_together_are_handled_in_turns_of_the_callers()
     asyncio.run(scene())
 
 
-def test_one_body_is_handled_at_once() -> None:
+def test_one_complete_request_is_handled_at_once() -> None:
     async def scene() -> None:
         turn = asyncio.create_task(Starts().turn("a", 1 << 30))
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from overwinter.api.access import AUTHORIZATION, TENANT
 from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.exchange import CONNECTION
@@ -23,6 +24,8 @@ from overwinter.api.received import STEP_BYTES, Received
 from overwinter.api.sites import HOST
 from overwinter.node.starts import BYTES_OF_ONE
 
+ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
+"""The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
 HEADER_BYTES, STEP_BYTES_MIN = 32, 64
 """The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""
 HEAD_BYTES = 512
@@ -81,7 +84,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether its parsing waits for the end of an answer."""
         self._frame_bytes = 0
         """The bytes of this message without its body."""
-        self._headers_count = self._hosts = 0
+        self._headers_count = 0
+        self._once: set[bytes] = set()
+        """The headers of `ONCE` that this request has."""
         self._length = self._body_bytes = self._step_body_bytes = 0
 
     # Events of the transport
@@ -185,7 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = True
         self._chunked = False
-        self._frame_bytes = self._length = self._body_bytes = self._headers_count = self._hosts = 0
+        self._frame_bytes = self._length = self._body_bytes = self._headers_count = 0
+        self._once.clear()
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
@@ -205,10 +211,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return
         lower = name.lower()
-        if lower == HOST:
-            self._hosts += 1
-            if self._hosts > 1:
-                self._stop(400, "the request has more than one Host header")
+        if lower in ONCE:
+            if lower in self._once:
+                self._stop(400, f"the request has more than one {ONCE[lower]} header")
+            self._once.add(lower)
         elif lower == TRANSFER_ENCODING:
             if value.lower() != CHUNKED:
                 self._stop(501, "of the transfer encodings this node reads only chunked")

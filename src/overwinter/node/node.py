@@ -127,14 +127,16 @@ class Node:
             asked = list(dict.fromkeys((stage.function, stage.version) for stage in stages))
         else:
             asked = [(name, version)]
+        functions = [function for each in asked for function in self._answering(*each)]
+        for function in functions:
+            self.parts.computing.cancel_after_runs(function.id)
+        parts = [part for function in functions for part in function.parts()]
         try:
             async with asyncio.TaskGroup() as group:
-                for function in [function for each in asked for function in self._answering(*each)]:
-                    self.parts.computing.cancel_after_runs(function.id)
-                    for part in function.parts():
-                        # One request may load hundreds of functions.
-                        await self._load_starts.turn(function.manifest.tenant, 0)
-                        group.create_task(self._calls.load(part.id))
+                for part in parts:
+                    # One request may load hundreds of functions.
+                    await self._load_starts.turn(part.manifest.tenant, 0)
+                    group.create_task(self._calls.load(part.id))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 

@@ -1,6 +1,6 @@
 """Starts work that becomes ready together: some in each iteration of the event loop, in turns of the clients.
 
-Otherwise one iteration would start all requests that have arrived, or handle all bodies that are complete, one for each
+Otherwise one iteration would start all requests that have arrived, or handle all that are complete, one for each
 connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
 cancelled in the same way.
 
@@ -17,7 +17,7 @@ from functools import partial
 STARTED_MAX = 16
 """The most requests that one iteration of the event loop starts: about a millisecond of work."""
 BYTES_OF_ONE = 4 << 10
-"""The bytes of a body that count as one request."""
+"""The bytes of a complete request that count as one request more."""
 SMALL_MOST = 4
 """Work that counts as at most this many requests is small. It goes before larger work, also of other clients."""
 YIELD_S = 20e-6
@@ -33,7 +33,7 @@ class Starts:
     def __init__(self, most: int = STARTED_MAX) -> None:
         self._most = most
         self._started = 0
-        """The requests that this iteration has started, a large body counting as many."""
+        """The requests that this iteration has started, a large one counting as many."""
         self._small: _Clients = {}
         self._large: _Clients = {}
         self._unwanted: _Clients = {}
@@ -53,7 +53,7 @@ class Starts:
             start()
 
     async def turn(self, client: str, nbytes: int) -> None:
-        """Wait until a body of this size may be handled: at once, unless many are complete together."""
+        """Wait until a request with this many bytes may be handled: at once, unless many are complete together."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.add(client, partial(_give, turn), 1 + nbytes // BYTES_OF_ONE)
         await turn
