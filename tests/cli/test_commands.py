@@ -85,7 +85,7 @@ def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> 
     assert "evil.pt2" in result
     assert "--trust" in result
     refused = run("deploy", "cli_scale:model", "--name", "x", "--trust", exit_code=2).stderr
-    assert "--trust is for .pt2 files only" in refused
+    assert "--trust is for files and directories only" in refused
 
 
 def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: Path) -> None:

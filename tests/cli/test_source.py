@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from overwinter.cli.source import Opened, export_source, open_source
-from overwinter.core.errors import AuthorError, CallerError, OverwinterError, ProgramError
+from overwinter.cli.source import Opened, open_source
+from overwinter.core.errors import AuthorError, CallerError, OverwinterError
+from overwinter.model.export import export
 from tests.cli.conftest import Run
 
 
@@ -19,19 +19,16 @@ def test_a_callable_with_and_without_dynamic_sizes(workshop: Path) -> None:
     opened = open_source("cli_scale:model", workshop)
     assert isinstance(opened, Opened)
     assert opened.dynamic is None
-    assert export_source(opened).program.inputs[0].shape == ("batch", 2)
+    assert export(*opened).program.inputs[0].shape == ("batch", 2)
     fixed = open_source("cli_scale:fixed", workshop)
-    assert export_source(fixed).program.inputs[0].shape == (1, 2)
+    assert isinstance(fixed, Opened)
+    assert export(*fixed).program.inputs[0].shape == (1, 2)
 
 
-def test_a_saved_program(workshop: Path, tmp_path: Path) -> None:
-    opened = open_source("cli_scale:model", workshop)
-    assert isinstance(opened, Opened)
-    saved = torch.export.export(opened.module, opened.example_inputs, dynamic_shapes=({0: torch.export.Dim("n")},))
-    torch.export.save(saved, tmp_path / "scale.pt2")
-    exported = export_source(open_source("scale.pt2", tmp_path))
-    assert exported.program.inputs[0].shape == ("batch", 2)
-    assert torch.equal(exported.weights[0], opened.module.weight.detach())
+def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
+    (tmp_path / "scale.pt2").write_bytes(b"")
+    assert open_source("scale.pt2", tmp_path) == tmp_path / "scale.pt2"
+    assert open_source(".", tmp_path, "text-classification") == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,6 @@ def test_a_saved_program(workshop: Path, tmp_path: Path) -> None:
         ("cli_scale", CallerError, "neither module:callable"),
         (":", CallerError, "neither module:callable"),
         ("none.pt2", CallerError, "there is no file"),
-        (".", ProgramError, "no config.json"),
         ("cli_scale:failing", AuthorError, r"failed: ValueError: no weights \(.*cli_scale.py:\d+\)"),
         ("cli_scale:wrong", AuthorError, "it returned Scale"),
     ],
@@ -72,9 +68,3 @@ def test_a_module_that_fails(tmp_path: Path, code: str, words: str) -> None:
     (tmp_path / "cli_broken.py").write_text(code)
     with pytest.raises(AuthorError, match=words):
         open_source("cli_broken:model", tmp_path)
-
-
-def test_a_file_that_is_no_saved_program(tmp_path: Path) -> None:
-    (tmp_path / "x.pt2").write_bytes(b"not a program")
-    with pytest.raises(ProgramError, match=r"x\.pt2"):
-        export_source(open_source("x.pt2", tmp_path))

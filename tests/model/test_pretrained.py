@@ -290,6 +290,8 @@ def test_kernels_are_not_fetched(tmp_path):
     [
         ("config.json", {"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         ("config.json", {"text_config": [{"transformers_weights": "w.bin"}]}, "transformers_weights"),
+        ("config.json", {"configuration_files": ["config.4.0.0.json"]}, "configuration_files"),
+        ("config.json", {"attribute_map": {"a": "_attn_implementation"}, "a": "x/y"}, "attribute_map"),
         ("config.json", {"_attn_implementation": "flash_attention_2"}, "flash_attention_2"),
         ("adapter_config.json", {}, "adapter"),
         ("model.safetensors.index.json", {"weight_map": {"a": "w.bin"}}, "w.bin"),

@@ -13,7 +13,7 @@ import msgspec
 from overwinter.api.audit import Audit, AuditRecord, time_text
 from overwinter.api.node_interface import NodeInterface
 from overwinter.api.rates import Rate
-from overwinter.api.sites import Sites
+from overwinter.api.sites import HOST, Sites
 from overwinter.api.tenancy import TenantNode
 from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
 from overwinter.core.ids import TenantId
@@ -22,6 +22,8 @@ from overwinter.store.tokens import NO_TOKENS, SCOPES, KnownTokens, Quota, Scope
 
 AUTHORIZATION = b"authorization"
 TENANT = b"overwinter-tenant"
+ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
+"""The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
 DEFAULT = TenantId("default")
 """The default in a request's header. A request with a token then acts for the token's tenant."""
 DEFAULT_HEADER = DEFAULT.encode()

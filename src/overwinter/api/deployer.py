@@ -29,6 +29,7 @@ from overwinter.store.packing import BlockPlan, pack
 if TYPE_CHECKING:
     import torch
 
+    from overwinter.model.agreement import Agreed
     from overwinter.model.arguments import Dynamic
     from overwinter.model.conversion import Exported
 
@@ -36,6 +37,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
+Sample = Mapping[str, Any] | tuple[SampleTensor, ...]
+"""A request that a new function must answer: arrays, numbers or text by the input's name, or in a manifest's format."""
 Progress = Callable[[str, int, int], None]
 """Receives the name of the current step, the bytes done and the bytes in total."""
 
@@ -83,7 +86,7 @@ def package(  # noqa: PLR0913 - the parts of a function
     *,
     handler: str | None = None,
     assets: Mapping[str, bytes] | None = None,
-    samples: Sequence[Mapping[str, Any]] = (),
+    samples: Sequence[Sample] = (),
     tenant: str = "default",
     settings: Settings | None = None,
 ) -> Package:
@@ -118,7 +121,7 @@ def package(  # noqa: PLR0913 - the parts of a function
         handler=code,
         settings=chosen,
         agreement=agreement,
-        samples=tuple(_sample(sample, inputs) for sample in samples),
+        samples=tuple(sample_tensors(sample, inputs) for sample in samples),
     )
     return Package(manifest, contents)
 
@@ -173,14 +176,22 @@ def deploy_exported(
     """
     from overwinter.model.agreement import agree
 
-    agreed = agree(exported, settings.max_batch)
+    return deploy_agreed(
+        agree(exported, settings.max_batch), url, name=name, settings=settings, token=token, **function
+    )
+
+
+def deploy_agreed(
+    agreed: "Agreed", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
+) -> Uploaded:
+    """Deploy a program that was compared with its model, as `deploy_exported` does."""
     for note in agreed.agreement.notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=4)
     ready = package(name, *agreed, settings=settings, **function)
     with Client(url, token=token) as client:
         deployed = ready.upload(client)
     if deployed.warning:
-        warnings.warn(deployed.warning, stacklevel=3)
+        warnings.warn(deployed.warning, stacklevel=4)
     return deployed
 
 
@@ -237,8 +248,10 @@ def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
         )
 
 
-def _sample(inputs: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[SampleTensor, ...]:
+def sample_tensors(inputs: Sample, specs: Sequence[TensorSpec]) -> tuple[SampleTensor, ...]:
     """Return a request in the format of a manifest; raise CallerError."""
+    if isinstance(inputs, tuple):
+        return inputs
     known = {spec.name: spec for spec in specs}
     unknown = inputs.keys() - known
     if unknown:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overwinter.api.deployer import DEFAULT_URL, Uploaded, deploy_exported, settings_of
+from overwinter.api.contained import open_contained
+from overwinter.api.deployer import DEFAULT_URL, Uploaded, deploy_agreed, settings_of
 
 
 def deploy_directory(
@@ -23,14 +24,13 @@ def deploy_directory(
 
     With a `task`, such as "text-classification", the function takes texts, images or audio and returns labels,
     entities, features or texts; its handler is made from the directory. `options` are sizes, as `{"sequence": 128}`, a
-    `part`, or options of the task. The rest is as in `deploy`. ProgramError names what the directory lacks.
+    `part`, or options of the task. The directory is opened in a sandbox. The rest is as in `deploy`. ProgramError names
+    what the directory lacks.
     """
-    from overwinter.tasks.directory import export_directory, open_directory  # importing PyTorch takes a second
-
     chosen = settings_of(slo, settings)
-    opened = open_directory(Path(path), task, options)
-    return deploy_exported(
-        export_directory(opened),
+    opened = open_contained(Path(path), chosen.max_batch, task, options)
+    return deploy_agreed(
+        opened.agreed,
         url,
         token=token,
         name=name,

@@ -15,23 +15,19 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from overwinter.api.access import AUTHORIZATION, TENANT
+from overwinter.api.access import ONCE
 from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
 from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
-from overwinter.api.sites import HOST
 from overwinter.node.starts import BYTES_OF_ONE
 
-ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
-"""The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
 HEADER_BYTES, STEP_BYTES_MIN = 32, 64
 """The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""
 HEAD_BYTES = 512
 """The bytes of a usual head, with those of its headers."""
-URL_MAX = 8 << 10
-BUSY = 503
+URL_MAX, BUSY = 8 << 10, 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
@@ -84,10 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether its parsing waits for the end of an answer."""
         self._frame_bytes = 0
         """The bytes of this message without its body."""
-        self._headers_count = 0
         self._once: set[bytes] = set()
-        """The headers of `ONCE` that this request has."""
-        self._length = self._body_bytes = self._step_body_bytes = 0
+        self._length = self._body_bytes = self._step_body_bytes = self._headers_count = 0
 
     # Events of the transport
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,7 +72,7 @@ TIMEOUT_S = 600.0
     help="Option for a transformers directory (docs/tasks.md), for example sequence=128. Repeat for more.",
 )
 @click.option(
-    "--trust", is_flag=True, help="Open a .pt2 file that contains more than data. Its code may run on this machine."
+    "--trust", is_flag=True, help="Open a .pt2 file or a directory without a sandbox. Its code may run on this machine."
 )
 @tenant_option
 @click.option(
@@ -105,7 +106,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
     file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
     audio and returns labels, entities, features or texts. Code in a module runs on this machine; code in a .pt2 file
-    or a directory does not, unless the file is opened with --trust. The model is exported here, and only blocks that
+    or a directory does not, unless it is opened with --trust. The model is exported here, and only blocks that
     the tenant has not sent to the node before are sent. A .toml file defines a pipeline completely, including its name,
     and replaces a pipeline of that name.
     """
@@ -173,34 +174,35 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
 
     `function`: further arguments of `package`. A directory with a task replaces its handler and assets.
     """
+    from overwinter.api.contained import Opened, open_contained, open_here
     from overwinter.api.deployer import declared, package
-    from overwinter.cli.contained import agree_contained
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
 
     with spinner("importing PyTorch"):
-        from overwinter.cli.source import export_source, open_source
+        from overwinter.cli.source import open_source
         from overwinter.model.agreement import agree
-        from overwinter.tasks.directory import Directory
+        from overwinter.model.export import export
+    max_batch = function["settings"].max_batch
     # The author's code may print; standard output is reserved for the JSON of `--json`.
     with redirect_stdout(sys.stderr):
         with spinner(f"loading {model.source}"):
-            opened = open_source(model.source, Path.cwd(), model.task, model.options)
-            if model.trusted and not isinstance(opened, Path):
-                raise click.UsageError(f"--trust is for .pt2 files only, and {model.source!r} is not one")
-        samples: list[Mapping[str, Any]] = []
-        if isinstance(opened, Directory) and opened.handler is not None:
-            function |= {"handler": opened.handler, "assets": opened.assets}
-            samples.extend(opened.samples)
-        max_batch = function["settings"].max_batch
-        if isinstance(opened, Path) and not model.trusted:
-            with spinner(f"exporting {model.source} in a sandbox, and comparing the program with the model"):
-                program, weights, agreement = agree_contained(opened, max_batch)
+            source = open_source(model.source, Path.cwd(), model.task, model.options)
+        if isinstance(source, Path):
+            opening = partial(open_here, trusted=True) if model.trusted else open_contained
+            with spinner(f"exporting {model.source}, and comparing the program with the model"):
+                opened = opening(source, max_batch, model.task, model.options)
+        elif model.trusted:
+            raise click.UsageError(f"--trust is for files and directories only, and {model.source!r} is neither")
         else:
             with spinner(f"exporting {model.source}"):
-                exported = export_source(opened)
+                exported = export(*source)
             with spinner("comparing the program with the model"):
-                program, weights, agreement = agree(exported, max_batch)
+                opened = Opened(agree(exported, max_batch))
+    program, weights, agreement = opened.agreed
+    samples = list(opened.samples)
+    if opened.handler is not None:
+        function |= {"handler": opened.handler, "assets": opened.assets}
     for note in agreement.notes:
         echo(note, err=True)
     handler = function["handler"]

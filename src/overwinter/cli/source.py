@@ -1,10 +1,10 @@
 """Opens the SOURCE of `overwinter deploy SOURCE`.
 
     `module:callable`     called without arguments; returns (module, example_inputs), or with dynamic as a third
-    `model.pt2`           written by torch.export.save; unless it is trusted, contained.py opens it in a sandbox
+    `model.pt2`           written by torch.export.save
     a directory           written by save_pretrained of transformers; with a task, it includes a handler
 
-The code of a module and of a trusted file runs here, on the author's own machine. This module imports PyTorch.
+The code of a module runs here, on the author's own machine. This module imports PyTorch.
 """
 
 import sys
@@ -18,8 +18,6 @@ import torch
 
 from overwinter.core.errors import AuthorError, CallerError
 from overwinter.model.arguments import Dynamic
-from overwinter.model.export import Exported, export, export_saved
-from overwinter.tasks.directory import Directory, export_directory, open_directory
 
 RETURNS = "(module, example_inputs) or (module, example_inputs, dynamic)"
 
@@ -34,15 +32,15 @@ class Opened(NamedTuple):
 
 def open_source(
     source: str, directory: Path, task: str | None = None, options: Mapping[str, Any] | None = None
-) -> Opened | Directory | Path:
-    """Open the model that `source` names; a `.pt2` file is returned as its path.
+) -> Opened | Path:
+    """Open the model that `source` names; for a `.pt2` file or a directory of `transformers` return the path.
 
     Modules are also searched in `directory`. `task` and `options` apply to a directory of `transformers`. Raises
     CallerError if `source` names nothing, AuthorError if the author's code fails.
     """
     path = directory / source
     if path.is_dir():
-        return open_directory(path, task, options)
+        return path
     if task is not None or options:
         if not path.exists() and ":" not in source:
             raise CallerError(f"there is no directory {path}")
@@ -55,13 +53,6 @@ def open_source(
     if not (mark and module and name):
         raise CallerError(f"{source!r} is neither module:callable, nor a .pt2 file, nor a directory")
     return _called(source, _found(module, name, directory))
-
-
-def export_source(opened: Opened | Directory | Path) -> Exported:
-    """Export the program and its weights; raise ProgramError if that is impossible. The code in a `.pt2` file runs."""
-    if isinstance(opened, Directory):
-        return export_directory(opened)
-    return export_saved(opened, trusted=True) if isinstance(opened, Path) else export(*opened)
 
 
 def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:

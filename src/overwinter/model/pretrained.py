@@ -44,8 +44,8 @@ _CODE = re.compile(r".*(attn|experts)_implementation")
 """Settings that may name kernels, which are code to download."""
 _OWN_KERNELS = {None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm"}
 """Their values that name code of PyTorch and `transformers`."""
-_FURTHER_CODE = ("quantization_config", "transformers_weights")
-"""Settings that make `transformers` use other libraries, or read weights from other files."""
+_FURTHER_CODE = ("quantization_config", "transformers_weights", "configuration_files", "attribute_map")
+"""Settings that make `transformers` use other libraries, read other files, or give settings other names."""
 _INDEX = "model.safetensors.index.json"
 
 Axes = tuple[str | int, ...]
@@ -139,7 +139,7 @@ def _check_code(path: Path, config: Any) -> None:
         if _CODE.fullmatch(key) and any(str(each) not in map(str, _OWN_KERNELS) for each in kernels.values()):
             raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
         if key in _FURTHER_CODE and value is not None:
-            raise ProgramError(f"{path} has {key}, for which other code would run; save the model without it")
+            raise ProgramError(f"{path} has {key}, which may let other code run; save the model without it")
         _check_code(path, value)
 
 

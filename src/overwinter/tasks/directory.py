@@ -15,7 +15,7 @@ from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.export import Exported, export
 from overwinter.model.pretrained import PlainModel, dynamic_of, load_model, load_transformers, read_json
 from overwinter.tasks import image, speech, text
-from overwinter.tasks.bundle import Bundle, TaskRequest
+from overwinter.tasks.bundle import Bundle, TaskRequest, handler_source
 from overwinter.worker.handler import Code, Handler
 from overwinter.worker.values import Value
 
@@ -36,27 +36,53 @@ class Task(NamedTuple):
     files: dict[str, str]
     """The further files that the directory must contain, with the class of `transformers` that writes each."""
     options: tuple[str, ...]
+    handlers: tuple[tuple[str, ...], ...]
+    """The files of each handler that it may have."""
     labelled: bool = True
     """Whether the names of the model's classes are needed."""
+
+    def sources(self) -> list[str]:
+        """Return the sources of the handlers that it may have."""
+        return [handler_source(*parts) for parts in self.handlers]
 
 
 TOKENIZER = {"tokenizer.json": "AutoTokenizer"}
 TASKS = {
     "text-classification": Task(
-        text.classification, "ForSequenceClassification", TOKENIZER, ("top_k", "truncation", "sequence")
+        text.classification,
+        "ForSequenceClassification",
+        TOKENIZER,
+        ("top_k", "truncation", "sequence"),
+        (("text", "classification"),),
     ),
     "token-classification": Task(
-        text.entities, "ForTokenClassification", TOKENIZER, ("aggregation", "truncation", "sequence")
+        text.entities,
+        "ForTokenClassification",
+        TOKENIZER,
+        ("aggregation", "truncation", "sequence"),
+        (("text", "entities"),),
     ),
-    "feature-extraction": Task(text.features, "", TOKENIZER, ("pooling", "truncation", "sequence"), labelled=False),
+    "feature-extraction": Task(
+        text.features,
+        "",
+        TOKENIZER,
+        ("pooling", "truncation", "sequence"),
+        (("text", "features"), ("text", "embedding")),
+        labelled=False,
+    ),
     "image-classification": Task(
-        image.classification, "ForImageClassification", {"preprocessor_config.json": "AutoImageProcessor"}, ("top_k",)
+        image.classification,
+        "ForImageClassification",
+        {"preprocessor_config.json": "AutoImageProcessor"},
+        ("top_k",),
+        (("image", "classification"),),
     ),
     "automatic-speech-recognition": Task(
         speech.transcription,
         "ForCTC",
         {"vocab.json": "AutoTokenizer", "preprocessor_config.json": "AutoFeatureExtractor"},
         ("samples",),
+        (("speech", "transcript"),),
         labelled=False,
     ),
 }

@@ -141,6 +141,8 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
     """Return the rules of calls that are allowed with some arguments only."""
     checks = {
         "mmap": _MMAP,
+        "open": _opening(1),
+        "openat": _opening(2),
         # Only to the peer of the connected channel.
         "sendto": [_low(4), (_EQUAL, 0, 2, 0), _high(4), (_EQUAL, 1, 0, 0), _REFUSE, _ALLOW],
         "prlimit64": _one_of(0, 0),
@@ -190,6 +192,14 @@ def _one_of(argument: int, *values: int) -> list[_Instruction]:
     """Return the condition that a 32-bit argument has one of these values."""
     tests = [(_EQUAL, len(values) - number, 0, value) for number, value in enumerate(values)]
     return [_low(argument), *tests, _REFUSE, _ALLOW]
+
+
+def _opening(argument: int) -> list[_Instruction]:
+    """Refuse flags for which Landlock checks no right: access mode 3, which neither reads nor writes, and in older
+    kernels to truncate a file that is opened for reading.
+    """
+    tests = [(_EQUAL, 3, 0, 3), (_EQUAL, 2, 0, 3 | os.O_TRUNC), (_EQUAL, 1, 0, os.O_TRUNC)]
+    return [_low(argument), (_AND, 0, 0, 3 | os.O_TRUNC), *tests, _ALLOW, _REFUSE]
 
 
 def _low(argument: int) -> _Instruction:

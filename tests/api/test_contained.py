@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from overwinter.cli import contained
-from overwinter.cli.contained import agree_contained
-from overwinter.core.errors import ProgramError
+from overwinter.api import contained
+from overwinter.api.contained import open_contained, open_here
+from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.agreement import agree
 from overwinter.model.export import export_saved
+from tests.tasks.directories import WEATHER, text_directory
 
 UNCHECKED = (
     *("-P", "-c"),
     """if True:
     import overwinter.model.export
     overwinter.model.export.check_saved = lambda path: None
-    from overwinter.cli import contained
+    from overwinter.api import contained
     contained.main()
     """,
 )
@@ -35,18 +36,21 @@ ATTEMPTS = """if True:
             return f"did: {step()}"
         except OSError as error:
             return type(error).__name__
-    raise PermissionError(json.dumps({
-        "read": attempt(lambda: open("/etc/passwd").read(1)),
-        "write": attempt(lambda: open(marker, "w")),
-        "list": attempt(lambda: os.listdir(os.path.dirname(marker))),
-        "network": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM)),
-        "process": attempt(os.fork),
-        "program": attempt(lambda: os.execv("/bin/true", ["true"])),
-        "signal": attempt(lambda: os.kill(os.getppid(), 9)),
-        "trace": attempt(lambda: open(f"/proc/{os.getppid()}/mem", "r+b")),
-        "tokens": [name for name in os.environ if name.startswith("OVERWINTER_")],
-        "descriptors": sum(attempt(lambda: os.fstat(fd)).startswith("did") for fd in range(3, 4096)),
-    }))
+    attempts = {
+        "read": lambda: open("/etc/passwd").read(1),
+        "open for nothing": lambda: os.open("/etc/passwd", 3),
+        "write": lambda: open(marker, "w"),
+        "truncate": lambda: os.open(json.__file__, os.O_RDONLY | os.O_TRUNC),
+        "list": lambda: os.listdir(os.path.dirname(marker)),
+        "network": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+        "process": os.fork,
+        "program": lambda: os.execv("/bin/true", ["true"]),
+        "signal": lambda: os.kill(os.getppid(), 9),
+        "trace": lambda: open(f"/proc/{os.getppid()}/mem", "r+b"),
+    }
+    did = {name: told for name, step in attempts.items() if (told := attempt(step)) != "PermissionError"}
+    descriptors = sum(attempt(lambda: os.fstat(fd)).startswith("did") for fd in range(3, 4096))
+    raise PermissionError(json.dumps({"did": did, "variables": sorted(os.environ), "descriptors": descriptors}))
 """
 
 
@@ -101,7 +105,7 @@ def hostile(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 def test_the_result_is_that_of_an_export_in_this_process(saved: Path) -> None:
-    program, weights, agreement = agree_contained(saved, 4)
+    program, weights, agreement = open_contained(saved, 4).agreed
     wanted = agree(export_saved(saved), 4)
     assert program == wanted.program
     assert agreement == wanted.agreement
@@ -112,28 +116,28 @@ def test_the_result_is_that_of_an_export_in_this_process(saved: Path) -> None:
 def test_what_is_refused_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "x.pt2").write_bytes(b"not a program")
     with pytest.raises(ProgramError, match=r"x\.pt2"):
-        agree_contained(tmp_path / "x.pt2")
+        open_contained(tmp_path / "x.pt2")
 
 
 def test_code_in_a_file_reaches_nothing(
     hostile: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OVERWINTER_TOKEN", "secret")
+    monkeypatch.setenv("A_TOKEN", "secret")
     path = hostile(ATTEMPTS)
     with pytest.raises(ProgramError) as caught:
-        agree_contained(path)
-    did = json.loads(str(caught.value)[str(caught.value).index("{") : str(caught.value).rindex("}") + 1])
-    assert did.pop("tokens") == []
+        open_contained(path)
+    found = json.loads(str(caught.value)[str(caught.value).index("{") : str(caught.value).rindex("}") + 1])
+    assert not {"A_TOKEN", "HOME", "PATH"} & set(found["variables"])
     # The file itself, the two files of the result, and those that keep Python's directory reachable.
-    assert did.pop("descriptors") <= 5
-    assert did == dict.fromkeys(did, "PermissionError")
+    assert found["descriptors"] <= 5
+    assert found["did"] == {}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["evil.pt2", "net.pt2"]
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("import os; os.write(2, b'x' * 100_000); os.kill(os.getpid(), 9)", "signal 9"),
         ("import os; os._exit(0)", "invalid result"),
     ],
 )
@@ -142,7 +146,7 @@ def test_a_file_that_ends_its_process_or_forges_its_result_is_refused(
 ) -> None:
     path = hostile(code)
     with pytest.raises(ProgramError, match=words) as caught:
-        agree_contained(path)
+        open_contained(path)
     assert "evil.pt2" in str(caught.value)
 
 
@@ -150,7 +154,7 @@ def test_nothing_is_imported_from_the_current_directory(saved: Path, monkeypatch
     for name in ("json", "torch", "overwinter"):
         (saved.parent / f"{name}.py").write_text(f"open({str(saved.parent / 'ran')!r}, 'w')")
     monkeypatch.chdir(saved.parent)
-    assert agree_contained(Path("net.pt2")).program.calls
+    assert open_contained(Path("net.pt2")).agreed.program.calls
     assert not (saved.parent / "ran").exists()
 
 
@@ -161,5 +165,40 @@ def test_without_a_sandbox_the_file_is_not_opened(
     lacking = "from overwinter.worker import sandbox; sandbox._restrict = lambda ruleset: ['no Landlock']"
     monkeypatch.setattr(contained, "MODULE", (*UNCHECKED[:2], f"{lacking}\n{UNCHECKED[2]}"))
     with pytest.raises(ProgramError, match=r"evil\.pt2 cannot be opened safely here \(no Landlock\)"):
-        agree_contained(path)
+        open_contained(path)
     assert not (tmp_path / "marker").exists()
+
+
+def test_a_directory_is_opened_with_its_handler(tmp_path: Path) -> None:
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    opened, wanted = (
+        open_contained(path, 1, "text-classification", {"top_k": 2}),
+        open_here(path, 1, "text-classification", {"top_k": 2}, trusted=False),
+    )
+    assert opened.agreed.program == wanted.agreed.program
+    assert all(map(torch.equal, opened.agreed.weights, wanted.agreed.weights))
+    assert (opened.handler, opened.assets) == (wanted.handler, wanted.assets)
+    assert [[each.name for each in sample] for sample in opened.samples] == [["text"]]
+
+
+def test_another_handler_than_that_of_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    forged = """if True:
+    from overwinter.api import contained
+    here = contained.open_here
+
+    def forged(*order, **trust):
+        opened = here(*order, **trust)
+        return opened._replace(handler=opened.handler + "import os")
+
+    contained.open_here = forged
+    contained.main()
+    """
+    monkeypatch.setattr(contained, "MODULE", ("-P", "-c", forged))
+    with pytest.raises(ProgramError, match="another handler"):
+        open_contained(path, 1, "text-classification")
+
+
+def test_a_wrong_task_is_the_callers_fault(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="no task 'translation'"):
+        open_contained(tmp_path, 1, "translation")
