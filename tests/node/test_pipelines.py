@@ -207,7 +207,8 @@ class Data(bytearray):
     """Bytes whose release can be observed."""
 
 
-def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(town, pipelines):
+def released_by_a_failure(town, pipelines, **works):
+    """Return what a pipeline releases before a garbage collection, if its stages after the first do this and fail."""
     released = []
 
     async def make(inputs):
@@ -215,6 +216,18 @@ def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(
         weakref.finalize(data, released.append, "first:y")
         return [Tensor("y", "FP32", inputs[0].shape, data)]
 
+    for name, work in ({"double": make} | works).items():
+        town.add(name, work=work)
+    gc.disable()
+    try:
+        with pytest.raises(OverloadedError):
+            run(pipelines)
+        return list(released)
+    finally:
+        gc.enable()
+
+
+def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(town, pipelines):
     begun = asyncio.Event()
 
     async def fail(inputs):
@@ -225,40 +238,18 @@ def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(
         begun.set()
         await asyncio.Event().wait()
 
-    for name, work in (("double", make), ("triple", fail), ("negate", hang)):
-        town.add(name, work=work)
-    gc.disable()
-    try:
-        with pytest.raises(OverloadedError):
-            run(pipelines)
-        assert released == ["first:y"]
-    finally:
-        gc.enable()
+    assert released_by_a_failure(town, pipelines, triple=fail, negate=hang) == ["first:y"]
 
 
 def test_the_inputs_of_a_failed_stage_are_released_without_a_garbage_collection(town, pipelines):
     """As a request to a function does, the stage holds its inputs while it waits for a future that gets the error."""
-    released = []
-
-    async def make(inputs):
-        data = Data(inputs[0].data)
-        weakref.finalize(data, released.append, "first:y")
-        return [Tensor("y", "FP32", inputs[0].shape, data)]
 
     async def fail(inputs):
         answer = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(answer.set_exception, OverloadedError("512 requests waiting"))
         return await answer
 
-    for name, work in (("double", make), ("triple", fail), ("negate", fail)):
-        town.add(name, work=work)
-    gc.disable()
-    try:
-        with pytest.raises(OverloadedError):
-            run(pipelines)
-        assert released == ["first:y"]
-    finally:
-        gc.enable()
+    assert released_by_a_failure(town, pipelines, triple=fail, negate=fail) == ["first:y"]
 
 
 def test_a_programming_error_in_a_stage_ends_the_others_and_is_raised(town, pipelines):
