@@ -4,7 +4,7 @@ import msgspec
 
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.versions import Share, Shares, Versions
-from overwinter.node.tenant_turns import TenantTurns
+from overwinter.node.fair_lock import FairLock
 from overwinter.node.traffic import TrafficSplits
 
 
@@ -21,7 +21,7 @@ class Fake:
     def __init__(self) -> None:
         self.answering = Versions([1, 2], (Share(1, 100),))
         self.may_end = asyncio.Event()
-        self.changing = TenantTurns()
+        self.changing = FairLock()
         self.checked: list[str] = []
         self.posted: list[Event] = []
 

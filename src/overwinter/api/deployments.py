@@ -271,4 +271,4 @@ def _decode_bounded(text: bytes) -> Manifest:
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:
     """Return the description of each view."""
     steps = listed(views, lambda view: view.info(), request.reservation)
-    return Response(200, await request.steps.run(steps), [JSON_TYPE])
+    return Response(200, await request.run(steps), [JSON_TYPE])

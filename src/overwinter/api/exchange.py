@@ -14,7 +14,7 @@ from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Reservation
 from overwinter.api.connections import PIECE_BYTES
 from overwinter.api.reading import BodyLimits, Fields, check_length, read_body
-from overwinter.api.steps import StepRunner
+from overwinter.api.steps import StepRunner, Steps
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
 
@@ -136,6 +136,10 @@ class Request(HTTPConnection):
         body = await read_body(self.receive, self.fields, self.reservation, self.steps, bounds)
         await self.steps.body_starts.turn(self.reservation.caller, len(body))
         return body
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run long work in steps, in turns of the callers."""
+        return await self.steps.run(self.reservation.caller, steps)
 
     async def reserve(self, nbytes: int) -> None:
         """Reserve an announced amount of memory, waiting for it while the client stays.

@@ -144,7 +144,7 @@ class InferenceApi:
         else:
             if head_bytes is not None:
                 request.reservation.grow(head_bytes * JSON_COST)
-            inference = await request.steps.run(decode_request(body, head_bytes, self._limits.elements_max))
+            inference = await request.run(decode_request(body, head_bytes, self._limits.elements_max))
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
         call = Call(
@@ -159,7 +159,7 @@ class InferenceApi:
         """
         inference.inputs.clear()
         writer = ElementWriter(self._limits.json_bytes_max, request.reservation.grow)
-        head, tail = await request.steps.run(encode_reply(reply.name, reply.version, reply.outputs, inference, writer))
+        head, tail = await request.run(encode_reply(reply.name, reply.version, reply.outputs, inference, writer))
         start = STARTS[reply.start]
         if not tail:
             return Response(200, head, [JSON_TYPE, start])
@@ -183,9 +183,7 @@ class InferenceApi:
         """The names of all functions and pipelines (KServe's list)."""
         # The versions of a function follow each other in the list.
         names = (name for name, _ in groupby(view.name for view in _views(request)))
-        return Response(
-            200, b'{"models":%b}' % await request.steps.run(listed(names, str, request.reservation)), [JSON_TYPE]
-        )
+        return Response(200, b'{"models":%b}' % await request.run(listed(names, str, request.reservation)), [JSON_TYPE])
 
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
@@ -225,7 +223,7 @@ class InferenceApi:
         body = await request.body(SHORT)
         ready_only = decode_json(_index_decoder, body).ready if body else False
         views = (view for view in _views(request) if view.state == "READY" or not ready_only)
-        return Response(200, await request.steps.run(listed(views, _indexed, request.reservation)), [JSON_TYPE])
+        return Response(200, await request.run(listed(views, _indexed, request.reservation)), [JSON_TYPE])
 
     async def load(self, request: Request) -> Response:
         """Wake a function; one that was unloaded becomes available again."""

@@ -101,7 +101,7 @@ async def read_body(
     elif len(body) > limits.bytes_max:
         raise limits.error()
     if (coding := fields.get(b"content-encoding")) is not None:
-        return await steps.run(inflate(body, coding, reservation, limits))
+        return await steps.run(reservation.caller, inflate(body, coding, reservation, limits))
     return body
 
 

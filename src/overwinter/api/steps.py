@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
+from overwinter.node.fair_lock import FairLock
 from overwinter.node.starts import Starts
 
 STEP_BYTES = 64 << 10
@@ -26,20 +27,20 @@ def finish(steps: Steps[T]) -> T:
 
 class StepRunner:
     """Runs the work of all requests. The first step of each piece of work runs at once. All further steps take turns,
-    one step in each iteration of the event loop.
+    one step in each iteration of the event loop, with the callers in rotation.
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._turns = FairLock()
         self.body_starts = Starts()
         """The start of the work on complete request bodies: some in each iteration, in turns of the callers."""
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, caller: str, steps: Steps[T]) -> T:
         """Run all steps and return the result."""
         done = _step(steps)
         while done is None:
-            # The lock is fair: each waiting request runs a step before this one runs its next.
-            async with self._lock:
+            # A caller's other requests, and those of each other caller, run a step before this one runs its next.
+            async with self._turns.turn(caller):
                 await asyncio.sleep(0)
                 done = _step(steps)
         return done[0]

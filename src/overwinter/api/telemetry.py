@@ -55,7 +55,7 @@ class TelemetryApi:
         """The usage of each function, of all tenants or of the one in the path."""
         tenant = request.path_params.get("tenant")
         used = await request.caller.node.telemetry.usage(None if tenant is None else TenantId(tenant))
-        return Response(200, await request.steps.run(listed(used, lambda each: each, request.reservation)), [JSON_TYPE])
+        return Response(200, await request.run(listed(used, lambda each: each, request.reservation)), [JSON_TYPE])
 
     async def explain(self, request: Request) -> Response:
         """The state of a function and the reasons of the last decisions."""

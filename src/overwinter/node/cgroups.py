@@ -165,6 +165,11 @@ class Groups:
                 self._lowered ^= {tenant}
                 _set_weight(place, LOWERED_DIVISOR if tenant in tenants else 1)
 
+    @property
+    def lowered(self) -> frozenset[TenantId]:
+        """The tenants with a lower weight."""
+        return frozenset(self._lowered)
+
     # Demoted processes
 
     @property

@@ -21,11 +21,11 @@ from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import SOURCES_MAX, Pipeline, Signature, Stage, Typed, check_pipeline, source_count
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
+from overwinter.node.fair_lock import FairLock
 from overwinter.node.registry import Registry
 from overwinter.node.signatures import Signatures
 from overwinter.node.stages import Infer, PipelineRun
 from overwinter.node.starts import Starts
-from overwinter.node.tenant_turns import TenantTurns
 from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
@@ -167,7 +167,7 @@ class Pipelines:
         """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._stage_starts = Starts()
         """The starts of stages: a request may start all stages of a pipeline together."""
-        self.changing = TenantTurns()
+        self.changing = FairLock()
         """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
         the change is made.
         """

@@ -71,7 +71,9 @@ class ZygoteProcess:
         self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}
-        """The answers that it has yet to send, in their order, and the checks since each became the next one."""
+        """The answers that it has yet to send, in their order. The oldest has the number of checks since the last
+        answer.
+        """
         self.unused_checks = 0
         """The checks since it last had something to do."""
         self.small = False

@@ -190,10 +190,12 @@ class Zygotes:
         self._check_later()
         for zygote in self.every():
             zygote.unused_checks = zygote.unused_checks + 1 if zygote.is_idle else 0
-            # Only the oldest can be late: while the others are answered, it works.
             answer = next(iter(zygote.pending), None)
             if answer is None:
                 self._ask(zygote, Ping(), "pong")
+                continue
+            if zygote.tenant in self.groups.lowered:
+                # It may get hardly any processor time.
                 continue
             zygote.pending[answer] += 1
             if zygote.pending[answer] > self._checks_allowed(zygote, answer):
@@ -285,6 +287,10 @@ class Zygotes:
     def _settle(self, zygote: ZygoteProcess, answer: Pending) -> None:
         if zygote.pending.pop(answer, None) is None:
             raise ValueError(f"it was not asked for that ({answer})")
+        for oldest in zygote.pending:
+            # A zygote that answers is not late. Its children answer in any order.
+            zygote.pending[oldest] = 0
+            break
 
     def _came_up(self, zygote: ZygoteProcess, message: Up, fds: list[int]) -> None:
         zygote.pid = zygote.channel.sender

@@ -23,10 +23,10 @@ from overwinter.core.profiling import (
 )
 from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
+from overwinter.node.fair_lock import FairLock
 from overwinter.node.faults import contain
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.parts import Parts
-from overwinter.node.tenant_turns import TenantTurns
 from overwinter.node.threads import Threads
 from overwinter.profiling.bench import Bench
 from overwinter.profiling.machine import core_count, fingerprint
@@ -51,7 +51,7 @@ class Profiler:
         self._tasks = tasks
         self._log = parts.log
         self._machine = fingerprint()
-        self._turns = TenantTurns()
+        self._turns = FairLock()
         self._background: set[asyncio.Task[object]] = set()
         # One at a time: any number of measurements may wait, and whatever else needs a thread must not wait for them.
         self._reader = Threads(1, "profiles")

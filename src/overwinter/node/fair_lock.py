@@ -1,6 +1,6 @@
-"""Decides whose work is next, where only one may be in progress: tenants take turns.
+"""A lock that is passed among clients in rotation, so that none waits for more than one turn of each other.
 
-So a tenant that requests a thousand measurements or changes delays the others by at most one of them.
+A tenant that requests a thousand measurements or changes delays the others by at most one of them.
 """
 
 import asyncio
@@ -8,31 +8,29 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from overwinter.core.ids import TenantId
 
-
-class TenantTurns:
-    """A lock that is passed among tenants in rotation, and among the waiters of a tenant in order."""
+class FairLock:
+    """A lock that is passed among clients in rotation, and among the waiters of a client in order."""
 
     def __init__(self) -> None:
         self._taken = False
-        self._waiting: dict[TenantId, deque[asyncio.Future[None]]] = {}
-        """The waiters by tenant, the tenant whose turn is longest ago first."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The waiters by client, the client whose turn is longest ago first."""
 
     @asynccontextmanager
-    async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
+    async def turn(self, client: str) -> AsyncIterator[None]:
         """Wait for the turn, and keep it until the context ends."""
         if self._taken:
-            await self._wait(tenant)
+            await self._wait(client)
         self._taken = True
         try:
             yield
         finally:
             self._pass_on()
 
-    async def _wait(self, tenant: TenantId) -> None:
+    async def _wait(self, client: str) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._waiting.setdefault(client, deque()).append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -43,11 +41,11 @@ class TenantTurns:
 
     def _pass_on(self) -> None:
         while self._waiting:
-            tenant = next(iter(self._waiting))
-            own = self._waiting.pop(tenant)
+            client = next(iter(self._waiting))
+            own = self._waiting.pop(client)
             waiter = own.popleft()
             if own:
-                self._waiting[tenant] = own
+                self._waiting[client] = own
             if not waiter.done():
                 # The turn stays taken until the waiter's context ends.
                 waiter.set_result(None)

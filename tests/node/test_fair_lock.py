@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.node.tenant_turns import TenantTurns
+from overwinter.node.fair_lock import FairLock
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
@@ -12,7 +12,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     had: list[str] = []
     inside = 0
 
-    async def one(turns: TenantTurns, number: int, tenant: str) -> None:
+    async def one(turns: FairLock, number: int, tenant: str) -> None:
         nonlocal inside
         async with turns.turn(tenant):
             inside += 1
@@ -24,7 +24,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
                 inside -= 1
 
     async def everybody() -> None:
-        turns = TenantTurns()
+        turns = FairLock()
         tasks = [asyncio.ensure_future(one(turns, number, tenant)) for number, tenant in enumerate(tenants)]
         await asyncio.sleep(0)
         for number in cancelled:
