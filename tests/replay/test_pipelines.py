@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from overwinter.core.stepper import (
 )
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.stages import PipelineRun
+from overwinter.node.starts import Starts
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.scenario import Application
 from overwinter.simulation.workloads import Poisson
@@ -113,9 +115,8 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
     pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
-    passage = PipelineRun(
-        pipeline, functions, functions.infer, Call("p", None, [x]), deadline, lambda: Seconds(functions.now)
-    )
+    now, turn = (lambda: Seconds(functions.now)), partial(Starts().turn, "tests", 0)
+    passage = PipelineRun(pipeline, functions, functions.infer, Call("p", None, [x]), deadline, now, turn)
     call = asyncio.ensure_future(passage.run())
     await settled()
     for after_s, which, error in happenings:
