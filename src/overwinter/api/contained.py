@@ -42,8 +42,8 @@ INVALID = (msgspec.MsgspecError, ValueError, RuntimeError, MemoryError, StoreErr
 """What an invalid result may raise."""
 
 
-class Opened(NamedTuple):
-    """A model from a third party: its program, compared with it, and for a task what the function has in addition."""
+class DeployableModel(NamedTuple):
+    """A program that was compared with its model, and for a task what the function has in addition."""
 
     agreed: "Agreed"
     handler: str | None = None
@@ -76,7 +76,7 @@ class _Refused(msgspec.Struct, tag=True):
 
 def open_contained(
     path: Path, max_batch: int = 1, task: str | None = None, options: Mapping[str, Any] | None = None
-) -> Opened:
+) -> DeployableModel:
     """Open a `.pt2` file or a directory of `transformers`, export it, and compare the program with the model.
 
     Raises ProgramError if the model is refused, or if this system has no sandbox for it; CallerError for a wrong task.
@@ -102,18 +102,18 @@ def open_contained(
 
 def open_here(
     path: Path, max_batch: int, task: str | None, options: Mapping[str, Any] | None, *, trusted: bool
-) -> Opened:
-    """Do the same in this process. Code in a `trusted` file runs."""
+) -> DeployableModel:
+    """Open, export and compare a model in this process. Code in a `trusted` file runs."""
     from overwinter.model.agreement import agree
     from overwinter.model.export import export_saved
 
     if not path.is_dir():
-        return Opened(agree(export_saved(path, trusted=trusted), max_batch))
+        return DeployableModel(agree(export_saved(path, trusted=trusted), max_batch))
     from overwinter.tasks.directory import export_directory, open_directory
 
     directory = open_directory(path, task, options)
     agreed = agree(export_directory(directory), max_batch)
-    return Opened(agreed, directory.handler, directory.assets, directory.samples)
+    return DeployableModel(agreed, directory.handler, directory.assets, directory.samples)
 
 
 def _end(code: int, output: IO[bytes]) -> str:
@@ -124,7 +124,7 @@ def _end(code: int, output: IO[bytes]) -> str:
     return f"the process that opened it failed: {lines[-1]}"
 
 
-def _opened(path: Path, task: str | None, result: bytes, weights: int) -> Opened:
+def _opened(path: Path, task: str | None, result: bytes, weights: int) -> DeployableModel:
     """Return what the process wrote, which may be any bytes."""
     from overwinter.model.agreement import Agreed
     from overwinter.worker.weights import MappedBlock
@@ -143,7 +143,7 @@ def _opened(path: Path, task: str | None, result: bytes, weights: int) -> Opened
     except INVALID as error:
         raise ProgramError(f"{path.name} cannot be opened: its process gave an invalid result: {error}") from None
     agreed = Agreed(program, tensors, answer.agreement)
-    return Opened(agreed, _known_handler(path, task, answer.handler), answer.assets, answer.samples)
+    return DeployableModel(agreed, _known_handler(path, task, answer.handler), answer.assets, answer.samples)
 
 
 def _known_handler(path: Path, task: str | None, source: str | None) -> str | None:

@@ -174,7 +174,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
 
     `function`: further arguments of `package`. A directory with a task replaces its handler and assets.
     """
-    from overwinter.api.contained import Opened, open_contained, open_here
+    from overwinter.api.contained import DeployableModel, open_contained, open_here
     from overwinter.api.deployer import declared, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
@@ -198,7 +198,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
             with spinner(f"exporting {model.source}"):
                 exported = export(*source)
             with spinner("comparing the program with the model"):
-                opened = Opened(agree(exported, max_batch))
+                opened = DeployableModel(agree(exported, max_batch))
     program, weights, agreement = opened.agreed
     samples = list(opened.samples)
     if opened.handler is not None:

@@ -42,7 +42,7 @@ code.
 """
 _CODE = re.compile(r".*(attn|experts)_implementation")
 """Settings that may name kernels, which are code to download."""
-_OWN_KERNELS = {None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm"}
+_OWN_KERNELS = (None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 """Their values that name code of PyTorch and `transformers`."""
 _FURTHER_CODE = ("quantization_config", "transformers_weights", "configuration_files", "attribute_map")
 """Settings that make `transformers` use other libraries, read other files, or give settings other names."""
@@ -136,7 +136,7 @@ def _check_code(path: Path, config: Any) -> None:
         return
     for key, value in config.items():
         kernels = value if isinstance(value, Mapping) else {key: value}
-        if _CODE.fullmatch(key) and any(str(each) not in map(str, _OWN_KERNELS) for each in kernels.values()):
+        if _CODE.fullmatch(key) and any(each not in _OWN_KERNELS for each in kernels.values()):
             raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
         if key in _FURTHER_CODE and value is not None:
             raise ProgramError(f"{path} has {key}, which may let other code run; save the model without it")
