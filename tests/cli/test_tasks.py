@@ -33,16 +33,9 @@ def test_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
     assert any(label in shown for label in WEATHER.values())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--task", "translation"), "there is no task 'translation'; the tasks: text-classification"),
-        (("--option", "samples=5"), "has no size 'samples'"),
-        (("--task", "text-classification", "--option", "pooling=mean"), "has no option 'pooling'"),
-    ],
-)
-def test_wrong_order_is_named(run: Run, weather: str, options: tuple[str, ...], words: str) -> None:
-    assert words in run("deploy", weather, "--name", "wrong", *options, exit_code=1).stderr
+def test_wrong_order_is_named(run: Run, weather: str) -> None:
+    wrong = run("deploy", weather, "--name", "wrong", "--option", "samples=5", exit_code=1)
+    assert "has no size 'samples'" in wrong.stderr
 
 
 def test_task_brings_its_handler(run: Run, weather: str) -> None:
