@@ -95,7 +95,7 @@ def test_answers_are_computed_for_the_tenant_and_once_for_all_that_wait() -> Non
     node = SimpleNamespace(telemetry=telemetry, pipelines=lambda tenant: [])
 
     def own() -> TenantTelemetry:
-        return TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
+        return TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, is_admin=False)
 
     async def scene() -> list[bytes]:
         return await asyncio.gather(*(own().metrics() for _ in range(100)))
@@ -119,7 +119,7 @@ def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
     chain, mine = SimpleNamespace(name="me..chain"), SimpleNamespace(name="me..mine")
     telemetry = NodeTelemetry(text, SimpleNamespace(functions=[mine]))
     node = SimpleNamespace(telemetry=telemetry, pipelines=lambda tenant: [chain])
-    own = TenantTelemetry(node, "me", Names("me"), lambda name: name, operator=False)
+    own = TenantTelemetry(node, "me", Names("me"), lambda name: name, is_admin=False)
     assert asyncio.run(own.metrics()) == own_metrics(TEXT, {b"mine", b"chain"})
     assert {text.count(b"\n") for text, _ in told} == {1}
     assert threading.get_ident() not in {thread for _, thread in told}
@@ -174,7 +174,7 @@ def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> N
         Usage(tenant="me", function=f"me..f{number}", since="2025-01-02", requests=1, **amounts) for number in range(3)
     ]
     telemetry = NodeTelemetry(activity=node, usage=used)
-    own = TenantTelemetry(SimpleNamespace(telemetry=telemetry), "me", Names("me"), lambda name: name, operator=False)
+    own = TenantTelemetry(SimpleNamespace(telemetry=telemetry), "me", Names("me"), lambda name: name, is_admin=False)
     for answer, key in ((own.activity, "name"), (lambda: own.usage(None), "function")):
         told.clear()
         found = msgspec.json.decode(msgspec.json.encode(asyncio.run(answer())))
@@ -228,7 +228,7 @@ def test_the_bytes_that_a_tenants_functions_moved_are_left_out() -> None:
         for name, device_ in (("f", used), ("g", None))
     ]
     node = SimpleNamespace(telemetry=NodeTelemetry(usage=usage))
-    own = TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, operator=False)
+    own = TenantTelemetry(node, "me", TenantNames("me"), lambda name: name, is_admin=False)
     f, g = msgspec.json.decode(msgspec.json.encode(asyncio.run(own.usage(None))))
     assert (f["function"], g["device"]) == ("f", None)
     assert f["device"] == {

@@ -2,8 +2,8 @@
 
 Until the first token is created, a node does not authenticate: a request acts for the tenant that its header names.
 From then on every request needs a token and acts for the token's tenant, except for the operations that need none
-(`api/operations.py`). The token file is checked for each request, so that a change by the operator takes effect
-with the next request on any connection.
+(`api/operations.py`). The token file is checked for each request, so that a change by the administrator takes
+effect with the next request on any connection.
 """
 
 from collections.abc import Mapping
@@ -133,7 +133,7 @@ class Access:
         try:
             self._known = self._file.read()
         except StoreError as error:
-            # The caller is not authenticated, so only the operator's log gets the reason.
+            # The caller is not authenticated, so only the node's log gets the reason.
             raise StoreError(UNREADABLE) from error
         self._version = version
         # Once tokens are required, removing the file does not make the node open.
@@ -151,15 +151,15 @@ class Access:
         if len(self._seen) >= SEEN_MAX:
             self._seen.clear()
         scopes = frozenset(SCOPES if "admin" in token.scopes else token.scopes)
-        node = TenantNode(self._node, token.tenant, self._quota(token.tenant), operator="admin" in scopes)
+        node = TenantNode(self._node, token.tenant, self._quota(token.tenant), is_admin="admin" in scopes)
         caller = Caller(node, token.tenant, token, scopes)
         grant = _Grant(caller, token.tenant.encode(), self._rate(token.tenant))
         self._seen[said] = grant
         return grant
 
     def _acting_for(self, grant: _Grant, name: str) -> Caller:
-        """Return the operator's rights for another tenant. For any other token the result does not depend on whether
-        the tenant exists.
+        """Return an administrator's rights for another tenant. For any other token the result does not depend on
+        whether the tenant exists.
         """
         mine = grant.caller
         if "admin" not in mine.scopes:

@@ -37,7 +37,7 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
         # The totals without their numbers name what is full. Any caller can cause refusals.
         caller, kind = scope.get(CALLER), NUMBER.sub("", error.totals)
         tenant = None if caller is None else caller.tenant
-        refusals.log((tenant, kind), f"a request was refused: {error.text_for_operator()}")
+        refusals.log((tenant, kind), f"a request was refused: {error.text_for_administrator()}")
     # The frames of the traceback refer to the request's data and to the error: a cycle that would keep the data until
     # the next garbage collection.
     error.__traceback__ = None

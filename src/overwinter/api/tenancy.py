@@ -137,19 +137,19 @@ class _QuotaBlocks:
 class TenantNode:
     """The node as one tenant sees it."""
 
-    def __init__(self, node: NodeInterface, tenant: TenantId, quota: Quota, *, operator: bool = False) -> None:
-        """`operator`: telemetry covers the whole node and all tenants."""
+    def __init__(self, node: NodeInterface, tenant: TenantId, quota: Quota, *, is_admin: bool = False) -> None:
+        """`is_admin`: telemetry covers the whole node and all tenants."""
         self._node = node
         self._tenant = tenant
         self._quota = quota
-        self._operator = operator
+        self._is_admin = is_admin
         self.names = TenantNames(tenant)
         self.repository: Blocks = _QuotaBlocks(node.repository, quota.nbytes)
 
     @property
     def telemetry(self) -> Telemetry:
         """The telemetry of the tenant's functions."""
-        return TenantTelemetry(self._node, self._tenant, self.names, self._node_name, self._operator)
+        return TenantTelemetry(self._node, self._tenant, self.names, self._node_name, self._is_admin)
 
     def live(self) -> bool:
         """Whether the node's scheduler works."""

@@ -71,7 +71,7 @@ class NodeTelemetry(Telemetry, Protocol):
 
 
 class TenantTelemetry:
-    """The visible data of a tenant's functions; for the operator, of the whole node."""
+    """The visible data of a tenant's functions; for an administrator, of the whole node."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TenantTelemetry:
         tenant: TenantId,
         names: Names,
         node_name: Callable[[FunctionName], FunctionName],
-        operator: bool,
+        is_admin: bool,
     ) -> None:
         """Create it. `node_name` returns the node's name of a function of the tenant, or raises NotFoundError."""
         self._node = node
@@ -87,11 +87,11 @@ class TenantTelemetry:
         self._tenant = tenant
         self._names = names
         self._node_name = node_name
-        self._operator = operator
+        self._is_admin = is_admin
 
     async def metrics(self) -> bytes:
         """The metrics of the tenant's functions and pipelines, in Prometheus's text format."""
-        if self._operator:
+        if self._is_admin:
             return await self._telemetry.metrics()
         return await self._telemetry.shared(("own metrics", self._tenant), self._own_metrics)
 
@@ -110,7 +110,7 @@ class TenantTelemetry:
 
     async def usage(self, tenant: TenantId | None) -> Sequence[object]:
         """Return the usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
-        if self._operator:
+        if self._is_admin:
             return await self._telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
             return []
@@ -122,7 +122,7 @@ class TenantTelemetry:
 
     async def activity(self) -> object:
         """The current activity of the tenant's functions."""
-        if self._operator:
+        if self._is_admin:
             return await self._telemetry.activity()
         return await self._telemetry.shared(("own activity", self._tenant), self._own_activity)
 
@@ -133,14 +133,14 @@ class TenantTelemetry:
     async def devices(self) -> object:
         """The devices that serve the tenant, with its own functions there."""
         found = await self._telemetry.devices()
-        if self._operator:
+        if self._is_admin:
             return found
         return self._names.translated_json(of_tenant(cast(list[DeviceActivity], found), self._tenant))
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; raises NotFoundError if there is none."""
         explained = cast(Explanation, await self._telemetry.explain(self._node_name(name), version))
-        if explained.pool is not None and not self._operator:
+        if explained.pool is not None and not self._is_admin:
             pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
             explained = msgspec.structs.replace(explained, pool=pool)
         return self._names.translated_json(explained)

@@ -34,9 +34,9 @@ def data_directory(command: Command) -> Command:
 def token() -> None:
     """Manage the tokens and quotas of a node.
 
-    These commands change files in the node's data directory, so the operator runs them on the node's machine. A running
-    node applies the changes at once. After the first token was created the node refuses requests without one, even if
-    all tokens are revoked.
+    These commands change files in the node's data directory, so the administrator runs them on the node's machine. A
+    running node applies the changes at once. After the first token was created the node refuses requests without one,
+    even if all tokens are revoked.
     """
 
 

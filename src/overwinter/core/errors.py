@@ -30,12 +30,12 @@ class OverwinterError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, retry_after_s: float | None = None, totals: str = "") -> None:
-        """`totals`: what the node has and uses in total. Only its operator sees them."""
+        """`totals`: what the node has and uses in total. Only the administrator of the node sees them."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.totals = totals
 
-    def text_for_operator(self) -> str:
+    def text_for_administrator(self) -> str:
         """The message with the totals."""
         return f"{self} ({self.totals})" if self.totals else str(self)
 

@@ -84,7 +84,7 @@ class Registry:
 
     def error_text(self, function: DeployedFunction, error: Exception) -> str:
         """Return the message of a store's error for callers, without block addresses; the log gets the full message."""
-        whole = error.text_for_operator() if isinstance(error, OverwinterError) else str(error)
+        whole = error.text_for_administrator() if isinstance(error, OverwinterError) else str(error)
         self._log(f"function {function.id}: {whole}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
 

@@ -129,7 +129,7 @@ class Published:
         return snapshot(self._state, self._cycle.resources, now, tenant)
 
     def totals(self) -> str:
-        """How much of the host stores and of the workers' memory is taken, in words: for the operator alone."""
+        """How much of the host stores and of the workers' memory is taken, in words: for the administrator alone."""
         host, memory = self._cycle.resources.host, self._cycle.resources.memory
         pinned = {
             (each.spec.store, address): size

@@ -3,9 +3,9 @@
     tokens.json        replaced as a whole by a rename, so that a reader never sees a partial file
     tokens.lock        held during a change
 
-Only the operator may write into the data directory. A token has 256 random bits, which cannot be guessed or enumerated:
-one round of SHA-256 is enough to make the file useless to a reader, and is fast enough for each request. A slow hash
-(argon2, bcrypt) protects passwords, and would let attackers keep the node busy.
+Only the administrator may write into the data directory. A token has 256 random bits, which cannot be guessed or
+enumerated: one round of SHA-256 is enough to make the file useless to a reader, and is fast enough for each request. A
+slow hash (argon2, bcrypt) protects passwords, and would let attackers keep the node busy.
 """
 
 import fcntl

@@ -105,7 +105,7 @@ class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_activity(sources: Sources, known: Sequence[DeviceSnapshot], now: Seconds) -> list[DeviceActivity]:
-    """Describe all devices to the operator."""
+    """Describe all devices, for the administrator."""
     configs = {each.name: each for each in sources.config.devices}
     return [_device(sources.statistics, each, configs[each.name], now) for each in known]
 
