@@ -46,11 +46,11 @@ from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
+from overwinter.store.disk import FULL, free_bytes
 from overwinter.store.elbows import in_measured_groups, read_elbows
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
-from overwinter.store.sealing import FULL, free_bytes
 from overwinter.store.uploads import DiskBounds
 
 

@@ -10,7 +10,7 @@ from overwinter.core.errors import ConflictError, NoSpaceError
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.store import catalog
 from overwinter.store.blocks import address_of
-from overwinter.store.holdings import FILE_BYTES
+from overwinter.store.disk import DISK_PAGE_BYTES
 from overwinter.store.manifest import Blob, Handler, encode_manifest
 from overwinter.store.repository import Repository
 from overwinter.store.uploads import DiskBounds
@@ -113,12 +113,12 @@ def test_an_older_repository_derives_the_holders_of_blobs_from_manifests(tmp_pat
 
 
 def test_a_tenant_holds_no_more_than_it_may(tmp_path):
-    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * FILE_BYTES))
-    blobs = [os.urandom(FILE_BYTES), b"x", b"y"]
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * DISK_PAGE_BYTES))
+    blobs = [os.urandom(DISK_PAGE_BYTES), b"x", b"y"]
     for data in blobs:
         put(repository, address_of(data), data)
     before = blocks_and_drafts(repository)
-    with pytest.raises(NoSpaceError, match=f"'{TENANT}'.*{3 * FILE_BYTES} bytes"):
+    with pytest.raises(NoSpaceError, match=f"'{TENANT}'.*{3 * DISK_PAGE_BYTES} bytes"):
         put(repository, address_of(b"z"), b"z")
     with pytest.raises(NoSpaceError), upload(repository, ADDRESS) as begun:
         begun.write(DATA)
@@ -129,7 +129,7 @@ def test_a_tenant_holds_no_more_than_it_may(tmp_path):
 
 
 def test_uploads_in_progress_count_together_for_their_tenant(tmp_path):
-    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * FILE_BYTES))
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * DISK_PAGE_BYTES))
     put(repository, address_of(b"x"), b"x")
     with upload(repository, ADDRESS) as first:
         first.write(DATA[:1])

@@ -5,7 +5,8 @@ import pytest
 
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.store.blocks import address_of
-from overwinter.store.sealing import CHUNK_BYTES, Draft, digest_of, disk_errors, private_directory, read_chunks
+from overwinter.store.disk import disk_errors, private_directory
+from overwinter.store.sealing import CHUNK_BYTES, Draft, digest_of, read_chunks
 from tests.store.family import below
 
 DATA = os.urandom(2 * CHUNK_BYTES + 17)

@@ -19,7 +19,7 @@ import msgspec
 
 from overwinter.api.rates import Rate
 from overwinter.core.ids import TenantId
-from overwinter.store.tokens import OPEN_FLAGS, hand_over
+from overwinter.store.disk import OPEN_FLAGS, give_to_owner
 
 FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
@@ -94,7 +94,7 @@ def write_record(path: Path, record: AuditRecord) -> None:
         written = file.tell()
         if written == len(encoded):
             # The file is new.
-            hand_over(file.fileno(), path.parent)
+            give_to_owner(file.fileno(), path.parent)
     if written >= BYTES_MAX:
         os.replace(path, path.with_name(f"{path.name}.1"))
 

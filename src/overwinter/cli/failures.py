@@ -21,7 +21,9 @@ def error_text(error: Exception) -> str:
     """Return the text of an error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return (error.text_for_administrator() if isinstance(error, OverwinterError) else str(error)) or type(error).__name__
+    return (error.text_for_administrator() if isinstance(error, OverwinterError) else str(error)) or type(
+        error
+    ).__name__
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:

@@ -140,7 +140,7 @@ def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> Non
 def _audit(data: Path, tenant: str, what: str, id_: str) -> None:
     from overwinter.api.audit import FILE, AuditRecord, time_text, write_record
     from overwinter.core.ids import TenantId
-    from overwinter.store.sealing import disk_errors
+    from overwinter.store.disk import disk_errors
 
     who = f"user {os.getuid()}"
     record = AuditRecord(

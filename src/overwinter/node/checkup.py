@@ -17,7 +17,7 @@ from overwinter.core.config import NodeConfig
 from overwinter.node.cgroups import CONTROLLERS, group_of
 from overwinter.node.limits import workers_most
 from overwinter.node.pressure import available_bytes
-from overwinter.store.sealing import free_bytes
+from overwinter.store.disk import free_bytes
 from overwinter.worker import namespaces
 from overwinter.worker.sandbox import Sandbox
 

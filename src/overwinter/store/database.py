@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overwinter.core.errors import NoSpaceError, StoreError
-from overwinter.store.sealing import free_bytes
+from overwinter.store.disk import free_bytes
 
 PRIMARY_CODE_MASK = 0xFF
 INDEX_BYTES = 32 << 10

@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.ids import Address, TenantId
 from overwinter.store.database import Database
-
-FILE_BYTES = 4096
-"""A file occupies whole pages of a disk, at least one."""
-
-
-def disk_bytes(nbytes: int) -> int:
-    """The disk space of a file of `nbytes`."""
-    return max(1, -(-nbytes // FILE_BYTES)) * FILE_BYTES
+from overwinter.store.disk import DISK_PAGE_BYTES
 
 
 class Holdings:
@@ -76,7 +69,7 @@ class Holdings:
             db.executemany("DELETE FROM holdings WHERE tenant = ? AND address = ?", old)
 
 
-_SUM_OF_BYTES = f"coalesce(sum(max(1, (nbytes + {FILE_BYTES - 1}) / {FILE_BYTES}) * {FILE_BYTES}), 0)"
+_SUM_OF_BYTES = f"coalesce(sum(max(1, (nbytes + {DISK_PAGE_BYTES - 1}) / {DISK_PAGE_BYTES}) * {DISK_PAGE_BYTES}), 0)"
 
 
 def limit_error(tenant: TenantId, most: int) -> NoSpaceError:

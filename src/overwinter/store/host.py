@@ -26,10 +26,11 @@ from blake3 import blake3
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
 from overwinter.store.blocks import check_address
+from overwinter.store.disk import disk_errors, free_bytes, private_directory
 from overwinter.store.mapping import HUGE_BYTES, collapse_pages
 from overwinter.store.repository import damaged
 from overwinter.store.residency import Sized, distinct
-from overwinter.store.sealing import Draft, disk_errors, free_bytes, private_directory, read_chunks
+from overwinter.store.sealing import Draft, read_chunks
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_READS = 2

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from overwinter.core.ids import SHARED, StoreName
+from overwinter.store.disk import free_bytes
 from overwinter.store.host import Health, HostStore, Source
 from overwinter.store.residency import Sized
-from overwinter.store.sealing import free_bytes
 
 PREFIX = "tenant."
 

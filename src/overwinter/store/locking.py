@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from overwinter.store.sealing import disk_errors
+from overwinter.store.disk import disk_errors
 
 
 class Lock:

@@ -31,13 +31,14 @@ from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
 from overwinter.store.compatibility import stored_manifest, stored_pipeline
+from overwinter.store.disk import disk_errors, private_directory
 from overwinter.store.holdings import Holdings
 from overwinter.store.locking import Lock
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
-from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
+from overwinter.store.sealing import Draft, digest_of
 from overwinter.store.traffic import StoredTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Drafts, Growth, Upload
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from overwinter.store.sealing import free_bytes
+from overwinter.store.disk import free_bytes
 
 RESERVE_BYTES = 4 << 20
 """The space for the write-ahead logs and their indexes of the catalog and the usage file."""

@@ -8,54 +8,20 @@ byte was written, and the digest was computed while writing. So a file under an 
 crash, and two writers of one block replace each other's file with an equal one.
 """
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from blake3 import blake3
 
-from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
 from overwinter.core.tensor import Buffer
+from overwinter.store.disk import disk_errors
 
 CHUNK_BYTES = 256 << 10
 """Small enough that the data is still in the cache when it is written after it was hashed."""
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-@contextmanager
-def disk_errors(action: str, directory: Path) -> Iterator[None]:
-    """Turn OSErrors into NoSpaceError, naming the disk, or StoreError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise NoSpaceError(
-                f"cannot {action}: the disk of {directory} is full; remove functions, or enlarge it",
-                totals=f"{free_bytes(directory)} bytes free, {error.strerror}",
-            ) from error
-        raise StoreError(f"cannot {action} in {directory}: {error.strerror or error}") from error
-
-
-def free_bytes(directory: Path) -> int:
-    """Return the free bytes of the filesystem of `directory`, which may not exist yet."""
-    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    state = os.statvfs(existing)
-    return state.f_bavail * state.f_frsize
-
-
-def private_directory(path: Path) -> Path:
-    """Return the directory `path`; create it with access for this user only if it does not exist."""
-    with disk_errors("make a directory", path):
-        if not path.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may create it at the same moment. An existing directory keeps its permissions.
-            path.mkdir(mode=0o700, exist_ok=True)
-    return path
 
 
 def read_chunks(descriptor: int) -> Iterator[memoryview]:

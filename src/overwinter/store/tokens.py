@@ -24,17 +24,13 @@ from msgspec import Meta
 
 from overwinter.core.errors import CallerError, NotFoundError, StoreError
 from overwinter.core.ids import NAME_PATTERN, TenantId
-from overwinter.store.sealing import disk_errors, private_directory
+from overwinter.store.disk import OPEN_FLAGS, disk_errors, give_to_owner, private_directory
 
 Scope = Literal["infer", "deploy", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 FILE = "tokens.json"
 LOCK = "tokens.lock"
-OPEN_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""The flags for opening files of the data directory. Commands run by root may write them; following a link there would
-let the node's user redirect the write.
-"""
 PREFIX = "ow"
 """The prefix of every token, by which scanners of source code find one that was checked in."""
 SECRET_BYTES = 32
@@ -187,7 +183,7 @@ class TokenFile:
         with disk_errors("lock the tokens", self._data):
             descriptor = os.open(self._data / LOCK, os.O_RDWR | OPEN_FLAGS, 0o600)
         try:
-            hand_over(descriptor, self._data)
+            give_to_owner(descriptor, self._data)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield self.read()
         finally:
@@ -198,7 +194,7 @@ class TokenFile:
         with disk_errors("write the tokens", self._data):
             with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OPEN_FLAGS, 0o600), "wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(known)))
-                hand_over(file.fileno(), self._data)
+                give_to_owner(file.fileno(), self._data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self._path)
@@ -207,13 +203,6 @@ class TokenFile:
                 os.fsync(directory)
             finally:
                 os.close(directory)
-
-
-def hand_over(descriptor: int, directory: Path) -> None:
-    """Give a file that root created to the owner of its directory: the node may run as another user."""
-    if os.geteuid() == 0:
-        owner = os.stat(directory)
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def digest_of(text: bytes) -> str:

@@ -14,7 +14,8 @@ import msgspec
 from overwinter.core.errors import CallerError, NoSpaceError
 from overwinter.core.ids import Address, TenantId
 from overwinter.core.tensor import Buffer
-from overwinter.store.holdings import disk_bytes, limit_error
+from overwinter.store.disk import disk_bytes
+from overwinter.store.holdings import limit_error
 from overwinter.store.sealing import Draft
 
 INODES_FREE_MIN = 1024

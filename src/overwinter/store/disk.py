@@ -1,0 +1,61 @@
+"""Space, directories, files and errors of the disk."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from overwinter.core.errors import NoSpaceError, StoreError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""The errors of a full disk."""
+DISK_PAGE_BYTES = 4096
+"""A file occupies whole pages of this size on a disk, at least one."""
+OPEN_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+"""The flags for opening files of the data directory. Commands run by root may write them; following a link there would
+let the node's user redirect the write.
+"""
+
+
+@contextmanager
+def disk_errors(action: str, directory: Path) -> Iterator[None]:
+    """Turn OSErrors into NoSpaceError, naming the disk, or StoreError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise NoSpaceError(
+                f"cannot {action}: the disk of {directory} is full; remove functions, or enlarge it",
+                totals=f"{free_bytes(directory)} bytes free, {error.strerror}",
+            ) from error
+        raise StoreError(f"cannot {action} in {directory}: {error.strerror or error}") from error
+
+
+def free_bytes(directory: Path) -> int:
+    """Return the free bytes of the filesystem of `directory`, which may not exist yet."""
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    state = os.statvfs(existing)
+    return state.f_bavail * state.f_frsize
+
+
+def private_directory(path: Path) -> Path:
+    """Return the directory `path`; create it with access for this user only if it does not exist."""
+    with disk_errors("make a directory", path):
+        if not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Another process may create it at the same moment. An existing directory keeps its permissions.
+            path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def disk_bytes(nbytes: int) -> int:
+    """The disk space of a file of `nbytes`."""
+    return max(1, -(-nbytes // DISK_PAGE_BYTES)) * DISK_PAGE_BYTES
+
+
+def give_to_owner(descriptor: int, directory: Path) -> None:
+    """Give a file that root created to the owner of its directory: the node may run as another user."""
+    if os.geteuid() == 0:
+        owner = os.stat(directory)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
