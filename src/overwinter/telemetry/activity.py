@@ -127,7 +127,7 @@ def _function(
     stores = [
         (sources.statistics.stores.get(function.spec.store), part) for function in versions for part in function.parts
     ]
-    held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
+    held = [(blocks.held(id_), blocks.exclusive(id_)) for blocks, id_ in stores if blocks is not None]
     workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
     rate, p50, p99 = recent_latency(list(tally.recent), now)
     return FunctionActivity(

@@ -13,7 +13,7 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.details import BindingDetail, FunctionDetail, PoolDetail, WorkerDetail
 from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
-from overwinter.store.shares import Shares
+from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics
 from overwinter.telemetry.underway import LiveWorker
@@ -220,15 +220,15 @@ def tiers_of(
     last the function itself; `places`: its repository and its host store. It reads the disk: call it in a thread.
     """
     seen, function = sources.statistics, parts[-1]
-    empty: Shares[FunctionId] = Shares()
+    empty: SharedBlocks[FunctionId] = SharedBlocks()
     blobs = [blob for part in parts for blob in part.blobs]
     whole = sum(distinct(blobs).values())
     tiers = []
-    for tier, shares, place in zip(
+    for tier, blocks, place in zip(
         ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
     ):
-        missing, own = missing_bytes(blobs, place), _held(shares, parts)
-        holding = [sizes for id_, sizes in others if shares.held(id_)]
+        missing, own = missing_bytes(blobs, place), _held(blocks, parts)
+        holding = [sizes for id_, sizes in others if blocks.held(id_)]
         exclusive = sum(own[each] for each in own.keys() - set().union(*holding))
         tiers.append(
             TierBytes(
@@ -246,9 +246,9 @@ def tiers_of(
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
 
-def _held(shares: Shares[FunctionId], parts: Sequence[FunctionSpec]) -> dict[Address, int]:
+def _held(blocks: SharedBlocks[FunctionId], parts: Sequence[FunctionSpec]) -> dict[Address, int]:
     """Return the blocks that a place holds for these parts of a function."""
-    return distinct([blob for part in parts if shares.held(part.id) for blob in part.blobs])
+    return distinct([blob for part in parts if blocks.held(part.id) for blob in part.blobs])
 
 
 def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:

@@ -15,7 +15,7 @@ from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor,
 from overwinter.core.events import RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
-from overwinter.store.shares import Shares
+from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.tally import DeviceCounts, Tally
 
 T = TypeVar("T", bound=Tally)
@@ -77,7 +77,7 @@ class TrackedDevice(Generic[T]):
         """The functions that were brought before a request."""
         self.unplaced = 0
         """The attempts of a run whose blocks did not fit, because the free memory was not contiguous."""
-        self.blocks: Shares[FunctionId] = Shares()
+        self.blocks: SharedBlocks[FunctionId] = SharedBlocks()
         self.residents: dict[FunctionId, T] = {}
 
     def hold(self, function: FunctionId, tally: T, sizes: Mapping[Address, int], now: Seconds) -> None:

@@ -14,7 +14,7 @@ from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, is_part, slice_number, whole_id
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
-from overwinter.store.shares import Shares
+from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
 from overwinter.telemetry.pool import DevicePart, DeviceRun
 from overwinter.telemetry.tally import Tally
@@ -121,8 +121,8 @@ class Statistics(Tracker[FunctionStatistics]):
         self.wake_times: dict[Start, Histogram] = {"host": Histogram(SECONDS), "disk": Histogram(SECONDS)}
         self.decision_counts: Counter[Decision] = Counter()
         self.pressure_events = self.zygotes_lost = 0
-        self.disk: Shares[FunctionId] = Shares()
-        self.stores: dict[StoreName, Shares[FunctionId]] = {}
+        self.disk: SharedBlocks[FunctionId] = SharedBlocks()
+        self.stores: dict[StoreName, SharedBlocks[FunctionId]] = {}
         self.released_bytes: Counter[StoreName] = Counter()
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
@@ -130,12 +130,12 @@ class Statistics(Tracker[FunctionStatistics]):
         """Removed functions whose usage is not written to its file yet."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
-    def store(self, name: StoreName) -> Shares[FunctionId]:
+    def store(self, name: StoreName) -> SharedBlocks[FunctionId]:
         """Return the blocks held in a host store, by holder."""
-        shares = self.stores.get(name)
-        if shares is None:
-            shares = self.stores[name] = Shares()
-        return shares
+        blocks = self.stores.get(name)
+        if blocks is None:
+            blocks = self.stores[name] = SharedBlocks()
+        return blocks
 
     def private_bytes(self) -> Counter[FunctionId]:
         """Return each version's part of the private memory of workers."""
@@ -304,10 +304,10 @@ class Statistics(Tracker[FunctionStatistics]):
         self.store(spec.store).hold(spec.id, self._sizes[spec.id], now)
 
     def _blocks_released(self, spec: FunctionSpec, now: Seconds) -> None:
-        shares = self.store(spec.store)
-        before = shares.nbytes
-        self.tally_of(spec).host_byte_s += shares.release(spec.id, now)
-        self.released_bytes[spec.store] += before - shares.nbytes
+        blocks = self.store(spec.store)
+        before = blocks.nbytes
+        self.tally_of(spec).host_byte_s += blocks.release(spec.id, now)
+        self.released_bytes[spec.store] += before - blocks.nbytes
 
     def _decision_made(self, tally: FunctionStatistics, what: Decision, why: str, now: Seconds) -> None:
         tally.decisions.append(DecisionRecord(now, what, why))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.store.shares import Shares
+from overwinter.store.shared_blocks import SharedBlocks
 
 SIZES = {"a": 100, "b": 7, "c": 4096, "d": 1, "e": 333}
 NEEDS = st.sets(st.sampled_from(sorted(SIZES))).map(lambda addresses: {a: SIZES[a] for a in sorted(addresses)})
@@ -21,31 +21,31 @@ def parts(holding):
 
 @given(STEPS)
 def test_debts_are_the_integral_of_equal_parts(steps):
-    shares, holding, debts, now = Shares(), {}, dict.fromkeys("xyz", 0.0), 0.0
+    blocks, holding, debts, now = SharedBlocks(), {}, dict.fromkeys("xyz", 0.0), 0.0
     paid = dict.fromkeys("xyz", 0.0)
     for seconds, holder, sizes in steps:
         now += seconds
         for other, nbytes in parts(holding).items():
             debts[other] += nbytes * seconds
         if holder in holding:
-            paid[holder] += shares.release(holder, now)
+            paid[holder] += blocks.release(holder, now)
             del holding[holder]
         elif sizes is not None:
-            shares.hold(holder, sizes, now)
+            blocks.hold(holder, sizes, now)
             holding[holder] = sizes
         for key in "xyz":
             others = set().union(*(sizes for other, sizes in holding.items() if other != key))
             own = {a: nbytes for a, nbytes in holding.get(key, {}).items() if a not in others}
-            assert shares.exclusive(key) == sum(own.values())
-            assert paid[key] + shares.uncharged(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
-        assert shares.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
+            assert blocks.exclusive(key) == sum(own.values())
+            assert paid[key] + blocks.uncharged(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
+        assert blocks.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
 
 
 def test_nothing_stays_of_holders_that_left():
-    shares = Shares()
-    shares.hold("x", {"a": 10, "b": 2}, 0.0)
-    shares.hold("y", {"a": 10}, 4.0)
-    assert shares.release("x", 6.0) == 4 * 10 + 2 * 5 + 6 * 2
-    assert shares.release("y", 7.0) == 2 * 5 + 10
-    assert shares.release("y", 8.0) == 0.0
-    assert (shares.nbytes, shares.held("x"), shares.uncharged("x", 9.0)) == (0, 0, 0.0)
+    blocks = SharedBlocks()
+    blocks.hold("x", {"a": 10, "b": 2}, 0.0)
+    blocks.hold("y", {"a": 10}, 4.0)
+    assert blocks.release("x", 6.0) == 4 * 10 + 2 * 5 + 6 * 2
+    assert blocks.release("y", 7.0) == 2 * 5 + 10
+    assert blocks.release("y", 8.0) == 0.0
+    assert (blocks.nbytes, blocks.held("x"), blocks.uncharged("x", 9.0)) == (0, 0, 0.0)
