@@ -23,8 +23,8 @@ from overwinter.node.faults import Faults
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
+from overwinter.telemetry.in_progress import LiveWorker
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics, Statistics
-from overwinter.telemetry.underway import LiveWorker
 
 CHECK_INTERVAL_S = 0.1
 TURNS = 10

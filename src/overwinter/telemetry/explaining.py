@@ -14,9 +14,9 @@ from overwinter.scheduler.details import BindingDetail, FunctionDetail, PoolDeta
 from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shared_blocks import SharedBlocks
+from overwinter.telemetry.in_progress import LiveWorker
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics
-from overwinter.telemetry.underway import LiveWorker
 
 
 class TierBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from overwinter.core.actions import Decision, Refuse, Reply, Run
 from overwinter.core.events import Event, Profiled, RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
+from overwinter.telemetry.in_progress import LiveWorker, OpenRun
 from overwinter.telemetry.pool import DeviceRun
 from overwinter.telemetry.tally import Tally
-from overwinter.telemetry.underway import LiveWorker, OpenRun
 
 T = TypeVar("T", bound=Tally)
 

@@ -19,9 +19,9 @@ import msgspec
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, whole_name
 from overwinter.store.usage import Amounts, UsageFile
+from overwinter.telemetry.in_progress import LiveWorker
 from overwinter.telemetry.pool import TrackedPool
 from overwinter.telemetry.statistics import FunctionStatistics, Statistics
-from overwinter.telemetry.underway import LiveWorker
 
 IDLE_PRICE = 0.1
 """The price of an idle core, as a share of the price of a core that runs something."""

@@ -13,11 +13,11 @@ from overwinter.core.events import Arrived, MemoryMeasured
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
+from overwinter.telemetry.in_progress import LiveWorker, OpenRequest, OpenRun
 from overwinter.telemetry.latencies import Latencies
 from overwinter.telemetry.pool import TrackedDevice
 from overwinter.telemetry.tally import DeviceCounts, Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
 SAMPLES = 600
 """The number of points of each curve over time."""

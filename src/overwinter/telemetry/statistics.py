@@ -16,10 +16,10 @@ from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
+from overwinter.telemetry.in_progress import LiveWorker, OpenRequest, OpenRun
 from overwinter.telemetry.pool import DevicePart, DeviceRun
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
-from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 
 SMOOTHING = 0.2
 """The weight of the latest value in smoothed values."""

@@ -47,9 +47,9 @@ from overwinter.core.events import (
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.telemetry.hooks import Hooks
+from overwinter.telemetry.in_progress import LiveWorker, OpenRequest, OpenRun
 from overwinter.telemetry.pool import DeviceRun, TrackedPool
 from overwinter.telemetry.tally import Tally
-from overwinter.telemetry.underway import LiveWorker, OpenRequest, OpenRun
 from overwinter.telemetry.versions import KnownVersions
 
 T = TypeVar("T", bound=Tally)
