@@ -107,7 +107,7 @@ def test_a_run_counts_where_and_for_whom_it_ran():
     assert (seen.hits, seen.misses, seen.run_s, seen.moved_bytes) == (1, 2, 3.5, 520_000)
     assert (f.by_device["virtual:0"].hits, f.by_device["virtual:0"].misses, f.on_devices.run_s) == (1, 1, 3.0)
     assert (f.on_devices.moved_bytes, f.on_devices.hit_ratio) == (510_000, 0.5)
-    assert (f.runs, f.batched, f.run_s, f.answered, f.attainment, f.core_s) == (2, 2, 3.0, 2, 0.5, 0.0)
+    assert (f.runs, f.run_requests, f.run_s, f.answered, f.attainment, f.core_s) == (2, 2, 3.0, 2, 0.5, 0.0)
     assert f.started == {"disk": 1, "warm": 1}
     assert world.statistics.tallies["g"].started == {"disk": 1}
 

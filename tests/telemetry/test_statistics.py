@@ -116,9 +116,9 @@ def test_a_request_is_followed_to_its_answer():
         (3.5, RunEnded(1, 1), Reply(1, "f@1", "disk"), Refuse(2, "HandlerError", "bad")),
     )
     tally = seen.tallies["f"]
-    assert (tally.requests, tally.answered, tally.ended, tally.within, tally.attainment) == (2, 1, 2, 0, 0.0)
+    assert (tally.requests, tally.answered, tally.ended, tally.in_slo, tally.attainment) == (2, 1, 2, 0, 0.0)
     assert (tally.wakes, tally.woken, tally.wake_s["disk"]) == ({"disk": 1}, {"disk": 1}, 1.5)
-    assert (tally.wait_s, tally.runs, tally.batched, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
+    assert (tally.wait_s, tally.runs, tally.run_requests, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
     assert (tally.loaded_bytes, tally.started, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
     assert list(tally.recent) == [(3.5, 2.5)]
     assert [(result.what, result.why) for result in tally.refusals] == [("HandlerError", "bad")]
@@ -155,10 +155,10 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
         (1.0, Arrived(4, "g", None, None), Run(1, 1, (1, 2, 3, 4), None, ("f@1", "g@1", "g@1", "g@1"))),
         (5.0, RunEnded(1, 1), *(Reply(id_, "f@1" if id_ == 1 else "g@1", "warm") for id_ in (1, 2, 3, 4))),
     )
-    paid = {name: (tally.runs, tally.batched, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
+    paid = {name: (tally.runs, tally.run_requests, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
     assert paid == {"f": (1, 1, 4.0, 2.0), "g": (1, 3, 4.0, 6.0)}
     shared = {
-        name: (tally.shared_runs, tally.shared_batched, tally.shared_charged_s, tally.shared_whole_s)
+        name: (tally.shared_runs, tally.shared_run_requests, tally.shared_charged_s, tally.shared_whole_s)
         for name, tally in seen.tallies.items()
     }
     assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
@@ -180,7 +180,7 @@ def test_functions_that_share_a_run_on_a_device_pay_for_it_by_their_requests():
         (5.0, RunEnded(1, 1, (), 9, False, 6), *(Reply(*each, "warm") for each in zip(ids, functions, strict=True))),
     )
     shared = {
-        name: (tally.shared_runs, tally.shared_batched, tally.shared_charged_s, tally.shared_whole_s)
+        name: (tally.shared_runs, tally.shared_run_requests, tally.shared_charged_s, tally.shared_whole_s)
         for name, tally in seen.tallies.items()
     }
     assert shared == {"f": (1, 1, 1.0, 4.0), "g": (1, 3, 3.0, 4.0)}

@@ -59,7 +59,7 @@ class ApplicationRequest:
             seconds, slo_s = now - self.arrived, self.tally.slo_s
             self.tally.answered += 1
             self.tally.latencies.add(seconds)
-            self.tally.within += slo_s is not None and seconds <= slo_s
+            self.tally.in_slo += slo_s is not None and seconds <= slo_s
 
     def failed(self, error: str) -> None:
         """Handle a refused stage, which ends the request."""

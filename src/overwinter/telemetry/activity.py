@@ -141,7 +141,7 @@ def _function(
         devices=tuple(dict.fromkeys(name for function in versions for name in function.devices)),
         running=running[tally.name],
         queued=sum(function.queued for function in versions),
-        shared=tally.shared_batched / tally.batched if tally.batched else None,
+        shared=tally.shared_run_requests / tally.run_requests if tally.run_requests else None,
         rate=rate,
         p50_ms=None if p50 is None else p50 * 1000,
         p99_ms=None if p99 is None else p99 * 1000,

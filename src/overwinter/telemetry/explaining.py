@@ -301,8 +301,8 @@ def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
     return SharedFacts(
         runs=tally.shared_runs,
         all_runs=tally.runs,
-        requests=tally.shared_batched,
-        all_requests=tally.batched,
+        requests=tally.shared_run_requests,
+        all_requests=tally.run_requests,
         charged_s=tally.shared_charged_s,
         whole_s=tally.shared_whole_s,
         separate_part=known.separate_part,

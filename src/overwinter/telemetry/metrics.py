@@ -124,7 +124,7 @@ def _requests(
         "slo_met",
         "Of these, those answered within the SLO.",
         ["function"],
-        (((each.name,), each.within) for each in with_slo),
+        (((each.name,), each.in_slo) for each in with_slo),
     )
     yield from _versions(versions)
     yield counter(
@@ -189,11 +189,11 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     running = _by_name(statistics.running(), tallies)
     yield gauge("requests_running", "Requests in workers and on devices.", ["function"], running)
     yield counter("runs", "Completed runs.", ["function"], _named(tallies, "runs"))
-    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "batched"))
+    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "run_requests"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", help_text, ["function"], _named(tallies, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
-    yield counter("shared_run_requests", help_text, ["function"], _named(tallies, "shared_batched"))
+    yield counter("shared_run_requests", help_text, ["function"], _named(tallies, "shared_run_requests"))
     yield counter(
         "run_seconds",
         "Time of completed runs; a shared run counts in full for each function.",

@@ -157,7 +157,7 @@ class Outcomes(Tally):
             answered=self.answered,
             refused=dict(sorted(self.refused.items())),
             lost=self.requests - self.answered - self.cancelled - self.refused.total(),
-            attainment=self.within / self.requests if self.slo_s is not None and self.requests else None,
+            attainment=self.in_slo / self.requests if self.slo_s is not None and self.requests else None,
             p50_ms=_ms(self.latencies.quantile(0.5)),
             p99_ms=_ms(self.latencies.quantile(0.99)),
         )
@@ -282,8 +282,8 @@ class StepReader(Tracker[Outcomes]):
         for tally in self._reports.values():
             total.add(tally)
         with_slo = [tally for tally in self._reports.values() if tally.slo_s is not None]
-        asked, within = sum(tally.requests for tally in with_slo), sum(tally.within for tally in with_slo)
-        attainment = within / asked if asked else None
+        asked, in_slo = sum(tally.requests for tally in with_slo), sum(tally.in_slo for tally in with_slo)
+        attainment = in_slo / asked if asked else None
         return Report(
             duration_s=now,
             total=msgspec.structs.replace(total.figures(), attainment=attainment),

@@ -62,11 +62,11 @@ class FunctionStatistics(Tally):
         """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When its profile was last updated."""
-        self.runs = self.batched = 0
+        self.runs = self.run_requests = 0
         """The completed runs, and its own requests in them."""
         self.run_s = 0.0
         """The time of these runs."""
-        self.shared_runs = self.shared_batched = 0
+        self.shared_runs = self.shared_run_requests = 0
         """Of these, the runs with requests of several functions, and its own requests in them."""
         self.shared_charged_s = self.shared_whole_s = 0.0
         """Its part of the seconds of cores, or of a device, that those took, and all of them."""
@@ -267,12 +267,12 @@ class Statistics(Tracker[FunctionStatistics]):
             if counted is not None and tally not in counted:
                 continue
             tally.runs += 1
-            tally.batched += count
+            tally.run_requests += count
             tally.run_s += seconds
             tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
             if len(requests) > 1:
                 tally.shared_runs += 1
-                tally.shared_batched += count
+                tally.shared_run_requests += count
                 tally.shared_charged_s += whole_s * count / batch
                 tally.shared_whole_s += whole_s
                 tally.shared_with.append(tuple(each.name for each in requests if each is not tally))

@@ -62,7 +62,7 @@ class Tally:
         self.slo_s: float | None = None
         """The SLO of the default version."""
         self.requests = self.answered = self.cancelled = 0
-        self.within = 0
+        self.in_slo = 0
         """The requests answered within the SLO."""
         self.refused: Counter[str] = Counter()
         """The refused requests, by the name of the error."""
@@ -114,4 +114,4 @@ class Tally:
     @property
     def attainment(self) -> float | None:
         """The share of the ended requests that were answered within the SLO; None: no SLO, or no request."""
-        return self.within / self.ended if self.slo_s is not None and self.ended else None
+        return self.in_slo / self.ended if self.slo_s is not None and self.ended else None

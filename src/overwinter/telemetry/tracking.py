@@ -65,8 +65,8 @@ class Tracker(Hooks[T]):
         """The tally of requests for unknown names. Callers can invent any number of names, so they share one tally."""
         self.calls = tally(FunctionName(""))
         """The tally of calls of programs on the pool by handlers. They are parts of other requests."""
-        self.own = tally(FunctionName(""))
-        """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
+        self.trial_tally = tally(FunctionName(""))
+        """The tally of workers that only tried a version and have served no request: no function is charged for them."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LiveWorker[T]] = {}
         self.pool: TrackedPool[T] = TrackedPool()
@@ -77,7 +77,8 @@ class Tracker(Hooks[T]):
         """The functions whose blocks are being loaded, with the operation and its start."""
         self._from_disk: dict[FunctionId, Seconds] = {}
         """The functions whose next worker had to wait for the disk, and since when."""
-        self._kept: set[FunctionId] = set()
+        self._held: set[FunctionId] = set()
+        """The functions whose blocks the host store holds."""
         self._event_handlers: dict[type[Event], Callable[[Any, Seconds], None]] = {
             Arrived: self._arrived,
             RunEnded: self._run_ended,
@@ -155,7 +156,7 @@ class Tracker(Hooks[T]):
         tally.answered += 1
         tally.started[action.start] += 1
         if tally.slo_s is not None and seconds <= tally.slo_s:
-            tally.within += 1
+            tally.in_slo += 1
         self._answered(tally, action, seconds, now)
 
     def _run(self, action: Run, now: Seconds) -> None:
@@ -198,8 +199,8 @@ class Tracker(Hooks[T]):
         tally = self.tally_of(spec)
         load_began = self._from_disk.pop(action.function, None)
         start: Start = "host" if load_began is None else "disk"
-        trial = self.own if action.function in self._trials else None
-        worker = LiveWorker(tally, action, start, now if load_began is None else load_began, now, trial)
+        trial_tally = self.trial_tally if action.function in self._trials else None
+        worker = LiveWorker(tally, action, start, now if load_began is None else load_began, now, trial_tally)
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1
@@ -305,15 +306,15 @@ class Tracker(Hooks[T]):
         self.tally_of(spec).loaded_bytes += event.added
         if event.added:
             self._from_disk[event.function] = began
-        self._keep(spec, now)
+        self._hold(spec, now)
 
     def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
         """Whether the event answers the current load rather than an abandoned one."""
         operation, _ = self._loading.get(event.function, (None, None))
         return operation == event.operation
 
-    def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
-        self._kept.add(spec.id)
+    def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
+        self._held.add(spec.id)
         if spec.on_pool:
             self.pool.held(spec.id, self.tally_of(spec), now)
         self._blocks_held(spec, now)
@@ -330,8 +331,8 @@ class Tracker(Hooks[T]):
         """The blocks of the function are no longer held, or their load was abandoned."""
         self._loading.pop(function, None)
         self._from_disk.pop(function, None)
-        if function in self._kept:
-            self._kept.remove(function)
+        if function in self._held:
+            self._held.remove(function)
             self.pool.released(function, now)
             self._blocks_released(self.specs[function], now)
 
@@ -351,7 +352,7 @@ class Tracker(Hooks[T]):
         self._update_default(name)
         self._version_deployed(spec, now)
         if event.resident:
-            self._keep(spec, now)
+            self._hold(spec, now)
 
     def _update_default(self, name: FunctionName) -> None:
         """Take id, tenant and SLO from the default version of the name."""
