@@ -22,7 +22,7 @@ from overwinter.core.ids import Address, FunctionName, RequestId, Seconds, Tenan
 from overwinter.core.journal import Journal
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.scheduler.snapshot import Snapshot, snapshot
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.activity import activity
 from overwinter.telemetry.metrics import render
@@ -128,7 +128,7 @@ def main(functions: int, requests: int) -> None:
         )  # type: ignore[misc]
         spent["journal"].append(spent_us(asked, journal.record))
         spent["reader"].append(spent_us(asked, reader.observe))
-    sources = Sources(served.config, reader, Accounts(), Health(), Counter())
+    sources = Sources(served.config, reader, Accounts(), VerificationCounts(), Counter())
     now, begun = served.steps[-1][0], time.perf_counter()
     known = taken_whole(served.scheduler, now)
     taken = time.perf_counter()

@@ -12,7 +12,7 @@ from overwinter.api.tenancy import TenantNames
 from overwinter.api.tenant_telemetry import HIDDEN_METRICS, TenantTelemetry, own_activity, own_metrics
 from overwinter.node.single_flight import SingleFlights
 from overwinter.scheduler.snapshot import FamilyWorker
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.activity import FunctionActivity, NodeActivity
 from overwinter.telemetry.devices import DeviceActivity, devices_activity, of_tenant
@@ -193,7 +193,7 @@ def pool(isolation: str) -> list[DeviceActivity]:
         world.serve(name)
     world.arrive("theirs")
     config = world.scheduler.cycle.config
-    sources = Sources(config, world.statistics, Accounts(), Health(), Counter())
+    sources = Sources(config, world.statistics, Accounts(), VerificationCounts(), Counter())
     return devices_activity(sources, taken(world.scheduler, world.now).devices, world.now)
 
 

@@ -67,7 +67,7 @@ def test_verification_uses_its_share_while_cores_are_busy_and_full_speed_when_id
     left.calm = False
 
     async def scene():
-        await until(lambda: left.host.health.verified_bytes)
+        await until(lambda: left.host.verification.verified_bytes)
         await asyncio.sleep(0.05)
         assert left.host.unverified()
         left.calm = True
@@ -78,9 +78,9 @@ def test_verification_uses_its_share_while_cores_are_busy_and_full_speed_when_id
 
 def test_verified_blocks_are_verified_again_with_the_share_only(left):
     async def scene():
-        await until(lambda: left.host.health.verified_bytes > NBYTES)
+        await until(lambda: left.host.verification.verified_bytes > NBYTES)
         await asyncio.sleep(0.05)
-        assert left.host.health.verified_bytes < 2 * NBYTES
+        assert left.host.verification.verified_bytes < 2 * NBYTES
 
     left.verify(scene)
 
@@ -89,14 +89,14 @@ def test_blocks_verified_meanwhile_have_no_priority(left):
     left.calm = False
 
     async def scene():
-        await until(lambda: left.host.health.verified_bytes)
+        await until(lambda: left.host.verification.verified_bytes)
         _, *others = left.host.unverified()
         for address in others:
             assert left.host.verify(address)
         left.calm = True
         await until(lambda: not left.host.unverified(), SECONDS)
         await asyncio.sleep(0.05)
-        assert left.host.health.verified_bytes < NBYTES + BLOBS[0].nbytes
+        assert left.host.verification.verified_bytes < NBYTES + BLOBS[0].nbytes
 
     left.verify(scene)
 
@@ -104,10 +104,10 @@ def test_blocks_verified_meanwhile_have_no_priority(left):
 def test_a_stopping_node_does_not_wait_for_a_verification(left):
     left.calm = False
     before = threading.enumerate()
-    left.verify(lambda: until(lambda: left.host.health.verified_bytes))
+    left.verify(lambda: until(lambda: left.host.verification.verified_bytes))
     for thread in [each for each in threading.enumerate() if each.name.startswith("verifier") and each not in before]:
         thread.join()
-    assert left.host.health.verified_bytes < BLOBS[0].nbytes
+    assert left.host.verification.verified_bytes < BLOBS[0].nbytes
     assert sorted(left.host.unverified()) == sorted(left.host.resident()) == sorted(CONTENTS)
 
 

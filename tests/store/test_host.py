@@ -200,7 +200,7 @@ def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place
 
     with pytest.raises(StoreError, match=f"{BLOB.address}.*left"):
         host.verify(BLOB.address, loaded_anew)
-    assert host.health.damaged_memory == 0
+    assert host.verification.damaged_memory == 0
     with opened(host, [BLOB.address]) as (descriptor,):
         assert os.pread(descriptor, len(DATA), 0) == DATA
 

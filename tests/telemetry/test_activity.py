@@ -8,7 +8,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Deployed, TrafficSet
 from overwinter.core.versions import Share
 from overwinter.scheduler.scheduler import Scheduler
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.activity import WINDOW_S, activity, recent_latency
 from overwinter.telemetry.sources import Sources
@@ -19,7 +19,7 @@ from tests.scheduler.world import spec
 
 def test_a_function_is_described_by_the_version_that_answers():
     scheduler, statistics = Scheduler(SchedulerConfig()), Statistics()
-    sources = Sources(SchedulerConfig(), statistics, Accounts(), Health(), Counter())
+    sources = Sources(SchedulerConfig(), statistics, Accounts(), VerificationCounts(), Counter())
 
     def shown() -> float | None:
         [function] = activity(sources, taken(scheduler, 0.0), 0.0).functions

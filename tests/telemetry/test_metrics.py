@@ -13,7 +13,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Arrived, Bound, Deployed, RunEnded, TrafficSet, WorkerReady
 from overwinter.core.versions import Share
 from overwinter.scheduler.scheduler import Scheduler
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
 from overwinter.telemetry.metrics import render
@@ -39,7 +39,7 @@ def rendered(*steps, pipelines=()) -> bytes:
         SchedulerConfig(cores=4, memory_bytes=1 << 30),
         statistics,
         Accounts(),
-        Health(),
+        VerificationCounts(),
         Counter(),
     )
     now = steps[-1][0]
@@ -162,7 +162,7 @@ def on_devices() -> bytes:
     for name in "ffg":
         world.serve(name)
     world.arrive("f")
-    sources = Sources(world.scheduler.cycle.config, world.statistics, Accounts(), Health(), Counter())
+    sources = Sources(world.scheduler.cycle.config, world.statistics, Accounts(), VerificationCounts(), Counter())
     return render(sources, taken(world.scheduler, world.now), (), world.now)
 
 
@@ -227,7 +227,7 @@ def of_tenant(tenant, *steps) -> bytes:
         statistics.observe(now, event, actions)
         if isinstance(event, Deployed):
             scheduler.handle(event, now)
-    sources = Sources(SchedulerConfig(cores=4), statistics, Accounts(), Health(), Counter())
+    sources = Sources(SchedulerConfig(cores=4), statistics, Accounts(), VerificationCounts(), Counter())
     return render(sources, taken(scheduler, 9.0, tenant=tenant), (), 9.0, tenant)
 
 

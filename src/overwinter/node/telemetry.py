@@ -64,7 +64,7 @@ class Telemetry:
             parts.config.scheduler,
             self.statistics,
             self._accounting.accounts,
-            parts.hosts.health,
+            parts.hosts.verification,
             parts.faults.counts,
         )
         self._overuse = OveruseCheck(self.statistics, parts.processes, parts.upkeep, parts.post, parts.log)

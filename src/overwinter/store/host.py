@@ -48,7 +48,7 @@ class Source(Protocol):
         ...
 
 
-class Health(msgspec.Struct):
+class VerificationCounts(msgspec.Struct):
     """The results of verifying blocks since the node started."""
 
     verified_bytes: int = 0
@@ -79,9 +79,9 @@ def _at_once() -> None:
 class HostStore:
     """Blocks in a directory of a tmpfs, in whole pages."""
 
-    def __init__(self, root: Path, repository: Source, health: Health | None = None) -> None:
+    def __init__(self, root: Path, repository: Source, verification: VerificationCounts | None = None) -> None:
         """Start with nothing resident; `sweep` adds what an earlier owner left."""
-        self.health = health or Health()
+        self.verification = verification or VerificationCounts()
         self.root = private_directory(Path(root))
         self._repository = repository
         self._resident: dict[Address, int] = {}
@@ -174,12 +174,11 @@ class HostStore:
                     self._unverified.discard(address)
         return freed
 
-    def sweep(self, live: Iterable[Sized]) -> Swept:
-        """Keep the blocks of `live` that are present in full size, and remove all other files.
-
-        Called at the start of a node, and whenever the live functions are known. Blocks that are being copied are kept.
+    def sweep(self, needed_blobs: Iterable[Sized]) -> Swept:
+        """Keep those of these blocks that are present in full size, and remove all other files, except blocks that are
+        being copied.
         """
-        needed = distinct(live)
+        needed = distinct(needed_blobs)
         kept: dict[Address, int] = {}
         files = nbytes = 0
         with self._changed, disk_errors("sweep", self.root):
@@ -218,7 +217,7 @@ class HostStore:
         with open(self._open(address, (address,)), "rb") as file, disk_errors(f"read block {address}", self.root):
             for chunk in read_chunks(file.fileno()):
                 hasher.update(chunk)
-                self.health.verified_bytes += len(chunk)
+                self.verification.verified_bytes += len(chunk)
                 pause()
             if hasher.hexdigest() == address:
                 self._unverified.discard(address)
@@ -231,7 +230,7 @@ class HostStore:
         with self._changed:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
-            self.health.damaged_memory += self.drop([address]) > 0
+            self.verification.damaged_memory += self.drop([address]) > 0
 
     def _is_file_of(self, address: Address, descriptor: int) -> bool:
         """Whether the descriptor refers to the file at the address. It also does if another process removed
@@ -305,7 +304,7 @@ class HostStore:
                     draft.seal(self.root, durable=False)
                     return
             if self._repository.set_aside(address):
-                self.health.damaged_disk += 1
+                self.verification.damaged_disk += 1
                 raise damaged(address)
         raise StoreError(
             f"block {address} did not read as {nbytes} bytes of that address, {MAX_READS} times, though the repository "

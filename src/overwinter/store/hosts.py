@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overwinter.core.ids import SHARED, StoreName
 from overwinter.store.disk import free_bytes
-from overwinter.store.host import Health, HostStore, Source
+from overwinter.store.host import HostStore, Source, VerificationCounts
 from overwinter.store.residency import Sized
 
 PREFIX = "tenant."
@@ -20,15 +20,17 @@ class HostStores:
 
     def __init__(self, root: Path, repository: Source) -> None:
         self.root = root
-        self.health = Health()
+        self.verification = VerificationCounts()
         self._repository = repository
-        self._stores = {SHARED: HostStore(root, repository, health=self.health)}
+        self._stores = {SHARED: HostStore(root, repository, verification=self.verification)}
 
     def store(self, name: StoreName) -> HostStore:
         """The store of that name."""
         store = self._stores.get(name)
         if store is None:
-            store = self._stores[name] = HostStore(self.root / f"{PREFIX}{name}", self._repository, health=self.health)
+            store = self._stores[name] = HostStore(
+                self.root / f"{PREFIX}{name}", self._repository, verification=self.verification
+            )
         return store
 
     def every(self) -> Mapping[StoreName, HostStore]:
@@ -43,12 +45,12 @@ class HostStores:
         free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
         return None if any(store.is_copying for store in stores) else free + held
 
-    def sweep(self, live: Mapping[StoreName, Iterable[Sized]]) -> None:
+    def sweep(self, needed: Mapping[StoreName, Iterable[Sized]]) -> None:
         """Keep only these blocks of an earlier node; unused stores are removed."""
         left = {StoreName(path.name[len(PREFIX) :]) for path in self.root.glob(f"{PREFIX}*")}
-        for name in {*left, *live, *self._stores}:
-            self.store(name).sweep(live.get(name, ()))
-            if name != SHARED and name not in live:
+        for name in {*left, *needed, *self._stores}:
+            self.store(name).sweep(needed.get(name, ()))
+            if name != SHARED and name not in needed:
                 self._stores.pop(name).root.rmdir()
 
     def close(self) -> None:

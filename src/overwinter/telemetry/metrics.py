@@ -18,7 +18,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.ids import FunctionId, Seconds, TenantId, split_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import KINDS, Accounts
 from overwinter.telemetry.device_metrics import device_metrics
 from overwinter.telemetry.exposition import Sample, counter, gauge, histogram
@@ -80,7 +80,7 @@ class _Node(Collector):
         yield from _bytes(sources.statistics, known, tallies)
         yield from _machine(sources.config, known)
         yield from _accounts(sources.accounts)
-        yield from _health(sources.health)
+        yield from _verification(sources.verification)
         if known.devices:
             yield from device_metrics(known.devices, sources.statistics, tallies)
         help_text = "Periodic checks of the node that failed because of an error of the operating system."
@@ -344,10 +344,10 @@ def _accounts(accounts: Accounts) -> Iterator[Metric]:
     yield counter("accounting_passes", "Comparisons of the counts of bytes.", [], [((), accounts.passes)])
 
 
-def _health(health: Health) -> Iterator[Metric]:
-    damaged = [(("host",), health.damaged_memory), (("disk",), health.damaged_disk)]
+def _verification(verification: VerificationCounts) -> Iterator[Metric]:
+    damaged = [(("host",), verification.damaged_memory), (("disk",), verification.damaged_disk)]
     yield counter("blocks_damaged", "Blocks whose content no longer matched their address.", ["tier"], damaged)
-    yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), health.verified_bytes)])
+    yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), verification.verified_bytes)])
 
 
 def _named(tallies: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from overwinter.core.config import SchedulerConfig
-from overwinter.store.host import Health
+from overwinter.store.host import VerificationCounts
 from overwinter.telemetry.accounts import Accounts
 from overwinter.telemetry.statistics import Statistics
 
@@ -19,7 +19,7 @@ class Sources(NamedTuple):
     """The statistics from the scheduler's steps."""
     accounts: Accounts
     """The results of the accounting."""
-    health: Health
+    verification: VerificationCounts
     """The results of verifying blocks."""
     faults: Counter[str]
     """The failures of periodic tasks."""

@@ -66,7 +66,7 @@ class Tracker(Hooks[T]):
         self.calls = tally(FunctionName(""))
         """The tally of calls of programs on the pool by handlers. They are parts of other requests."""
         self.trial_tally = tally(FunctionName(""))
-        """The tally of workers that only tried a version and have served no request: no function is charged for them."""
+        """The tally of workers that only tried a version and served no request. No function is charged for them."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LiveWorker[T]] = {}
         self.pool: TrackedPool[T] = TrackedPool()
