@@ -47,7 +47,7 @@ from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.disk import FULL, free_bytes
-from overwinter.store.elbows import in_measured_groups, read_elbows
+from overwinter.store.elbows import read_elbows, with_measured_groups
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
@@ -203,7 +203,7 @@ def _grouped(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConf
     if not devices:
         return devices
     try:
-        return in_measured_groups(devices, read_elbows(Path(config.data)), fingerprint())
+        return with_measured_groups(devices, read_elbows(Path(config.data)), fingerprint())
     except ValueError as error:
         log(f"{error}; overwinter elbow measures them again")
         return devices

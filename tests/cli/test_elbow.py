@@ -9,7 +9,7 @@ import torch
 from overwinter.core.devices import GROUP_BYTES, DeviceConfig
 from overwinter.core.ids import DeviceId
 from overwinter.profiling.machine import fingerprint
-from overwinter.store.elbows import FILE, Elbow, in_measured_groups, put_elbow, read_elbows
+from overwinter.store.elbows import FILE, Elbow, put_elbow, read_elbows, with_measured_groups
 from tests.cli.conftest import Run, serving
 
 SLOW = Elbow(machine="m", kind="virtual", bytes_per_s=1e9, latency_s=20e-6, group_bytes=1 << 18)
@@ -64,8 +64,8 @@ def test_an_invalid_file_is_named_and_does_not_matter(
 
 def test_only_links_that_were_measured_here_change() -> None:
     devices = (device(bytes_per_s=1e9), device(bytes_per_s=2e9), device(bytes_per_s=1e9, group_bytes=5))
-    assert [each.group_bytes for each in in_measured_groups(devices, [SLOW], "m")] == [1 << 18, GROUP_BYTES, 5]
-    assert in_measured_groups(devices, [SLOW], "another") == devices
+    assert [each.group_bytes for each in with_measured_groups(devices, [SLOW], "m")] == [1 << 18, GROUP_BYTES, 5]
+    assert with_measured_groups(devices, [SLOW], "another") == devices
 
 
 def test_a_gpu_that_pytorch_cannot_use_is_named(local: Run, tmp_path: Path) -> None:

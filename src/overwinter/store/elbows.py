@@ -60,10 +60,12 @@ def put_elbow(data: Path, elbow: Elbow) -> None:
     draft.replace(data / FILE)
 
 
-def in_measured_groups(
+def with_measured_groups(
     devices: Sequence[DeviceConfig], elbows: Sequence[Elbow], machine: str
 ) -> tuple[DeviceConfig, ...]:
-    """Return these devices, in groups of the measured size if their link was measured and no size is configured."""
+    """Return these devices. One whose link was measured, and whose size of groups is not configured, gets the measured
+    size.
+    """
     measured = {each.link: each.group_bytes for each in elbows}
     return tuple(
         msgspec.structs.replace(

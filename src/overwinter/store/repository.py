@@ -40,7 +40,7 @@ from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, digest_of
 from overwinter.store.traffic import StoredTraffic
-from overwinter.store.uploads import UNBOUNDED, DiskBounds, Drafts, Growth, Upload
+from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, UploadSpace, UploadTotals
 
 NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
@@ -87,7 +87,7 @@ class Repository:
         with self.reserve.released(), self._lock.exclusive():
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
-        self._drafts = Drafts()
+        self._upload_totals = UploadTotals()
         self.traffic = StoredTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
         self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
@@ -133,8 +133,8 @@ class Repository:
         checked, bounds = check_address(address), self._bounds.within(most_bytes)
         bounds.check_free(self._incoming, 0)
         held = (0, 0) if bounds.tenant_bytes is None else self._holdings.held_bytes(tenant, checked)
-        growth = Growth(bounds, self._incoming, tenant, self._drafts, *held)
-        return Upload(checked, Draft(self._incoming, checked), growth, partial(self._admit, tenant, bounds))
+        space = UploadSpace(bounds, self._incoming, tenant, self._upload_totals, *held)
+        return Upload(checked, Draft(self._incoming, checked), space, partial(self._admit, tenant, bounds))
 
     def open(self, address: Address) -> int:
         """Open a read-only descriptor of the block; raise StoreError if it does not exist."""

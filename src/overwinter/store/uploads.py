@@ -52,7 +52,7 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
 UNBOUNDED = DiskBounds()
 
 
-class Drafts:
+class UploadTotals:
     """The disk space that all uploads of each tenant need in addition to its blobs."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class Drafts:
             return True
 
 
-class Growth:
+class UploadSpace:
     """Bounds the disk space of one upload, which counts together with the tenant's blobs and its other uploads."""
 
     def __init__(
-        self, bounds: DiskBounds, directory: Path, tenant: TenantId, drafts: Drafts, held: int, replaced: int
+        self, bounds: DiskBounds, directory: Path, tenant: TenantId, totals: UploadTotals, held: int, replaced: int
     ) -> None:
         """`held`: the bytes of the tenant's blobs at the start. `replaced`: those of the blob that this upload
         replaces.
@@ -83,35 +83,37 @@ class Growth:
         self._bounds = bounds
         self._directory = directory
         self._tenant = tenant
-        self._drafts = drafts
+        self._totals = totals
         self._held = held
         self._replaced = replaced
         self._nbytes = self._added = 0
 
-    def to(self, nbytes: int) -> None:
+    def grow_to(self, nbytes: int) -> None:
         """Let the draft grow to this size; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
         self._bounds.check_free(self._directory, nbytes - self._nbytes)
         self._nbytes = nbytes
         if (most := self._bounds.tenant_bytes) is not None:
             added = max(disk_bytes(nbytes) - self._replaced, 0)
-            if not self._drafts.add(self._tenant, added - self._added, most - self._held):
+            if not self._totals.add(self._tenant, added - self._added, most - self._held):
                 raise limit_error(self._tenant, most)
             self._added = added
 
     def end(self) -> None:
         """Stop counting the upload: its draft has become a blob, or was removed."""
-        self._drafts.add(self._tenant, -self._added)
+        self._totals.add(self._tenant, -self._added)
         self._added = 0
 
 
 class Upload:
     """An upload into the repository; leaving the `with` without `commit` removes it."""
 
-    def __init__(self, address: Address, draft: Draft, growth: Growth, admit: Callable[[Draft, float], bool]) -> None:
+    def __init__(
+        self, address: Address, draft: Draft, space: UploadSpace, admit: Callable[[Draft, float], bool]
+    ) -> None:
         """Create the upload. `admit` moves the draft to its address."""
         self._address = address
         self._draft = draft
-        self._growth = growth
+        self._space = space
         self._admit = admit
 
     def __enter__(self) -> Self:
@@ -119,11 +121,11 @@ class Upload:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._draft.__exit__(kind, error, at)
-        self._growth.end()
+        self._space.end()
 
     def write(self, chunk: Buffer) -> None:
         """Append some bytes; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
-        self._growth.to(self._draft.nbytes + memoryview(chunk).nbytes)
+        self._space.grow_to(self._draft.nbytes + memoryview(chunk).nbytes)
         self._draft.write(chunk)
 
     def commit(self, now: float) -> bool:
