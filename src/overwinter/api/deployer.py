@@ -108,7 +108,7 @@ def package(  # noqa: PLR0913 - the parts of a function
     code = None
     inputs, outputs = program.inputs, program.outputs
     if handler is not None:
-        inputs, outputs = declared(handler, "INPUTS") or inputs, declared(handler, "OUTPUTS") or outputs
+        inputs, outputs = declared_tensors(handler, "INPUTS") or inputs, declared_tensors(handler, "OUTPUTS") or outputs
         files = {key: _blob(data, contents) for key, data in (assets or {}).items()}
         code = Handler(_blob(handler.encode(), contents), files)
     manifest = Manifest(
@@ -217,7 +217,7 @@ def milliseconds(duration: str | float) -> float:
     return float(found[1]) * MS_OF[found[2]]
 
 
-def declared(source: str, name: str) -> tuple[TensorSpec, ...] | None:
+def declared_tensors(source: str, name: str) -> tuple[TensorSpec, ...] | None:
     """The tensors that a handler's source lists under `name`, read without running it; None if it lists none."""
     try:
         tree = ast.parse(source)

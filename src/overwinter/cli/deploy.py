@@ -175,7 +175,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
     `function`: further arguments of `package`. A directory with a task replaces its handler and assets.
     """
     from overwinter.api.contained import DeployableModel, open_contained, open_here
-    from overwinter.api.deployer import declared, package
+    from overwinter.api.deployer import declared_tensors, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
 
@@ -206,7 +206,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
     for note in agreement.notes:
         echo(note, err=True)
     handler = function["handler"]
-    inputs = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
+    inputs = (None if handler is None else declared_tensors(handler, "INPUTS")) or program.inputs
     if sample:
         samples.append(read_assignments(sample, {spec.name: spec for spec in inputs}))
     with spinner("hashing its blocks"):

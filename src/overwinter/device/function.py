@@ -13,8 +13,8 @@ from overwinter.device.interface import Copy, Device
 from overwinter.model.compile import Compiled, Waiting, compile_program, compile_waiting
 from overwinter.model.liveness import first_uses
 from overwinter.model.program import Program
-from overwinter.model.stored import strides
 from overwinter.model.structure import Weight
+from overwinter.model.weight_layout import strides
 
 
 class DeviceProgram:

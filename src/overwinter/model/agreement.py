@@ -16,7 +16,7 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.closeness import ClosenessMeter, bound_of
 from overwinter.model.compile import compile_program
 from overwinter.model.conversion import Exported, Reference
-from overwinter.model.declared import Declared
+from overwinter.model.declared_outputs import DeclaredOutputs
 from overwinter.model.joining import batching
 from overwinter.model.random_inputs import KINDS, Kind, RandomInputs
 from overwinter.model.structure import BATCH, Program
@@ -42,7 +42,7 @@ class Agreed(NamedTuple):
 class _Fault(NamedTuple):
     message: str
     raised: bool
-    """Whether only one of the model and the program raised an error."""
+    """Whether only one of the model and the program raised an error; otherwise their outputs differ."""
     checked: bool = False
     """Whether a check of the program refuses these sizes, as it would refuse requests."""
 
@@ -54,69 +54,69 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     difference raises ProgramError with the sizes, the output and the largest difference.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"
-    trial = _Trial(exported.program, exported.weights, exported.reference)
-    base = trial.begin()
-    _try_least(trial, base)
-    _try_larger(trial, base)
-    if trial.ranges != exported.program.dimensions:
-        exported = exported.reference.convert(trial.ranges)
+    comparison = _Comparison(exported.program, exported.weights, exported.reference)
+    base = comparison.begin()
+    _try_least(comparison, base)
+    _try_larger(comparison, base)
+    if comparison.ranges != exported.program.dimensions:
+        exported = exported.reference.convert(comparison.ranges)
     agreement = Agreement(
-        sizes=tuple(trial.sizes),
-        bound=trial.bound,
-        outputs=trial.meter.closeness(),
-        batching=trial.batching(exported.program, base, max_batch),
-        notes=tuple(trial.notes),
+        sizes=tuple(comparison.sizes),
+        bound=comparison.bound,
+        outputs=comparison.meter.closeness(),
+        batching=comparison.batching(exported.program, base, max_batch),
+        notes=tuple(comparison.notes),
     )
     return Agreed(exported.program, exported.weights, agreement)
 
 
-def _try_least(trial: "_Trial", base: Sizes) -> None:
+def _try_least(comparison: "_Comparison", base: Sizes) -> None:
     """Try each size at its minimum, separately and all together; a minimum of 1 may have to become 2."""
-    for name, low in trial.below(base).items():
-        fault = trial.fault_with(name, low, base)
-        if fault and not trial.raise_minimum(name, {**base, name: LEAST_SIZE}, fault):
+    for name, low in comparison.below(base).items():
+        fault = comparison.fault_with(name, low, base)
+        if fault and not comparison.raise_minimum(name, {**base, name: LEAST_SIZE}, fault):
             raise ProgramError(fault.message)
-    least = trial.below(base)
-    fault = trial.unless_checked(trial.fault_at({**base, **least})) if len(least) > 1 else None
+    least = comparison.below(base)
+    fault = comparison.unless_checked(comparison.fault_at({**base, **least})) if len(least) > 1 else None
     # Most requests have a batch of 1, so the batch is excluded last.
     names = sorted(least, key=lambda name: name == BATCH)
-    if fault and not any(trial.raise_minimum(name, {**base, **least, name: LEAST_SIZE}, fault) for name in names):
+    if fault and not any(comparison.raise_minimum(name, {**base, **least, name: LEAST_SIZE}, fault) for name in names):
         raise ProgramError(fault.message)
 
 
-def _try_larger(trial: "_Trial", base: Sizes) -> None:
+def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
     """Try all sizes at 1.5 times the example's, made odd; at twice the example's if program and model both fail there.
     If only one of them fails, try each size separately.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
-        larger = {name: min(trial.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
+        larger = {name: min(comparison.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
         larger = {name: size for name, size in larger.items() if size > base[name]}
-        compared = len(trial.sizes)
-        fault = trial.unless_checked(trial.fault_at({**base, **larger})) if larger else None
+        compared = len(comparison.sizes)
+        fault = comparison.unless_checked(comparison.fault_at({**base, **larger})) if larger else None
         if fault is not None:
-            _end_sizes(trial, base, larger, fault)
-        if len(trial.sizes) > compared:
+            _end_sizes(comparison, base, larger, fault)
+        if len(comparison.sizes) > compared:
             return
 
 
-def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> None:
+def _end_sizes(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fault) -> None:
     """End a size at the example's if larger values of it alone cause the fault; raise ProgramError if none does, or if
     outputs differ.
     """
-    alone = {name: trial.fault_at({**base, name: size}) for name, size in larger.items()}
+    alone = {name: comparison.fault_at({**base, name: size}) for name, size in larger.items()}
     found = {name: each for name, each in alone.items() if each is not None}
     wrong = [each for each in (fault, *found.values()) if not each.raised]
     if wrong or not found:
         raise ProgramError((wrong or [fault])[0].message)
     for name, each in found.items():
-        trial.end(name, base[name], each)
+        comparison.end(name, base[name], each)
     left = {name: size for name, size in larger.items() if name not in found}
-    again = trial.fault_at({**base, **left}) if left else None
+    again = comparison.fault_at({**base, **left}) if left else None
     if again is not None:
         raise ProgramError(again.message)
 
 
-class _Trial:
+class _Comparison:
     """The comparison of a program with its model, and its results."""
 
     def __init__(self, program: Program, weights: Tensors, reference: Reference) -> None:
@@ -128,7 +128,7 @@ class _Trial:
         self._program = program
         self._weights = weights
         self._run = compile_program(program)
-        self._declared = Declared(program)
+        self._declared = DeclaredOutputs(program)
         self._checks = {call.args[1] for call in program.calls if call.operator == "aten._assert_scalar.default"}
         self._reference = reference
         self._draws = RandomInputs(program, reference.examples)

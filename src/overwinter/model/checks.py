@@ -81,7 +81,7 @@ def _parsed(code: str) -> ast.expr:
 
 def distinct(conditions: Iterable[Condition]) -> list[Condition]:
     """Return each condition once, without those that hold for all sizes."""
-    return list({each.text: each for each in conditions if not _is_plain(each.tree)}.values())
+    return list({each.text: each for each in conditions if not _is_trivial(each.tree)}.values())
 
 
 def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
@@ -265,7 +265,7 @@ def _parts(tree: ast.expr) -> list[ast.expr]:
             return [tree]
 
 
-def _is_plain(tree: ast.expr) -> bool:
+def _is_trivial(tree: ast.expr) -> bool:
     """Whether the expression is trivially true: something equals itself, or the constant True."""
     match tree:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):

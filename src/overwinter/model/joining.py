@@ -1,6 +1,6 @@
 """Checks whether requests that share a run of a program get the same answers as alone.
 
-Only a trial can show this: an operator may mix the rows of a batch (a mean over them, or a product of all rows with
+Only runs can show this: an operator may mix the rows of a batch (a mean over them, or a product of all rows with
 all), and this need not be visible in any shape.
 """
 

@@ -29,7 +29,7 @@ class Sizes:
         self.meanings = meanings
         self.ranges = ranges
         self.example = example
-        self._names = [named(name) for name in ranges]
+        self._names = [symbol_of(name) for name in ranges]
         self._terms: dict[sympy.Expr, tuple[Term, ...]] = {}
 
     def shape(self, tensor: torch.Tensor) -> tuple[int | str, ...]:
@@ -47,12 +47,12 @@ class Sizes:
         for size, stride in zip(reversed(shape), reversed(tensor.stride()), strict=True):
             if size != 1 and expected != (stride if isinstance(stride, int) else self.expression(stride)):
                 return None
-            expected *= size if isinstance(size, int) else named(size)
+            expected *= size if isinstance(size, int) else symbol_of(size)
         return shape
 
     def shape_at_example(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Return the shape at the example's sizes."""
-        sizes = {named(name): size for name, size in self.example.items()}
+        sizes = {symbol_of(name): size for name, size in self.example.items()}
         return tuple(
             size if isinstance(size, int) else int(self.expression(size).subs(sizes)) for size in sizes_of(tensor)
         )
@@ -84,7 +84,7 @@ class Sizes:
     def _polynomial(self, expression: sympy.Expr) -> tuple[Term, ...]:
         relaxed = sympy.expand(sympy.cancel(_without_rounding(expression)))
         if not relaxed.is_polynomial(*self._names):
-            largest = {named(name): min(high, _LARGE) for name, (_, high) in self.ranges.items()}
+            largest = {symbol_of(name): min(high, _LARGE) for name, (_, high) in self.ranges.items()}
             relaxed = sympy.Integer(int(expression.subs(largest)))
         if not self._names:
             return (Term(float(relaxed), ()),)
@@ -151,7 +151,7 @@ def symbolic_kind(number: object) -> str:
             return "symfloat"
 
 
-def named(name: str) -> sympy.Symbol:
+def symbol_of(name: str) -> sympy.Symbol:
     """Return the symbol of a dynamic size."""
     return sympy.Symbol(name, integer=True, positive=True)
 
@@ -168,16 +168,16 @@ def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.S
     for name, size in sizes:
         expression = size.node.expr
         if isinstance(expression, sympy.Symbol):
-            ties.append(sympy.Eq(named(name), meanings.setdefault(expression, named(name)), evaluate=False))
+            ties.append(sympy.Eq(symbol_of(name), meanings.setdefault(expression, symbol_of(name)), evaluate=False))
     for name, size in sizes:
         expression = size.node.expr.xreplace(meanings)
         unknown = size.node.expr.free_symbols - meanings.keys()
         if unknown:
             multiple, rest = _linear(name, expression, unknown)
-            meanings[unknown.pop()] = FloorDiv(named(name) - rest, multiple)
-            ties.append(sympy.Eq(Mod(named(name) - rest, multiple), 0, evaluate=False))
+            meanings[unknown.pop()] = FloorDiv(symbol_of(name) - rest, multiple)
+            ties.append(sympy.Eq(Mod(symbol_of(name) - rest, multiple), 0, evaluate=False))
         elif not isinstance(size.node.expr, sympy.Symbol):
-            ties.append(sympy.Eq(named(name), expression, evaluate=False))
+            ties.append(sympy.Eq(symbol_of(name), expression, evaluate=False))
     return meanings, ties
 
 

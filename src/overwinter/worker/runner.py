@@ -16,7 +16,7 @@ import torch
 from overwinter.core.errors import CallerError, HandlerError, OverwinterError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program, value_checks
-from overwinter.model.declared import Declared
+from overwinter.model.declared_outputs import DeclaredOutputs
 from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
@@ -47,7 +47,7 @@ class Prepared:
         """`run` takes the place of the compiled program, which is then not compiled."""
         self.program: Program = decode_program(content)
         self.run: Compiled = run or compile_program(self.program)
-        self.declared = Declared(self.program)
+        self.declared = DeclaredOutputs(self.program)
         self.trunks = Trunks(self.program)
         self.joinable = not self.program.unjoinable
         """Whether requests may share a run, judged by the shapes only."""

@@ -16,7 +16,7 @@ from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
-from overwinter.model.stored import shaped
+from overwinter.model.weight_layout import shaped
 from overwinter.store.mapping import map_read_only, unmap
 from overwinter.store.packing import LARGE_BYTES
 

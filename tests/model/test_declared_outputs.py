@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from overwinter.model.declared import Declared
+from overwinter.model.declared_outputs import DeclaredOutputs
 from overwinter.model.export import export
 
 
@@ -14,7 +14,7 @@ class Pair(nn.Module):
 
 
 SIZES = {"x": {0: "batch", 1: "n"}}
-DECLARED = Declared(export(Pair(), (torch.zeros(2, 5, 3),), SIZES).program)
+DECLARED = DeclaredOutputs(export(Pair(), (torch.zeros(2, 5, 3),), SIZES).program)
 X = torch.zeros(4, 6, 3)
 
 

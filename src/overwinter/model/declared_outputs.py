@@ -24,7 +24,7 @@ class _Output(NamedTuple):
     """The named dimensions: dimension, index of an input, and dimension of that input."""
 
 
-class Declared:
+class DeclaredOutputs:
     """The outputs that a program declares."""
 
     def __init__(self, program: Program) -> None:

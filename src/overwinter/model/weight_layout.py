@@ -1,4 +1,4 @@
-"""How the elements of a weight lie in memory."""
+"""How the elements of a stored weight lie in memory."""
 
 import torch
 
