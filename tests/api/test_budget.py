@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Reservation, client_of
+from overwinter.api.budget import LITTLE_SHARE, RESERVED_SHARE, SMALL_BYTES, Budget, Reservation
 from overwinter.core.errors import OverloadedError, TooLargeError
 
 UNIT = 3 << 18
@@ -271,11 +271,3 @@ def test_a_cancelled_reservation_gets_no_memory_before_its_task_runs() -> None:
         assert leaving.cancelled()
 
     run(work())
-
-
-def test_a_network_of_ipv6_is_one_caller() -> None:
-    assert client_of("10.0.0.1") == "10.0.0.1"
-    assert client_of("2001:db8:1:2:3:4:5:6") == client_of("2001:db8:1:2:ffff::1") != client_of("2001:db8:1:3::1")
-    assert client_of("::ffff:10.0.0.1") != client_of("::ffff:10.0.0.2")
-    assert client_of("2001:db8::a:b:c:d") == client_of("2001:db8::1") != client_of("2001:db8:0:1::1")
-    assert client_of("fe80::1%eth0") == client_of("fe80::2%eth0")

@@ -7,7 +7,7 @@ import msgspec
 import uvloop
 
 from overwinter.api.app import serve
-from overwinter.api.connections import Connections, Waits
+from overwinter.api.connections import Connections, Waits, client_of
 from overwinter.api.draining import Drain
 from tests.api.fake_node import LIMITS, Held
 
@@ -147,3 +147,11 @@ def test_one_search_finds_what_can_be_closed_among_as_many_clients_as_connection
     assert asked <= 2 * most
     assert connections.admit(Waiting("newer"))
     assert sum(each.asked for each in here if isinstance(each, Answering)) <= 2 * most
+
+
+def test_a_network_of_ipv6_is_one_client() -> None:
+    assert client_of("10.0.0.1") == "10.0.0.1"
+    assert client_of("2001:db8:1:2:3:4:5:6") == client_of("2001:db8:1:2:ffff::1") != client_of("2001:db8:1:3::1")
+    assert client_of("::ffff:10.0.0.1") != client_of("::ffff:10.0.0.2")
+    assert client_of("2001:db8::a:b:c:d") == client_of("2001:db8::1") != client_of("2001:db8:0:1::1")
+    assert client_of("fe80::1%eth0") == client_of("fe80::2%eth0")

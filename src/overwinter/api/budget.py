@@ -8,7 +8,6 @@ A caller is the tenant of a token, or without tokens a client's address.
 """
 
 import asyncio
-import socket
 from collections import Counter
 
 from overwinter.core.config import RequestLimits
@@ -24,17 +23,6 @@ LITTLE_SHARE = 1 / 128
 """A caller that holds at most this share of the memory holds little."""
 RESERVED_SHARE = 1 / 4
 """The share of the memory that is reserved for callers that hold little."""
-IPV6_NETWORK_BYTES = 8
-"""The bytes of an IPv6 address that name its network. One client usually has all addresses of a network."""
-
-
-def client_of(host: str) -> str:
-    """The key of one client: an IPv4 address, or an IPv6 network."""
-    if ":" not in host or host.startswith("::ffff:"):
-        return host
-    # Use the binary form, because the text form may omit zeros.
-    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
 
 class _Queue:
@@ -46,8 +34,8 @@ class _Queue:
         self.turns: dict[str, None] = {}
         """The callers whose first waiting reservation may fit into their share, in the order of their turns."""
 
-    def has_before(self, caller: str) -> bool:
-        """Whether others, or other reservations of the caller, are before a new one."""
+    def has_earlier(self, caller: str) -> bool:
+        """Whether a new reservation of this caller would wait behind others."""
         return bool(self.turns) or caller in self.waiting
 
     def remove(self, caller: str, granted: asyncio.Future[None]) -> bool:
@@ -84,9 +72,9 @@ class Budget:
     def is_available(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more before all that wait."""
         if self._is_little(caller, nbytes):
-            is_first = not self._little.has_before(caller) and self._may_overtake(nbytes)
+            is_first = not self._little.has_earlier(caller) and self._may_overtake(nbytes)
         else:
-            is_first = not self._large.has_before(caller)
+            is_first = not self._large.has_earlier(caller)
         return is_first and self.fits(caller, nbytes)
 
     def check(self, nbytes: int) -> None:

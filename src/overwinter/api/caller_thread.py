@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class CallerThread:
-    """All work of one kind."""
+    """A thread for all work of one kind."""
 
     def __init__(self, name: str) -> None:
         self._thread = Threads(1, name)

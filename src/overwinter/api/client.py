@@ -138,7 +138,7 @@ class Client:
 
     def ready(self, name: str | None = None, version: int | None = None) -> bool:
         """Whether the node, or one of its functions, answers requests. Raises MachineError, NotFoundError."""
-        return self._is_true("/v2/health/ready" if name is None else f"{_model(name, version)}/ready")
+        return self._is_true("/v2/health/ready" if name is None else f"{_model_path(name, version)}/ready")
 
     def functions(self) -> list[dict[str, Any]]:
         """Every version of every function, as the node describes it."""
@@ -146,7 +146,7 @@ class Client:
 
     def function(self, name: str, version: int | None = None) -> dict[str, Any]:
         """Return one version of a function, by default the default version; or a pipeline. Raises NotFoundError."""
-        return _json(self._send("GET", _function(name, version)), dict[str, Any])
+        return _json(self._send("GET", _function_path(name, version)), dict[str, Any])
 
     def pipelines(self) -> list[dict[str, Any]]:
         """Every pipeline, as the node describes it."""
@@ -164,11 +164,11 @@ class Client:
 
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
         """The blocks, profile and workers of a function, and the last decisions about it. Raises NotFoundError."""
-        return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
+        return _json(self._send("GET", f"{_function_path(name, version)}/explain"), dict[str, Any])
 
     def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
         """The last lines that a function printed: `at` (seconds since 1970), `worker`, `text`. Raises NotFoundError."""
-        return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
+        return _json(self._send("GET", f"{_function_path(name, version)}/logs"), list[dict[str, Any]])
 
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
         """The usage of each function, of all tenants or of one; with a tenant's token, of its own functions."""
@@ -183,7 +183,7 @@ class Client:
 
     def known_profile(self, name: str, version: int | None = None) -> Profile:
         """The profile of a function on the node's machine; raises NotFoundError if there is none."""
-        return _json(self._send("GET", f"{_function(name, version)}/profile"), Profile)
+        return _json(self._send("GET", f"{_function_path(name, version)}/profile"), Profile)
 
     def profile(
         self,
@@ -195,7 +195,7 @@ class Client:
         """Measure the configurations of `options` that are not known yet on the node's machine; by default all that the
         settings allow. `progress` is called with the progress. Takes seconds to minutes; closing the client ends it.
         """
-        path = f"{_function(name, version)}/profile"
+        path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
         try:
             with self._http.stream("POST", path, content=body, headers={TENANT: self.tenant}) as response:
@@ -232,7 +232,9 @@ class Client:
         head, body = _encode_request(tensors, timeout_s)
         wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
-        response = self._send("POST", f"{_model(name, version)}/infer", content=body, headers=headers, timeout=wait_s)
+        response = self._send(
+            "POST", f"{_model_path(name, version)}/infer", content=body, headers=headers, timeout=wait_s
+        )
         reply, outputs = _decode_reply(response)
         spent_ms = response.elapsed.total_seconds() * 1e3
         self.last_answer = AnswerMetadata(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
@@ -285,13 +287,13 @@ class Client:
         version gets all. Raises NotFoundError, ConflictError.
         """
         percentages = [{"version": version, "percent": percent} for version, percent in shares.items()]
-        self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": percentages}))
+        self._send("PUT", f"{_function_path(name)}/traffic", content=msgspec.json.encode({"shares": percentages}))
 
     def remove(self, name: str, version: int | None = None) -> None:
         """Remove one version of a function, or all of them, or a pipeline. Raises ConflictError while a pipeline needs
         the function.
         """
-        self._send("DELETE", _function(name, version))
+        self._send("DELETE", _function_path(name, version))
 
     def _is_true(self, path: str) -> bool:
         response = self._request("GET", path)
@@ -392,9 +394,9 @@ def _chunks(view: memoryview) -> Iterator[bytes]:
         yield bytes(view[start : start + CHUNK_BYTES])
 
 
-def _model(name: str, version: int | None) -> str:
+def _model_path(name: str, version: int | None) -> str:
     return f"/v2/models/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")
 
 
-def _function(name: str, version: int | None = None) -> str:
+def _function_path(name: str, version: int | None = None) -> str:
     return f"/overwinter/v1/functions/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")

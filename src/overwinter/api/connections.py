@@ -12,6 +12,7 @@ timer of its own.
 """
 
 import resource
+import socket
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,17 @@ REFUSED_SHARE = 1 / 8
 """The refused connections that may stay open in addition, as a share of the limit."""
 REFUSED_S = 2.0
 """How long a refused connection stays open, so that its client can read the answer."""
+IPV6_NETWORK_BYTES = 8
+"""The bytes of an IPv6 address that name its network. One client usually has all addresses of a network."""
+
+
+def client_of(host: str) -> str:
+    """The key of one client: an IPv4 address, or an IPv6 network."""
+    if ":" not in host or host.startswith("::ffff:"):
+        return host
+    # Use the binary form, because the text form may omit zeros.
+    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
 
 class Waits(NamedTuple):

@@ -62,7 +62,7 @@ SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
 
 
 class MissingRequest(msgspec.Struct):
-    """A query for those of these blocks that are not stored."""
+    """A query for those of these blocks that the tenant has to send."""
 
     addresses: Annotated[
         list[Annotated[Address, msgspec.Meta(pattern=ADDRESS_PATTERN)]], msgspec.Meta(max_length=MISSING_MAX)
@@ -172,7 +172,7 @@ class DeploymentApi:
         return json_response(StoredBlock(address, new), 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
-        """Register a new version of a function whose blocks are all stored."""
+        """Register a new version of a function whose blocks the tenant has sent."""
         body = await request.body(self._manifest)
         kind = request.headers.get("content-type")
         read = partial(read_manifest, kind, body)
@@ -199,7 +199,7 @@ class DeploymentApi:
         return await _listed(request, request.caller.node.functions())
 
     async def function(self, request: Request) -> Response:
-        """One version of a function, by default the current one; or a pipeline."""
+        """One version of a function, by default the default version; or a pipeline."""
         return json_response(request.caller.node.view(*function_of(request)).info(True))
 
     async def traffic(self, request: Request) -> Response:

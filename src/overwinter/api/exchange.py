@@ -38,7 +38,7 @@ T = TypeVar("T")
 encode_json = msgspec.json.Encoder().encode
 
 
-class Connection(Protocol):
+class RequestConnection(Protocol):
     """The connection of a request while it is answered."""
 
     has_disconnected: bool
@@ -118,6 +118,7 @@ class Request(HTTPConnection):
         super().__init__(scope)
         self.receive = receive
         self.fields: Fields = scope[FIELDS]
+        """The headers, as in `headers` but faster to look up."""
         self.steps = steps
         """Runs long work in steps."""
         self.reservation: Reservation = scope[RESERVATION]
@@ -152,7 +153,7 @@ class Request(HTTPConnection):
 
     async def unless_disconnected(self, answer: Awaitable[T]) -> T:
         """Await `answer`; cancel it when the client disconnects, so that it leaves all queues."""
-        connection: Connection = self.scope[CONNECTION]
+        connection: RequestConnection = self.scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None
         if connection.has_disconnected:

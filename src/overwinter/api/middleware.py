@@ -13,7 +13,8 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from overwinter.api.access import CALLER, Access
-from overwinter.api.budget import Budget, Reservation, client_of
+from overwinter.api.budget import Budget, Reservation
+from overwinter.api.connections import client_of
 from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error, error_response, refusal_log
 from overwinter.api.exchange import CLIENT, FIELDS, REQUEST_ID, REQUEST_ID_MAX, RESERVATION

@@ -16,18 +16,20 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from overwinter.api.access import ONCE
-from overwinter.api.budget import client_of
-from overwinter.api.connections import Connections, Waits
+from overwinter.api.connections import Connections, Waits, client_of
 from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
 from overwinter.node.starts import BYTES_OF_ONE
 
-HEADER_BYTES, STEP_BYTES_MIN = 32, 64
-"""The bytes of a head, or of sizes of chunks, that take as long to parse as a header, and as a step, in addition."""
+HEADER_BYTES = 32
+"""Parsing a header takes as long as parsing this many bytes, in addition to its own bytes."""
+STEP_BYTES_MIN = 64
+"""A step counts as at least this many bytes of a head or of chunk sizes."""
 HEAD_BYTES = 512
 """The bytes of a usual head, with those of its headers."""
-URL_MAX, BUSY = 8 << 10, 503
+URL_MAX = 8 << 10
+BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
@@ -102,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.forget(self)
         self._received.clear()
         super().connection_lost(exc)
-        # They refer back to this object. Only the garbage collector would free it, and the event loop would wait while
+        # These refer back to this object. Only the garbage collector would free it, and the event loop would wait while
         # thousands of connections are freed.
         self.scope = self.cycle = None  # type: ignore[assignment]
         self._running = None
@@ -152,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bool(self._received) and not (self._refused or self.transport.is_closing())
 
     def _must_hold(self) -> bool:
-        """Whether a request already waits behind another. Many that are parsed make garbage collections long."""
+        """Whether a request already waits behind another. Many parsed requests would make garbage collections long."""
         return bool(self.pipeline) and not (self._in_head or self._in_body)
 
     def _feed(self, data: bytes) -> None:
@@ -359,7 +361,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.starts.add(self.client_key, self._tell_request)
 
     def _tell_request(self) -> None:
-        """Tell the request, unless it has ended, that its client has left."""
+        """Tell the open request, if there is one, that its client has disconnected."""
         if self.on_disconnect is not None:
             self.on_disconnect()
 
