@@ -56,7 +56,7 @@ BOXES = (
     Box(650, 162, 314, 74, "process", "Zygote of each tenant\ncompiles its programs ahead;\ncontained as workers are"),
     Box(650, 274, 150, 80, "process", "Worker, family A\none program,\nweights of A1, A2"),
     Box(814, 274, 150, 80, "process", "Worker, family B\none program,\nweights of B1"),
-    Box(270, 400, 694, 56, "store", "Host store (tmpfs)\nblocks of warm functions; workers map them read-only"),
+    Box(270, 400, 694, 56, "store", "Host store (tmpfs)\nblocks of loaded functions; workers map them read-only"),
     Box(210, 474, 754, 56, "store", "Repository (disk)\nblocks, programs, handlers and manifests of all functions"),
 )
 

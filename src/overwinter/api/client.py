@@ -44,7 +44,6 @@ ERRORS: dict[int, type[OverwinterError]] = {
     507: NoSpaceError,
 }
 """The error of each status. Of the others, those below 500 raise CallerError, and the rest MachineError."""
-
 CHUNK_BYTES = 1 << 20
 ADDRESSES_MAX = 10_000
 """The most addresses of blocks in one query."""
@@ -232,9 +231,8 @@ class Client:
         head, body = _encode_request(tensors, timeout_s)
         wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
-        response = self._send(
-            "POST", f"{_model_path(name, version)}/infer", content=body, headers=headers, timeout=wait_s
-        )
+        path = f"{_model_path(name, version)}/infer"
+        response = self._send("POST", path, content=body, headers=headers, timeout=wait_s)
         reply, outputs = _decode_reply(response)
         spent_ms = response.elapsed.total_seconds() * 1e3
         self.last_answer = AnswerMetadata(int(reply.model_version), response.headers["overwinter-start"], spent_ms)

@@ -25,13 +25,14 @@ WITH_CALLER = (400, UNAUTHORIZED, FORBIDDEN, RATE)
 ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
 
 An error is `{"error": text}`. Before a request reaches an operation it may be refused with 400 (not HTTP), 404 and 405
-(no such operation), 408 (too slow), 414 and 431 (too long a path or head) and 503 (too many connections). The answer
-repeats the header `X-Request-Id`. Bodies other than blocks may be compressed with gzip or deflate (`Content-Encoding`).
+(no such operation), 408 (too slow), 414 and 431 (too long a path or head), 501 (a transfer encoding other than chunked)
+and 503 (too many connections). The answer repeats the header `X-Request-Id`. Bodies other than blocks may be compressed
+with gzip or deflate (`Content-Encoding`).
 
 After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
 for those operations below that need no token: health, these pages. An operation sees only what the token's tenant
-owns; anything else is 404. Operations need the scopes `infer`, `deploy`
-or `admin`, which includes both. A node without tokens requires none.
+owns; anything else is 404. Operations need the scopes `infer`, `deploy` or `admin`, which includes both. A node without
+tokens requires none.
 """
 
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {

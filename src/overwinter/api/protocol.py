@@ -338,9 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._connections.forget(self)
 
     def _end(self) -> None:
-        """Close after the last answer. The rest of the request is read and discarded; otherwise the answer would be
-        lost.
-        """
+        """Close after the last answer. The rest of the request is read and discarded, or the answer would be lost."""
         if self._in_body:
             self._refused = True
             # Requests behind it would run, and no one could receive their answers.

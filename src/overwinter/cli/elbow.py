@@ -1,4 +1,4 @@
-"""The command that measures the link to a device, for the groups in which blocks are brought."""
+"""The command that measures the link to a device, and thus the best size of the groups in which blocks are brought."""
 
 import os
 
@@ -24,7 +24,7 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
     """Measure transfers to a device by size, and store the elbow: the smallest that comes near the best throughput.
 
     A node that starts with this data directory, on this machine, with devices behind such a link, brings blocks in
-    groups of that size. Stop other load meanwhile. Of several GPUs the first one is measured.
+    groups of that size. Run nothing else on the machine meanwhile. Of several GPUs the first one is measured.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tables of functions and of pipelines."""
+"""The tables that list all functions and all pipelines."""
 
 from collections.abc import Sequence
 

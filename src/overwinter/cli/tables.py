@@ -1,4 +1,4 @@
-"""Tables of functions and tensors, and the format of sizes and times."""
+"""The tables of one function, one pipeline and the outputs of a run, and the formats that all tables share."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ PIPE_WIDTH = 400
 """The width without a terminal. It is large, so that lines are complete for `grep`."""
 
 Description = dict[str, Any]
-"""A function as the node's API describes it."""
+"""A function, pipeline, device or anything else, as the node's API describes it."""
 
 
 class Terminal(Console):

@@ -1,4 +1,4 @@
-"""The commands that show the activity of a node, the explanation of a function, and the usage."""
+"""The commands that show activity, devices, the explanation and the output of a function, and usage."""
 
 import sys
 import threading

@@ -157,7 +157,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     elements_max: int = 65_536
     """The most elements of BYTES tensors in a request."""
     manifest_bytes_max: int = 8 << 20
-    """The most bytes of a manifest, a pipeline or a query for blocks."""
+    """The most bytes of a manifest."""
     block_bytes_max: int = 16 << 30
     uploads_max: int = 32
     """The most concurrent uploads of blocks."""

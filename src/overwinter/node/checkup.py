@@ -187,7 +187,7 @@ def _limits() -> Iterator[Check]:
 
 
 def _host_store(directory: Path) -> Check:
-    """The directory of the blocks of warm functions."""
+    """The directory of the blocks of loaded functions."""
     if not directory.is_dir() or not os.access(directory, os.W_OK):
         return Check("tmpfs", "fatal", f"{directory} cannot be written", "mount a tmpfs there, or choose --host-store")
     free = free_bytes(directory)
