@@ -300,7 +300,7 @@ def test_what_was_done_is_written_down(
         ("DELETE", "/overwinter/v1/functions/mine", 200),
         ("DELETE", "/overwinter/v1/functions/mine", 403),
     ]
-    assert {(each["by"], each["label"], each["tenant"], each["caller"]) for each in lines[:3]} == {
+    assert {(each["by"], each["label"], each["tenant"], each["address"]) for each in lines[:3]} == {
         (token.id, "ci", "acme", "127.0.0.1")
     }
     assert text not in (tmp_path / audit.FILE).read_text()

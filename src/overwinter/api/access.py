@@ -105,7 +105,7 @@ class Access:
             return grant.caller
         return self._acting_for(grant, asked.decode("latin-1"))
 
-    def record(self, caller: Caller, method: str, path: str, host: str, status: int) -> None:
+    def record(self, caller: Caller, method: str, path: str, client: str, status: int) -> None:
         """Write the result of a call into the audit log, if it had a token."""
         if self._audit is None or caller.token is None or caller.tenant is None:
             return
@@ -115,7 +115,7 @@ class Access:
             by=token.id,
             label=token.label,
             tenant=caller.tenant,
-            caller=host,
+            address=client,
             method=method,
             path=path,
             status=status,

@@ -41,7 +41,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The label of the token."""
     tenant: TenantId
     """The tenant for which the request acted, or whose tokens or limits were changed."""
-    caller: str = ""
+    address: str = ""
     """The client's IPv4 address, or its IPv6 network (the first 64 bits of the address)."""
     method: str
     """The HTTP method, or the command that changed the tokens, such as `token create`."""

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Reservation
 from overwinter.api.connections import PIECE_BYTES
-from overwinter.api.reading import BodyLimits, Fields, check_length, read_body
+from overwinter.api.reading import BodyLimits, Fields, announced_length, read_body
 from overwinter.api.steps import StepRunner, Steps
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
@@ -126,15 +126,15 @@ class Request(HTTPConnection):
         self.caller: Caller = scope[CALLER]
         """The caller, with its view of the node."""
 
-    async def body(self, bounds: BodyLimits) -> Buffer:
+    async def body(self, limits: BodyLimits) -> Buffer:
         """Read the whole body, decompressed.
 
         Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
         memory for it.
         """
-        if announced := check_length(self.fields, bounds):
-            await self.reserve(announced * bounds.cost)
-        body = await read_body(self.receive, self.fields, self.reservation, self.steps, bounds)
+        if announced := announced_length(self.fields, limits):
+            await self.reserve(announced * limits.cost)
+        body = await read_body(self.receive, self.fields, self.reservation, self.steps, limits)
         await self.steps.body_starts.turn(self.reservation.caller, len(body))
         return body
 

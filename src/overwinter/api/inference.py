@@ -117,12 +117,12 @@ class InferenceApi:
             ),
             Operation(
                 "POST", "/v2/repository/index", "token", self.index, {200: json_body(list[IndexEntry])},
-                request_body=json_body(IndexRequest), optional=True,
+                request_body=json_body(IndexRequest), is_body_optional=True,
             ),
             *(
                 Operation(
                     "POST", f"{repository}/{handler.__name__}", "deploy", handler, {200: ()},
-                    request_body=json_body(LoadRequest), optional=True, errors=(409, 504, 507),
+                    request_body=json_body(LoadRequest), is_body_optional=True, errors=(409, 504, 507),
                 )
                 for handler in (self.load, self.unload)
             ),

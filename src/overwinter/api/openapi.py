@@ -122,7 +122,7 @@ class _Descriptions:
         if operation.request_body:
             described["requestBody"] = {
                 "content": self._content(operation.request_body),
-                "required": not operation.optional,
+                "required": not operation.is_body_optional,
             }
         return described
 

@@ -46,7 +46,7 @@ class Operation(msgspec.Struct, frozen=True):
     responses: Mapping[int, tuple[Body, ...]]
     """The successful responses, by status."""
     request_body: tuple[Body, ...] = ()
-    optional: bool = False
+    is_body_optional: bool = False
     """Whether the request body may be left out."""
     headers: tuple[str, ...] = ()
     """The headers that it reads, besides those of HTTP and of the tenant."""

@@ -43,7 +43,7 @@ class ProfileApi:
             *(
                 Operation(
                     "POST", path, "deploy", self.measure, {200: (lines,)}, request_body=json_body(ProfileOptions),
-                    optional=True, errors=(409,),
+                    is_body_optional=True, errors=(409,),
                 )
                 for path in paths
             ),

@@ -131,7 +131,7 @@ def body_of(message: Message) -> bytes:
     return body
 
 
-def check_length(fields: Fields, limits: BodyLimits) -> int:
+def announced_length(fields: Fields, limits: BodyLimits) -> int:
     """Return the announced length, or 0; raise TooLargeError when it exceeds the limit, before a byte is read."""
     length = int(fields.get(b"content-length", b"0"))
     if length > limits.bytes_max:

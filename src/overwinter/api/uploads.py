@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from overwinter.api.exchange import Request
 from overwinter.api.node_interface import Blocks, Upload
-from overwinter.api.reading import BodyLimits, body_of, check_length
+from overwinter.api.reading import BodyLimits, announced_length, body_of
 from overwinter.api.slots import FairSlots
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError
@@ -32,7 +32,7 @@ class Uploads:
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         """`disk`: the threads that write the blocks."""
         self._disk = disk
-        self._bounds = BodyLimits(limits.block_bytes_max)
+        self._limits = BodyLimits(limits.block_bytes_max)
         self._slots = FairSlots(limits.uploads_max)
 
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
@@ -41,7 +41,7 @@ class Uploads:
         Raises CallerError when the bytes do not match the address, and OverloadedError when too many uploads are in
         progress.
         """
-        check_length(request.fields, self._bounds)
+        announced_length(request.fields, self._limits)
         with self._slot(request.reservation.caller):
             await request.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
@@ -73,8 +73,8 @@ class Uploads:
                 piece += body_of(message)
                 more = message.get("more_body", False)
             size += len(piece)
-            if size > self._bounds.bytes_max:
-                raise self._bounds.error()
+            if size > self._limits.bytes_max:
+                raise self._limits.error()
             await self._on_disk(partial(upload.write, piece))
 
     @contextmanager

@@ -32,7 +32,7 @@ _FUNCTIONS = (
     Column("NAME", "name"),
     Column("VERSION", "word"),
     Column("STATE", "word"),
-    Column("LIFE", "word", 8),
+    Column("LIFECYCLE", "word", 8),
     Column("FAMILY", "word", 1),
     Column("WORKERS", "word", 2),
     Column("WAITING", drop_order=5),

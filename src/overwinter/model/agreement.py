@@ -94,14 +94,14 @@ def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
         compared = len(comparison.sizes)
         fault = comparison.unless_checked(comparison.fault_at({**base, **larger})) if larger else None
         if fault is not None:
-            _end_sizes(comparison, base, larger, fault)
+            _lower_maxima(comparison, base, larger, fault)
         if len(comparison.sizes) > compared:
             return
 
 
-def _end_sizes(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fault) -> None:
-    """End a size at the example's if larger values of it alone cause the fault; raise ProgramError if none does, or if
-    outputs differ.
+def _lower_maxima(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fault) -> None:
+    """Let each size end at the example's if larger values of it alone cause the fault; raise ProgramError if none does,
+    or if outputs differ.
     """
     alone = {name: comparison.fault_at({**base, name: size}) for name, size in larger.items()}
     found = {name: each for name, each in alone.items() if each is not None}
@@ -109,7 +109,7 @@ def _end_sizes(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fa
     if wrong or not found:
         raise ProgramError((wrong or [fault])[0].message)
     for name, each in found.items():
-        comparison.end(name, base[name], each)
+        comparison.lower_maximum(name, base[name], each)
     left = {name: size for name, size in larger.items() if name not in found}
     again = comparison.fault_at({**base, **left}) if left else None
     if again is not None:
@@ -224,8 +224,8 @@ class _Comparison:
         self.notes.append(f"{name} begins at {LEAST_SIZE}: {fault.message}")
         return True
 
-    def end(self, name: str, most: int, fault: _Fault) -> None:
-        """End a size at `most`."""
+    def lower_maximum(self, name: str, most: int, fault: _Fault) -> None:
+        """Let the range of a size end at `most`."""
         self.ranges[name] = (self.ranges[name][0], most)
         self.notes.append(f"{name} ends at {most}: {fault.message}")
 

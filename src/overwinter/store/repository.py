@@ -6,7 +6,7 @@
       damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
       catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings
       reserve                   space that a start and a removal need on a full disk
-      lock, turn                shared for users that rely on a block, exclusive for removing one
+      lock, turn                locked as shared while blocks must stay, exclusively while blocks are removed
 
 A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: blobs that it has not
 put itself are missing to it, even if another tenant has them. One file serves all tenants that hold a blob. Asking,
@@ -61,7 +61,7 @@ class StoredPipeline(msgspec.Struct, frozen=True):
     created: float
     tenant: TenantId
     limited: tuple[str, ...] = ()
-    """The settings of an old manifest that exceeded the current bounds and were limited to them."""
+    """Messages about numbers of an old pipeline that were limited to the current bounds."""
 
 
 class _Need(NamedTuple):
