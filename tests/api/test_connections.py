@@ -35,7 +35,7 @@ def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
     here = [Answering(client) for client in "aaaabbbb"]
     for each in here:
         assert connections.admit(each)
-        connections.busy(each)
+        connections.mark_busy(each)
     assert not any(connections.admit(Answering("c")) for _ in range(100))
     assert sum(each.asked for each in here) <= len(here)
     connections.sweep(1.0)
@@ -98,7 +98,7 @@ def opened(most: int, here: str, what: str = "idle") -> tuple[Connections, list[
     for each in made:
         assert connections.admit(each)
         if what != "idle":
-            connections.busy(each)
+            connections.mark_busy(each)
     return connections, made
 
 
@@ -127,11 +127,11 @@ def test_a_client_without_a_connection_that_can_be_closed_is_passed_over() -> No
 
 def test_only_clients_with_many_connections_lose_them_after_an_answer() -> None:
     connections, _ = opened(8, "aaaaaab")
-    assert not connections.crowded("a")
+    assert not connections.is_crowded("a")
     assert connections.admit(Waiting("b"))
-    assert (connections.crowded("a"), connections.crowded("b")) == (True, False)
+    assert (connections.is_crowded("a"), connections.is_crowded("b")) == (True, False)
     connections, _ = opened(8, "abcdefgh")
-    assert all(connections.crowded(each) for each in "abcdefgh")
+    assert all(connections.is_crowded(each) for each in "abcdefgh")
 
 
 def test_one_search_finds_what_can_be_closed_among_as_many_clients_as_connections() -> None:
@@ -141,7 +141,7 @@ def test_one_search_finds_what_can_be_closed_among_as_many_clients_as_connection
     for each in here:
         assert connections.admit(each)
         if isinstance(each, Answering):
-            connections.busy(each)
+            connections.mark_busy(each)
     assert connections.admit(Waiting("new"))
     asked = sum(each.asked for each in here if isinstance(each, Answering))
     assert asked <= 2 * most

@@ -325,7 +325,7 @@ def test_newcomers_that_find_no_room_are_refused_without_a_look_at_all_others() 
     busy = [Computing() for _ in range(connections.most)]
     for each in busy:
         assert connections.admit(each)
-        connections.busy(each)
+        connections.mark_busy(each)
     for now in (1.0, 2.0):
         connections.sweep(now)
         before = busy[0].looked_at

@@ -30,7 +30,7 @@ DEFAULT_HEADER = DEFAULT.encode()
 HEADER_MAX = 256
 CALLER = "overwinter.caller"
 """The key of the request's caller in the ASGI scope."""
-SEEN_MAX = 4096
+GRANTS_MAX = 4096
 """The most header values that are cached: one token can be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
 UNREADABLE = (
@@ -60,7 +60,7 @@ class _Grant(msgspec.Struct, frozen=True):
     """The rights of a token."""
 
     caller: Caller
-    header: bytes
+    tenant_header: bytes
     """The tenant, encoded as in the header."""
     rate: Rate | None
 
@@ -83,7 +83,7 @@ class Access:
         self._known: KnownTokens = NO_TOKENS
         self._version: object = None
         self._required = False
-        self._seen: dict[bytes, _Grant] = {}
+        self._grants: dict[bytes, _Grant] = {}
         """The rights by the value of the header, because hashing a token takes longer than everything else."""
         self._rates: dict[TenantId, Rate] = {}
         self._reload()
@@ -95,15 +95,15 @@ class Access:
             if self._sites is not None:
                 self._sites.check(headers)
             return self.anonymous
-        said = headers.get(AUTHORIZATION, b"")
-        grant = self._seen.get(said) or self._admit(said)
+        authorization = headers.get(AUTHORIZATION, b"")
+        grant = self._grants.get(authorization) or self._authenticate(authorization)
         if grant.rate is not None and (wait_s := grant.rate.wait_s(clock.now())):
             tenant = grant.caller.tenant
             raise RateError(f"tenant {tenant!r} may send {grant.rate.per_s:g} requests a second: wait", wait_s)
-        asked = headers.get(TENANT, grant.header)
-        if asked in (grant.header, DEFAULT_HEADER):
+        tenant_header = headers.get(TENANT, grant.tenant_header)
+        if tenant_header in (grant.tenant_header, DEFAULT_HEADER):
             return grant.caller
-        return self._acting_for(grant, asked.decode("latin-1"))
+        return self._acting_for(grant, tenant_header.decode("latin-1"))
 
     def record(self, caller: Caller, method: str, path: str, client: str, status: int) -> None:
         """Write the result of a call into the audit log, if it had a token."""
@@ -127,7 +127,7 @@ class Access:
         if self._file is None or (version := self._file.version()) == self._version:
             return
         # Forget the old tokens first: they must not be valid even if reading the new file fails.
-        self._seen.clear()
+        self._grants.clear()
         self._known = NO_TOKENS
         # `version` is older than the content that is read now: if the file changes meanwhile, it is read again.
         try:
@@ -139,22 +139,22 @@ class Access:
         # Once tokens are required, removing the file does not make the node open.
         self._required |= self._known.required
 
-    def _admit(self, said: bytes) -> _Grant:
+    def _authenticate(self, authorization: bytes) -> _Grant:
         """Return the rights of the token in this header; raise UnauthorizedError."""
-        if not said:
+        if not authorization:
             raise UnauthorizedError(ABSENT)
-        scheme, _, text = said.strip().partition(b" ")
-        may_be = scheme.lower() == b"bearer" and len(said) <= HEADER_MAX
+        scheme, _, text = authorization.strip().partition(b" ")
+        may_be = scheme.lower() == b"bearer" and len(authorization) <= HEADER_MAX
         token = self._known.find(text.strip()) if may_be else None
         if token is None:
             raise UnauthorizedError(INVALID)
-        if len(self._seen) >= SEEN_MAX:
-            self._seen.clear()
+        if len(self._grants) >= GRANTS_MAX:
+            self._grants.clear()
         scopes = frozenset(SCOPES if "admin" in token.scopes else token.scopes)
         node = TenantNode(self._node, token.tenant, self._quota(token.tenant), is_admin="admin" in scopes)
         caller = Caller(node, token.tenant, token, scopes)
         grant = _Grant(caller, token.tenant.encode(), self._rate(token.tenant))
-        self._seen[said] = grant
+        self._grants[authorization] = grant
         return grant
 
     def _acting_for(self, grant: _Grant, name: str) -> Caller:

@@ -99,8 +99,8 @@ class Connections:
             "idle": limits.idle_timeout_s,
         }
         """The longest time for each kind of event."""
-        self._seen: dict[Connection, tuple[Waits, float]] = {}
-        """For each connection, what it waited for at the last check, and since when."""
+        self._open: dict[Connection, tuple[Waits, float]] = {}
+        """For each open connection, what it waited for at the last check, and since when."""
         self._unchanged: dict[Connection, None] = {}
         """The connections that waited for the same event at the last two checks, and received nothing in between."""
         self._without_stalled: set[str] = set()
@@ -120,11 +120,11 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Count a new connection without a request; return False if it must be refused."""
         client = connection.client_key
-        if len(self._seen) >= self.most and not self._make_room(client):
+        if len(self._open) >= self.most and not self._make_room(client):
             return False
         self._counts[client] = self._counts.get(client, 0) + 1
-        self._seen[connection] = (Waits("", 0, 0), 0.0)
-        self.idle(connection)
+        self._open[connection] = (Waits("", 0, 0), 0.0)
+        self.mark_idle(connection)
         return True
 
     def keep_refused(self, connection: Connection) -> None:
@@ -137,30 +137,30 @@ class Connections:
             del self._refused[first]
             first.abort()
 
-    def crowded(self, client: str) -> bool:
+    def is_crowded(self, client: str) -> bool:
         """Whether the open connections are near the limit, and this client has many of them (CROWDED_SHARE)."""
-        open_, mine = len(self._seen), self._counts.get(client, 0)
+        open_, mine = len(self._open), self._counts.get(client, 0)
         return open_ > CROWDED_SHARE * self.most and mine * len(self._counts) >= CROWDED_SHARE * open_
 
     def forget(self, connection: Connection) -> None:
         """Remove a connection that is being closed, or is closed and has no request any more."""
         self._refused.pop(connection, None)
-        if self._seen.pop(connection, None) is None:
+        if self._open.pop(connection, None) is None:
             return
         self._unchanged.pop(connection, None)
-        self.busy(connection)
+        self.mark_busy(connection)
         self._counts[connection.client_key] -= 1
         if not self._counts[connection.client_key]:
             del self._counts[connection.client_key]
 
-    def idle(self, connection: Connection) -> None:
+    def mark_idle(self, connection: Connection) -> None:
         """Record that the connection has no request."""
-        if connection not in self._seen:
+        if connection not in self._open:
             return
         self._all_answering.discard(connection.client_key)
         self._idle.setdefault(connection.client_key, {})[connection] = None
 
-    def busy(self, connection: Connection) -> None:
+    def mark_busy(self, connection: Connection) -> None:
         """Record that a request began on the connection."""
         idle = self._idle.get(connection.client_key)
         if idle is not None:
@@ -177,10 +177,10 @@ class Connections:
         self._unchanged.clear()
         self._without_stalled.clear()
         self._all_answering.clear()
-        for connection, (seen, since) in list(self._seen.items()):
+        for connection, (seen, since) in list(self._open.items()):
             waits = connection.waits()
             if waits[:2] != seen[:2]:
-                self._seen[connection] = (waits, now)
+                self._open[connection] = (waits, now)
                 continue
             if waits == seen:
                 self._unchanged[connection] = None
@@ -194,10 +194,10 @@ class Connections:
 
     def _check_rate(self, connection: Connection, waits: Waits, now: float) -> None:
         """Close a connection if less of a body than the minimum rate arrived since the last check of the rate."""
-        seen, since = self._seen[connection]
+        seen, since = self._open[connection]
         if now - since < self.limits.stall_s:
             return
-        self._seen[connection] = (waits, now)
+        self._open[connection] = (waits, now)
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
@@ -218,12 +218,12 @@ class Connections:
     def _closable(self, counts: dict[str, int]) -> Connection | None:
         """Return a connection to close, of the client with the most among those of these clients that have one."""
         first = max(counts, key=counts.__getitem__)
-        connection = next(iter(self._idle.get(first, ())), None) or self._waiting_one(first, self._seen)
+        connection = next(iter(self._idle.get(first, ())), None) or self._waiting_one(first, self._open)
         if connection is not None:
             return connection
         # One search for all others: there may be as many clients as connections.
         found = {client: next(iter(idle)) for client, idle in self._idle.items() if client in counts}
-        for each in self._seen:
+        for each in self._open:
             client = each.client_key
             if client != first and client in counts and client not in found and each.waits().what:
                 found[client] = each
@@ -248,7 +248,7 @@ class Connections:
         return next((connection for connection in mine if connection.waits().what), None)
 
     def _is_stalled(self, connection: Connection) -> bool:
-        return connection in self._unchanged and connection.waits() == self._seen[connection][0]
+        return connection in self._unchanged and connection.waits() == self._open[connection][0]
 
 
 def connections_most(limits: RequestLimits) -> int:

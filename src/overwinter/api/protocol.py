@@ -226,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = False
         self._in_body = True
-        self._connections.busy(self)
+        self._connections.mark_busy(self)
         super().on_headers_complete()
         self.flow.is_pipelined = bool(self.pipeline)
 
@@ -255,7 +255,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
         if self.cycle.response_complete:
-            self._connections.idle(self)
+            self._connections.mark_idle(self)
 
     def on_response_complete(self) -> None:
         """An answer is written. uvicorn would start a timer here, which the check of all connections replaces."""
@@ -270,7 +270,7 @@ class BoundedProtocol(HttpToolsProtocol):
                     self._connections.parsing.add(self.client_key, self._parse)
                 return
         if not self._in_body:
-            self._connections.idle(self)
+            self._connections.mark_idle(self)
 
     def resume_writing(self) -> None:
         """The client read more of the answer."""
@@ -309,7 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
-        if self._connections.crowded(self.client_key):
+        if self._connections.is_crowded(self.client_key):
             # Announce that the connection closes. If it were closed later, while idle, the client could use it again
             # at that moment.
             cycle.keep_alive = False
