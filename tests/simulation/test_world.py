@@ -43,7 +43,7 @@ def test_times_are_those_of_the_scenario():
     report = World(scene(alone, node={"disk_mib_per_s": 500, "fork_s": 0.005}, seed=4)).run()
     assert report.total.requests == 1
     assert report.total.p50_ms == pytest.approx(100 + 5 + 20 + 30 + 40, rel=0.01)
-    assert report.total.started == report.total.wakes == {"disk": 1}
+    assert report.total.answered_by_start == report.total.wakes == {"disk": 1}
     assert report.total.busy_seconds == pytest.approx(0.04)
 
 

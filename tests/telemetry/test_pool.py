@@ -108,8 +108,8 @@ def test_a_run_counts_where_and_for_whom_it_ran():
     assert (f.by_device["virtual:0"].hits, f.by_device["virtual:0"].misses, f.on_devices.run_s) == (1, 1, 3.0)
     assert (f.on_devices.moved_bytes, f.on_devices.hit_ratio) == (510_000, 0.5)
     assert (f.runs, f.run_requests, f.run_s, f.answered, f.attainment, f.core_s) == (2, 2, 3.0, 2, 0.5, 0.0)
-    assert f.started == {"disk": 1, "warm": 1}
-    assert world.statistics.tallies["g"].started == {"disk": 1}
+    assert f.answered_by_start == {"disk": 1, "warm": 1}
+    assert world.statistics.tallies["g"].answered_by_start == {"disk": 1}
 
 
 def test_a_request_waits_for_a_device_and_a_run_that_found_no_place_is_no_retry():

@@ -41,7 +41,7 @@ def test_requests_are_counted_by_how_they_end():
     ).functions["f"]
     assert (figures.requests, figures.answered, figures.cancelled, figures.lost) == (5, 2, 1, 1)
     assert figures.refused == {"DeadlineError": 1}
-    assert figures.started == {"host": 1, "warm": 1}
+    assert figures.answered_by_start == {"host": 1, "warm": 1}
     assert figures.attainment == 0.0
     assert figures.p50_ms == pytest.approx(1000, rel=0.006)
     assert figures.p99_ms == pytest.approx(2400, rel=0.006)

@@ -119,7 +119,7 @@ def test_a_request_is_followed_to_its_answer():
     assert (tally.requests, tally.answered, tally.ended, tally.in_slo, tally.attainment) == (2, 1, 2, 0, 0.0)
     assert (tally.wakes, tally.woken, tally.wake_s["disk"]) == ({"disk": 1}, {"disk": 1}, 1.5)
     assert (tally.wait_s, tally.runs, tally.run_requests, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
-    assert (tally.loaded_bytes, tally.started, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
+    assert (tally.loaded_bytes, tally.answered_by_start, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
     assert list(tally.recent) == [(3.5, 2.5)]
     assert [(result.what, result.why) for result in tally.refusals] == [("HandlerError", "bad")]
     [histogram] = tally.durations.values()

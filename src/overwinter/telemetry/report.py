@@ -26,7 +26,7 @@ SUMMED = (
     "answered",
     "refused",
     "cancelled",
-    "started",
+    "answered_by_start",
     "wakes",
     "loaded_bytes",
     "worker_s",
@@ -60,7 +60,7 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     """The requests whose caller disconnected before the answer."""
     slo_ms: float | None = None
     """The SLO of one function."""
-    started: dict[str, int]
+    answered_by_start: dict[str, int]
     """The answered requests, by the kind of start."""
     wakes: dict[str, int]
     """The started workers, by where the function's blocks were."""
@@ -169,7 +169,7 @@ class Outcomes(Tally):
             **msgspec.structs.asdict(self.request_figures()),
             cancelled=self.cancelled,
             slo_ms=_ms(self.slo_s),
-            started=dict(sorted(self.started.items())),
+            answered_by_start=dict(sorted(self.answered_by_start.items())),
             wakes=dict(sorted(self.wakes.items())),
             loaded_bytes=self.loaded_bytes,
             worker_seconds=self.worker_s,

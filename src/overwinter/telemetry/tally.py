@@ -66,7 +66,7 @@ class Tally:
         """The requests answered within the SLO."""
         self.refused: Counter[str] = Counter()
         """The refused requests, by the name of the error."""
-        self.started: Counter[Start] = Counter()
+        self.answered_by_start: Counter[Start] = Counter()
         """The answered requests, by the kind of start."""
         self.crashes = self.evictions = 0
         self.wakes: Counter[Start] = Counter()

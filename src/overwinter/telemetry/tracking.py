@@ -154,7 +154,7 @@ class Tracker(Hooks[T]):
         request = self._requests.pop(action.request)
         tally, seconds = request.tally, now - request.arrived
         tally.answered += 1
-        tally.started[action.start] += 1
+        tally.answered_by_start[action.start] += 1
         if tally.slo_s is not None and seconds <= tally.slo_s:
             tally.in_slo += 1
         self._answered(tally, action, seconds, now)
