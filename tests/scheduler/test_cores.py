@@ -87,7 +87,7 @@ def test_starts_that_serve_no_request_keep_no_core_from_requests():
     world.arrive("v")
     world.arrive("v")
     assert running(world) == {"v"}
-    assert world.state.holding.keys() == {("run", run) for run in world.running}
+    assert world.state.holding_cores.keys() == {("run", run) for run in world.running}
 
 
 def test_a_tenant_without_a_core_need_not_wait_for_those_of_others():

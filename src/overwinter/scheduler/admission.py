@@ -63,17 +63,17 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if not (state.waiting or state.bytes or state.cores.waits or _wants_device(cycle)):
+        if not (state.waiting_for_places or state.waiting_for_bytes or state.core_queue.waits or _wants_device(cycle)):
             # Usually nobody waits.
             cycle.places_changed = False
             return
-        if state.waiting:
+        if state.waiting_for_places:
             _give_places(cycle)
         else:
             cycle.places_changed = False
-        if cycle.cores_changed and state.cores.waits:
+        if cycle.cores_changed and state.core_queue.waits:
             _give_cores(cycle)
-        if cycle.bytes_changed and state.bytes and not changed:
+        if cycle.bytes_changed and state.waiting_for_bytes and not changed:
             _give_bytes(cycle)
         if cycle.devices_changed and _wants_device(cycle) and not changed:
             device_admission.give(cycle)
@@ -85,9 +85,9 @@ def _is_left(cycle: Cycle) -> bool:
     """Whether a function waits for a resource that may have become free."""
     state = cycle.state
     return bool(
-        (cycle.places_changed and state.waiting)
-        or (cycle.cores_changed and state.cores.waits)
-        or (cycle.bytes_changed and state.bytes)
+        (cycle.places_changed and state.waiting_for_places)
+        or (cycle.cores_changed and state.core_queue.waits)
+        or (cycle.bytes_changed and state.waiting_for_bytes)
         or (cycle.devices_changed and _wants_device(cycle))
     )
 
@@ -179,7 +179,7 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
     """Whether the function may use this many cores now; if not, it joins the queue."""
-    if has_core or (cycle.resources.cores.fits(needed) and not cycle.state.cores.waits):
+    if has_core or (cycle.resources.cores.fits(needed) and not cycle.state.core_queue.waits):
         return True
     if not order.waits_for_cores(cycle, function):
         return True
@@ -189,7 +189,7 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 def _give_cores(cycle: Cycle) -> None:
     """Assign free cores to the functions in the queue, and one more to each tenant that has none."""
-    queue, cores = cycle.state.cores, cycle.resources.cores
+    queue, cores = cycle.state.core_queue, cycle.resources.cores
     while queue.waits:
         function, late_first = None, False
         if not cores.fits(1):

@@ -183,7 +183,7 @@ def _fork(cycle: Cycle, tenant: Tenant) -> None:
     cycle.ledger.take(worker_owner(id_), tenant.id, claim(cycle))
     cycle.ledger.take(start_owner(id_), None, cycle.resources.of_cores(1, cycle.orders_cores))
     if cycle.orders_cores:
-        state.holding[start_owner(id_)] = start
+        state.holding_cores[start_owner(id_)] = start
     cycle.timers.arm(id_, hangs_at)
     cycle.actions.append(ForkAhead(id_, function.spec.id))
 

@@ -168,7 +168,7 @@ def _has_free_worker(cycle: Cycle, function: Function) -> bool:
     """Whether a worker could run a request of the function now."""
     if not function.has_slot:
         return False
-    has_core = cycle.resources.cores.fits(1) and not cycle.state.cores.waits
+    has_core = cycle.resources.cores.fits(1) and not cycle.state.core_queue.waits
     return has_core or not order.waits_for_cores(cycle, function)
 
 
@@ -191,8 +191,8 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
         serving = [each.point for each in function.usable() if each.is_serving] or [point]
         wait_s += len(function.queue) * (run_s or 0.0) / sum(each.batch * each.concurrency for each in serving)
     if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
-        cores = cycle.state.cores
-        wait_s = max(wait_s, min((_left_s(cycle, each) for each in cycle.state.holding.values()), default=0.0))
+        cores = cycle.state.core_queue
+        wait_s = max(wait_s, min((_left_s(cycle, each) for each in cycle.state.holding_cores.values()), default=0.0))
         wait_s += len(cores.timely.keys() | cores.late.keys()) * (run_s or 0.0) / cycle.cores
     is_tried = function.queue or any(each.bound[id_].runs for each in function.workers.values())
     return Estimate("workers", wait_s, run_s, may_try=not is_tried)

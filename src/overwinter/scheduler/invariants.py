@@ -187,7 +187,7 @@ def _check_ledger(cycle: Cycle) -> None:
 
 
 def _of_operation(cycle: Cycle, owner: tuple[str, int], cores: int) -> Claim:
-    return cycle.resources.of_cores(cores, owner in cycle.state.holding)
+    return cycle.resources.of_cores(cores, owner in cycle.state.holding_cores)
 
 
 def _amounts(claims: Mapping[Owner, Claim]) -> dict[Owner, Claim]:
@@ -230,7 +230,7 @@ def _check_queues(cycle: Cycle) -> None:
     state = cycle.state
     queues: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
-        is_listed = tenant.id in state.waiting
+        is_listed = tenant.id in state.waiting_for_places
         assert (tenant.first_waiting is not None) == is_listed, f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
             assert not state.functions[id_].has_worker, f"{id_} waits for its first worker but has one"
@@ -238,9 +238,9 @@ def _check_queues(cycle: Cycle) -> None:
             assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
             queues.setdefault(id_, []).append("places")
-    for id_ in state.cores.timely.keys() | state.cores.late.keys():
+    for id_ in state.core_queue.timely.keys() | state.core_queue.late.keys():
         queues.setdefault(id_, []).append("cores")
-    for id_ in state.bytes:
+    for id_ in state.waiting_for_bytes:
         queues.setdefault(id_, []).append("bytes")
     queues |= device_invariants.waiting(cycle)
     assert queues == {id_: [each.waits_in] for id_, each in state.functions.items() if each.waits_in}, (
@@ -268,11 +268,11 @@ def _check_cores(cycle: Cycle) -> None:
     of each tenant.
     """
     state, cores = cycle.state, cycle.resources.cores
-    waiting = [state.functions[id_] for id_ in (*state.cores.timely, *state.cores.late)]
-    of_tenants = {id_: tenant for tenant, own in state.cores.tenants.items() for id_ in own}
+    waiting = [state.functions[id_] for id_ in (*state.core_queue.timely, *state.core_queue.late)]
+    of_tenants = {id_: tenant for tenant, own in state.core_queue.tenants.items() for id_ in own}
     assert of_tenants == {each.spec.id: each.spec.tenant for each in waiting}, "the tenants of waiting functions differ"
-    served = {operation.function.spec.tenant for operation in state.holding.values()}
-    assert state.cores.tenants.keys() <= served, "a tenant without a core waits for one"
+    served = {operation.function.spec.tenant for operation in state.holding_cores.values()}
+    assert state.core_queue.tenants.keys() <= served, "a tenant without a core waits for one"
     if waiting:
         assert cycle.orders_cores, "a function waits for unlimited cores"
         assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"
@@ -285,7 +285,7 @@ def _check_cores(cycle: Cycle) -> None:
 
 
 def _keeps(cycle: Cycle, run: int) -> bool:
-    return ("run", run) in cycle.state.holding
+    return ("run", run) in cycle.state.holding_cores
 
 
 def _check_places(cycle: Cycle) -> None:

@@ -250,7 +250,7 @@ def count_bytes(cycle: Cycle, worker: Worker) -> None:
 
 def end_overdue(cycle: Cycle) -> None:
     """Release the cores of overdue operations."""
-    for owner, operation in list(cycle.state.holding.items()):
+    for owner, operation in list(cycle.state.holding_cores.items()):
         if operation.overdue_at <= cycle.now:
             _free_cores(cycle, owner)
     watch_overdue(cycle)
@@ -258,7 +258,7 @@ def end_overdue(cycle: Cycle) -> None:
 
 def watch_overdue(cycle: Cycle) -> None:
     """Set a timer for the next overdue operation: a core is free then at the latest."""
-    at = min((operation.overdue_at for operation in cycle.state.holding.values()), default=inf)
+    at = min((operation.overdue_at for operation in cycle.state.holding_cores.values()), default=inf)
     if at < inf:
         cycle.timers.arm("cores", at)
 
@@ -273,13 +273,13 @@ def keep_cores(
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
     if keeps:
         state = cycle.state
-        state.holding[owner] = operation
-        if state.cores.waits:
+        state.holding_cores[owner] = operation
+        if state.core_queue.waits:
             cycle.timers.arm("cores", operation.overdue_at)
 
 
 def _free_cores(cycle: Cycle, owner: Owner) -> None:
-    if cycle.state.holding.pop(owner, None) is not None:
+    if cycle.state.holding_cores.pop(owner, None) is not None:
         cycle.ledger.change(owner, cycle.resources.cores, 0)
         cycle.cores_changed = True
 
@@ -287,5 +287,5 @@ def _free_cores(cycle: Cycle, owner: Owner) -> None:
 def end(cycle: Cycle, owner: Owner) -> None:
     """An operation ended: release its claim."""
     cycle.ledger.release(owner)
-    if cycle.state.holding.pop(owner, None) is not None:
+    if cycle.state.holding_cores.pop(owner, None) is not None:
         cycle.cores_changed = True

@@ -52,8 +52,8 @@ def join(cycle: Cycle, function: Function, queue: QueueName) -> None:
     elif queue == "devices":
         cycle.state.pool.waiting.join(function)
         cycle.devices_changed = True
-    elif function.spec.id not in cycle.state.bytes:
-        cycle.state.bytes[function.spec.id] = None
+    elif function.spec.id not in cycle.state.waiting_for_bytes:
+        cycle.state.waiting_for_bytes[function.spec.id] = None
         cycle.bytes_changed = True
 
 
@@ -63,12 +63,12 @@ def leave(cycle: Cycle, function: Function) -> None:
         return
     id_, state = function.spec.id, cycle.state
     if function.waits_in == "cores":
-        state.cores.timely.pop(id_, None)
-        state.cores.late.pop(id_, None)
-        own = state.cores.tenants[function.spec.tenant]
+        state.core_queue.timely.pop(id_, None)
+        state.core_queue.late.pop(id_, None)
+        own = state.core_queue.tenants[function.spec.tenant]
         own.pop(id_)
         if not own:
-            del state.cores.tenants[function.spec.tenant]
+            del state.core_queue.tenants[function.spec.tenant]
         # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
     elif function.waits_in == "places":
@@ -76,11 +76,11 @@ def leave(cycle: Cycle, function: Function) -> None:
         tenant.first_workers.pop(id_, None)
         tenant.more_workers.pop(id_, None)
         if tenant.first_waiting is None:
-            del state.waiting[tenant.id]
+            del state.waiting_for_places[tenant.id]
         function.starts, function.lacks_memory = None, False
         cycle.places_changed = True
     elif function.waits_in == "bytes":
-        del state.bytes[id_]
+        del state.waiting_for_bytes[id_]
         cycle.bytes_changed = True
     else:
         state.pool.waiting.leave(function)
@@ -119,7 +119,7 @@ def is_calm(cycle: Cycle) -> bool:
     operation.
     """
     busy = cycle.resources.load.taken
-    return not (cycle.state.waiting or cycle.state.cores.waits) and (not busy or busy + 1 < cycle.cores)
+    return not (cycle.state.waiting_for_places or cycle.state.core_queue.waits) and (not busy or busy + 1 < cycle.cores)
 
 
 def first_of_unserved(cycle: Cycle) -> Function | None:
@@ -128,7 +128,7 @@ def first_of_unserved(cycle: Cycle) -> Function | None:
     The kernel shares the cores among the tenants, so that the runs of others cannot stop those of a tenant.
     """
     state, served = cycle.state, _served(cycle)
-    own = next((functions for tenant, functions in state.cores.tenants.items() if tenant not in served), None)
+    own = next((functions for tenant, functions in state.core_queue.tenants.items() if tenant not in served), None)
     if own is None:
         return None
     first = [state.functions[id_] for id_ in islice(own, UNSERVED_CHECKED)]
@@ -137,7 +137,7 @@ def first_of_unserved(cycle: Cycle) -> Function | None:
 
 def _served(cycle: Cycle) -> set[TenantId]:
     """The tenants whose operations keep cores."""
-    return {each.function.spec.tenant for each in cycle.state.holding.values()}
+    return {each.function.spec.tenant for each in cycle.state.holding_cores.values()}
 
 
 def is_turn_of_late(count: int) -> bool:
@@ -147,7 +147,7 @@ def is_turn_of_late(count: int) -> bool:
 
 def first_for_cores(cycle: Cycle) -> Function | None:
     """The function that gets the next free core; None: none waits."""
-    queue, functions = cycle.state.cores, cycle.state.functions
+    queue, functions = cycle.state.core_queue, cycle.state.functions
     timely = _first_timely(cycle)
     if queue.late and (timely is None or is_turn_of_late(queue.assigned)):
         return functions[next(iter(queue.late))]
@@ -159,12 +159,12 @@ def urgent(cycle: Cycle) -> Function | None:
     cores, now, state = cycle.resources.cores, cycle.now, cycle.state
     if cores.taken > cycle.cores + max(0, len(_served(cycle)) - 1):
         return None
-    ends = min((operation.ends for operation in state.holding.values()), default=now)
+    ends = min((operation.ends for operation in state.holding_cores.values()), default=now)
     wait_s = max(0.0, ends - now)
     best: tuple[tuple[int, float], Function] | None = None
-    for entry in state.cores.due[:URGENT_CHECKED]:
+    for entry in state.core_queue.due[:URGENT_CHECKED]:
         level, due, _, id_ = entry
-        if state.cores.timely.get(id_) is not entry:
+        if state.core_queue.timely.get(id_) is not entry:
             continue
         function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
@@ -175,7 +175,7 @@ def urgent(cycle: Cycle) -> Function | None:
 
 
 def _join_cores(cycle: Cycle, function: Function) -> None:
-    queue, id_ = cycle.state.cores, function.spec.id
+    queue, id_ = cycle.state.core_queue, function.spec.id
     arrange(cycle, function)
     first = _first(cycle, function)
     level, due = first.level, first.due
@@ -203,7 +203,7 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
 
 def _first_timely(cycle: Cycle) -> Function | None:
     """Return the function whose first request is due first and can meet its SLO; mark others as late."""
-    queue = cycle.state.cores
+    queue = cycle.state.core_queue
     while queue.due:
         entry = queue.due[0]
         level, due, _, id_ = entry
@@ -274,7 +274,7 @@ def workers_max(cycle: Cycle) -> int:
 
 def first_for_places(cycle: Cycle) -> Function | None:
     """The function that gets the next place for a worker; None: none waits."""
-    waiting = cycle.state.waiting
+    waiting = cycle.state.waiting_for_places
     if not waiting:
         return None
     if len(waiting) == 1:
@@ -287,7 +287,7 @@ def first_for_places(cycle: Cycle) -> Function | None:
 
 def queue_for_places(cycle: Cycle) -> Iterator[Function]:
     """All functions that wait for a place, in order."""
-    for tenant in sorted(cycle.state.waiting.values(), key=lambda each: _rank(cycle, each)):
+    for tenant in sorted(cycle.state.waiting_for_places.values(), key=lambda each: _rank(cycle, each)):
         for id_ in chain(tenant.first_workers, tenant.more_workers):
             yield cycle.state.functions[id_]
 
@@ -315,7 +315,7 @@ def _join_places(cycle: Cycle, function: Function) -> None:
     if id_ not in queue:
         queue[id_] = None
         cycle.places_changed = True
-    cycle.state.waiting[tenant.id] = tenant
+    cycle.state.waiting_for_places[tenant.id] = tenant
 
 
 def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
@@ -328,5 +328,5 @@ def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
 
 def first_for_bytes(cycle: Cycle) -> Function | None:
     """The function that gets the next space in a host store; None: none waits."""
-    id_: FunctionId | None = next(iter(cycle.state.bytes), None)
+    id_: FunctionId | None = next(iter(cycle.state.waiting_for_bytes), None)
     return None if id_ is None else cycle.state.functions[id_]

@@ -196,7 +196,7 @@ def _release(cycle: Cycle, function: Function) -> None:
     """The function's last worker ended: release its blocks too, if other functions wait for their space."""
     state = cycle.state
     state.releasing = None
-    if state.bytes and function.loaded:
+    if state.waiting_for_bytes and function.loaded:
         evict_blocks_of(cycle, function, "others wait for room in the host store, and its time slice is over")
     cycle.bytes_changed = True
     cycle.mark(function)

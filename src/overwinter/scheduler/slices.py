@@ -145,7 +145,7 @@ def check(cycle: Cycle) -> None:
         if function.loaded:
             _bring(cycle, function, coming, starting)
         # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
-        elif facts(function).loaded_ahead < since and not cycle.state.bytes and _fits(cycle, function):
+        elif facts(function).loaded_ahead < since and not cycle.state.waiting_for_bytes and _fits(cycle, function):
             facts(function).loaded_ahead = cycle.now
             begin_load(cycle, function)
 

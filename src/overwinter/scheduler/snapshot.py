@@ -143,9 +143,11 @@ def snapshot(
         workers=workers,
         families=sum(not all(map(is_part, family.members)) for family in state.families.values()),
         waiting={
-            "core": len(state.cores.timely.keys() | state.cores.late.keys()),
-            "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
-            "store": len(state.bytes),
+            "core": len(state.core_queue.timely.keys() | state.core_queue.late.keys()),
+            "worker": sum(
+                len(each.first_workers) + len(each.more_workers) for each in state.waiting_for_places.values()
+            ),
+            "store": len(state.waiting_for_bytes),
             **({"device": len(state.pool.waiting)} if state.pool.devices else {}),
         },
         stores={name: residents.nbytes for name, residents in state.stores.items()},

@@ -358,11 +358,11 @@ class State(msgspec.Struct):
     """The programs that each tenant's zygote has compiled, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
     """The number of functions with each tenant's program that passed their trial."""
-    cores: CoreQueue = msgspec.field(default_factory=CoreQueue)
+    core_queue: CoreQueue = msgspec.field(default_factory=CoreQueue)
     """The functions that wait for a core."""
-    waiting: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
+    waiting_for_places: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
     """The tenants with a function that waits for a place for a worker."""
-    bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    waiting_for_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a host store, the longest waiting first."""
     pool: Pool = msgspec.field(default_factory=Pool)
     """The devices and their executors."""
@@ -370,7 +370,7 @@ class State(msgspec.Struct):
     """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
     """The functions on which a policy failed in this step, with the error."""
-    holding: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
+    holding_cores: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
     """The operations that reserve cores, by their owner in the ledger."""
 
     def tenant(self, id_: TenantId) -> Tenant:

@@ -218,9 +218,11 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     evicted yet, the time of the next check.
     """
     state = cycle.state
-    waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
+    waiting = [
+        id_ for tenant in state.waiting_for_places.values() for id_ in (*tenant.first_workers, *tenant.more_workers)
+    ]
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
-    using |= dict.fromkeys((*waiting, *state.cores.timely, *state.cores.late))
+    using |= dict.fromkeys((*waiting, *state.core_queue.timely, *state.core_queue.late))
     operations = (each.operation for each in state.pool.devices.values())
     using |= dict.fromkeys(each.spec.id for each in state.pool.waiting)
     using |= dict.fromkeys(each.function.spec.id for each in operations if each is not None)
