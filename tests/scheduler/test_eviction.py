@@ -5,7 +5,7 @@ import pytest
 from overwinter.core.actions import Drop, Evict, LoadBlocks, Refuse, Reply
 from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler.victims import BYTES_SLICE_WAKES
+from overwinter.scheduler.victims import BYTES_TIME_SLICE_WAKES
 from tests.scheduler.world import World, spec
 
 
@@ -277,7 +277,7 @@ def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_e
     world.ready()
     world.arrive("g")
     f = world.state.functions["f@1"]
-    ends = f.blocks_usable_from + BYTES_SLICE_WAKES * f.latency.wake_s
+    ends = f.blocks_usable_from + BYTES_TIME_SLICE_WAKES * f.latency.wake_s
     world.now = ends - 0.01
     world.die()
     assert world.now < ends < f.backoff_until

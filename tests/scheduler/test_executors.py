@@ -12,7 +12,7 @@ from overwinter.core.actions import (
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.scheduler import shared_runs
-from overwinter.scheduler.device_admission import SLICE_STARTS
+from overwinter.scheduler.device_admission import TIME_SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -241,11 +241,11 @@ def test_a_mate_of_a_function_that_leaves_runs_again():
 
 def test_a_run_whose_time_slice_is_over_ends_within_the_drain_timeout_if_another_tenant_waits():
     world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0))
-    ready_at, slice_s = known(world).executor.ready_at, SLICE_STARTS * world.state.pool.start_s
+    ready_at, time_slice_s = known(world).executor.ready_at, TIME_SLICE_STARTS * world.state.pool.start_s
     waiting = world.arrive("g")
     world.load_blocks()
     until_killed(world)
-    assert world.now == ready_at + slice_s + 5.0
+    assert world.now == ready_at + time_slice_s + 5.0
     refused = world.answers[request]
     assert refused.error == "OverloadedError"
     assert refused.message == "the device of function f@1 was needed by others, and its run did not end within 5 s"

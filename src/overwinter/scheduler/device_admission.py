@@ -35,7 +35,7 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import facts, owner_of
 
-SLICE_STARTS = 10
+TIME_SLICE_STARTS = 10
 """How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
 
 
@@ -262,7 +262,7 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if any(not _is_wanted(cycle, each) for each in empty):
             continue
         may = [each for each in devices if each.executor is not None and each.executor.is_idle]
-        over = [each for each in may if not _is_wanted(cycle, each) or _slice_ends(cycle, each) <= cycle.now]
+        over = [each for each in may if not _is_wanted(cycle, each) or _time_slice_ends(cycle, each) <= cycle.now]
         if over:
             _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
             continue
@@ -277,9 +277,9 @@ def _drain_for_unserved(cycle: Cycle, devices: Sequence[Device], owner: Owner, d
     """One of these devices whose time slice is over gets a limit for its run, and is taken when that has passed.
     `draining`: those for which other owners wait; the chosen one is added.
     """
-    busy = [each for each in devices if each not in draining.values() and _slice_ends(cycle, each) <= cycle.now]
+    busy = [each for each in devices if each not in draining.values() and _time_slice_ends(cycle, each) <= cycle.now]
     runs = [(each.operation, each) for each in busy if each.operation is not None and each.operation.parts]
-    ends = min((at for each in devices if (at := _slice_ends(cycle, each)) > cycle.now), default=inf)
+    ends = min((at for each in devices if (at := _time_slice_ends(cycle, each)) > cycle.now), default=inf)
     if runs:
         operation, device = min(runs, key=lambda each: (each[0].drain_until, each[0].began))
         residency.limit(cycle, operation)
@@ -298,12 +298,12 @@ def _replace(cycle: Cycle, device: Device, owner: Owner) -> None:
     device.next_owner = owner
 
 
-def _slice_ends(cycle: Cycle, device: Device) -> float:
+def _time_slice_ends(cycle: Cycle, device: Device) -> float:
     """Return when an executor has served its owner for a time slice."""
     executor = device.executor
     if executor is None or executor.ready_at is None or executor.stopping:
         return inf
-    return executor.ready_at + SLICE_STARTS * cycle.state.pool.start_s
+    return executor.ready_at + TIME_SLICE_STARTS * cycle.state.pool.start_s
 
 
 def _is_wanted(cycle: Cycle, device: Device) -> bool:

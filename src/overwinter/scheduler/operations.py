@@ -24,7 +24,7 @@ OVERDUE = 4.0
 OVERDUE_LEAST_S = 0.2
 UNKNOWN_S = 1.0
 """The assumed time of a run without any information."""
-SLICE_WAKES = 10
+TIME_SLICE_WAKES = 10
 """The time slice of a worker when others wait for its place, in wakes of its function, so that changes of workers take
 a small part of the time.
 """
@@ -39,7 +39,7 @@ REMOVED = "its function was removed"
 
 def time_slice_s(function: Function) -> float:
     """How long a worker of the function may stay when others wait for its place."""
-    return SLICE_WAKES * function.latency.wake_s
+    return TIME_SLICE_WAKES * function.latency.wake_s
 
 
 def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId | None = None) -> None:

@@ -4,14 +4,14 @@ For a place for a worker: the least valuable idle worker (idle.py); otherwise a 
 gets no more work. Tenants share by max-min fairness: a share is the largest of a tenant's parts of the workers, of
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
-within the drain timeout. A slice lasts as long as ten wakes, so that replacing workers costs a small share of the time.
-A worker that has been idle for OWN_S may be stopped for any tenant, regardless of shares.
+within the drain timeout. A worker's time slice lasts as long as ten wakes, so that replacing workers costs a small
+share of the time. A worker that has been idle for OWN_S may be stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
-slice is over. Its slice begins with its first worker after its blocks were loaded. If it began earlier, functions that
-wait for a place or a core would take the blocks from each other, and none would run. This slice is longer, because
-blocks come from disk. A function in use that has nothing to do is evicted sooner, unless it is used so often that it
-would be loaded again at once, or was just loaded.
+slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
+functions that wait for a place or a core would take the blocks from each other, and none would run. It is longer than
+that of a worker, because blocks come from disk. A function in use that has nothing to do is evicted sooner, unless it
+is used so often that it would be loaded again at once, or was just loaded.
 """
 
 from collections import Counter
@@ -27,13 +27,13 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
 from overwinter.scheduler.ledger import Claim, Resource
-from overwinter.scheduler.operations import SLICE_WAKES
+from overwinter.scheduler.operations import TIME_SLICE_WAKES
 from overwinter.scheduler.order import share, workers_max
 from overwinter.scheduler.policies.eviction import RULES, Candidate
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.tenant import Tenant
 
-BYTES_SLICE_WAKES = 100
+BYTES_TIME_SLICE_WAKES = 100
 """How long a function may keep its blocks when others wait for a host store, in wakes of the function."""
 OFTEN = 4.0
 """How long after its last use an idle function keeps its blocks, as a multiple of its usual time between uses. If this
@@ -41,7 +41,7 @@ is longer than its time slice, the function is used too rarely to keep them.
 """
 CANDIDATES = 32
 """The number of unused functions that are compared, the longest unused first."""
-SLICES_CHECKED = 8
+TIME_SLICES_CHECKED = 8
 """The number of a tenant's workers that are checked for the earliest end of a time slice."""
 OWN_S = 60.0
 """How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
@@ -116,7 +116,7 @@ def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     for tenant in _by_share(cycle):
         if tenant.id == mine and function.has_worker:
             continue
-        worker, at = _next_slice_end(cycle, tenant, mine == tenant.id)
+        worker, at = _next_time_slice_end(cycle, tenant, mine == tenant.id)
         if worker is not None and _may_take(cycle, function, wanted, worker, most):
             if at <= cycle.now:
                 return Victim(worker)
@@ -125,7 +125,7 @@ def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
 
 
 def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """Do the same as `for_place`, with idle workers only."""
+    """Return the same as `for_place`, but consider idle workers only."""
     most, next_at = _most_workers(cycle), inf
     for tenant in _by_share(cycle):
         spare = least_valuable(tenant)
@@ -161,7 +161,7 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
     return longest, longest.since + OWN_S
 
 
-def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
+def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
     """Return the worker of a tenant whose time slice ends first, and when.
 
     `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
@@ -172,7 +172,7 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     ends, workers = tenant.time_slice_ends, cycle.state.workers
     while ends and ((worker := workers.get(ends[0][1])) is None or not worker.is_serving):
         heappop(ends)
-    first = [(at, worker) for at, id_ in ends[:SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
+    first = [(at, worker) for at, id_ in ends[:TIME_SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
     # A worker of another tenant that waits for a batch or a core is not taken.
     may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
     at, found = min(may, key=lambda each: each[0], default=(inf, None))
@@ -298,12 +298,14 @@ def _drains_at(function: Function) -> float:
     if function.blocks_usable_from is None:
         return inf
     wake_s = function.latency.wake_s
-    slice_s, least_s = BYTES_SLICE_WAKES * wake_s, SLICE_WAKES * wake_s
-    ends = function.blocks_usable_from + slice_s
+    time_slice_s, least_s = BYTES_TIME_SLICE_WAKES * wake_s, TIME_SLICE_WAKES * wake_s
+    ends = function.blocks_usable_from + time_slice_s
     if not _has_nothing_to_do(function):
         return ends
     often = OFTEN * function.every_s
-    return min(ends, max(function.blocks_usable_from + least_s, function.used + (often if often < slice_s else 0.0)))
+    return min(
+        ends, max(function.blocks_usable_from + least_s, function.used + (often if often < time_slice_s else 0.0))
+    )
 
 
 def _has_nothing_to_do(function: Function) -> bool:
