@@ -5,7 +5,7 @@ import pytest
 from overwinter.core.actions import RunOnDevice
 from overwinter.scheduler import function_queue, swaps
 from overwinter.scheduler.device_admission import backlog_s
-from overwinter.scheduler.swaps import facts
+from overwinter.scheduler.pool import pool_record
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
 
@@ -95,7 +95,7 @@ def test_a_function_behind_others_gets_the_device_that_these_do_not_fit_on():
 def test_the_backlog_of_many_functions_is_estimated_by_the_first():
     world = overloaded()
     cycle = world.scheduler.cycle
-    known = [each for each in NAMES[:FEW] if facts(world.state.functions[f"{each}@1"]).times.is_known]
+    known = [each for each in NAMES[:FEW] if pool_record(world.state.functions[f"{each}@1"]).times.is_known]
     assert known == NAMES[:1]
     assert backlog_s(cycle, (world.state.functions["f00@1"].spec.tenant, None)) == pytest.approx(
         RUN_S * len(NAMES) / FEW

@@ -22,9 +22,9 @@ from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies import either
 from overwinter.scheduler.policies.device_binding import transfer_s
 from overwinter.scheduler.policies.either import Estimate, Estimates
-from overwinter.scheduler.pool import Device
+from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 
 def choose(cycle: Cycle, function: Function) -> Function:
@@ -54,7 +54,7 @@ def _leave_late_calls(cycle: Cycle, function: Function) -> None:
         return
     in_progress = _on_devices_now(cycle, function)
     _check_again(cycle, in_progress)
-    if not facts(function).times.is_known and not _are_overdue(cycle, in_progress):
+    if not pool_record(function).times.is_known and not _are_overdue(cycle, in_progress):
         # A device runs it for the first time, and its executor may be starting.
         return
     left = []
@@ -89,7 +89,7 @@ def _move_first(cycle: Cycle, function: Function, other: Function) -> bool:
     """Let a worker take the first request that waits for a device, if it answers it sooner; return whether it does."""
     if not _worker_may_take(cycle, function, other) or could_begin(cycle, other):
         return False
-    if not facts(other).times.is_known and not _are_overdue(cycle, _on_devices_now(cycle, other)):
+    if not pool_record(other).times.is_known and not _are_overdue(cycle, _on_devices_now(cycle, other)):
         # A device runs it for the first time, and its executor may be starting.
         return False
     if _device_is_sooner(cycle, function, other, is_first=True):
@@ -250,8 +250,8 @@ def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
         wait_s += backlog_s(cycle, owner) / own
     # Not on a device that serves others: its executor would have to be replaced.
     is_free = any(each.owner in (None, owner) and each.is_free(cycle.now) for each in devices)
-    is_tried = any(each.queue or facts(each).running for each in parts)
-    if not facts(function).times.is_known:
+    is_tried = any(each.queue or pool_record(each).running for each in parts)
+    if not pool_record(function).times.is_known:
         return Estimate(device, wait_s, None, may_try=is_free and not is_tried)
     runs_s = _runs_s(cycle, parts)
     if not is_first:
@@ -268,9 +268,9 @@ def _runs(function: Function) -> int:
 
 def _runs_s(cycle: Cycle, parts: Sequence[Function]) -> list[float]:
     """The execution of each slice; one that was never measured is assumed to take as long as the others."""
-    known = [swaps.run_s(cycle, each, 1) for each in parts if facts(each).times.is_known]
+    known = [swaps.run_s(cycle, each, 1) for each in parts if pool_record(each).times.is_known]
     usual_s = sum(known) / len(known)
-    return [swaps.run_s(cycle, each, 1) if facts(each).times.is_known else usual_s for each in parts]
+    return [swaps.run_s(cycle, each, 1) if pool_record(each).times.is_known else usual_s for each in parts]
 
 
 def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[float], wait_s: float) -> float:
@@ -295,7 +295,7 @@ def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[f
 
 
 def _swap_s(function: Function, device: Device, all_bytes: bool) -> float:
-    missing = facts(function).nbytes if all_bytes else device.missing_bytes(facts(function))
+    missing = pool_record(function).nbytes if all_bytes else device.missing_bytes(pool_record(function))
     return transfer_s(device.config, missing, 0)
 
 
@@ -303,7 +303,7 @@ def _fit_together(cycle: Cycle, parts: Sequence[Function]) -> bool:
     """Whether the devices in service can hold these functions at once, by their bytes."""
     devices = cycle.state.pool.devices.values()
     rooms = [each.config.memory_bytes for each in devices if not each.is_out(cycle.now)]
-    for nbytes in sorted((facts(each).nbytes for each in parts), reverse=True):
+    for nbytes in sorted((pool_record(each).nbytes for each in parts), reverse=True):
         room = min((each for each in rooms if each >= nbytes), default=None)
         if room is None:
             return False
@@ -317,7 +317,7 @@ def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
     in_progress = _on_device_now(cycle, function, device)
     busy_s = 0.0 if in_progress is None else _left_s(cycle, in_progress)
     if executor is None or executor.stopping or executor.owner != owner_of(cycle, function):
-        transfer = transfer_s(device.config, facts(function).nbytes, 0)
+        transfer = transfer_s(device.config, pool_record(function).nbytes, 0)
         hidden_s = swaps.run_s(cycle, function, 1)
         backoff_s = max(0.0, device.backoff_until - now) if executor is None else 0.0
         return backoff_s + busy_s + start_s + max(0.0, transfer - hidden_s)

@@ -11,6 +11,7 @@ from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
+from overwinter.scheduler.pool import pool_record
 from overwinter.scheduler.snapshot import (
     FunctionSnapshot,
     family_members,
@@ -19,7 +20,7 @@ from overwinter.scheduler.snapshot import (
     workers_of,
 )
 from overwinter.scheduler.state import Binding, Function, Worker
-from overwinter.scheduler.swaps import facts, run_s
+from overwinter.scheduler.swaps import run_s
 
 
 class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,12 +155,12 @@ def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
     if not parts:
         return None
     slices = [_slice(cycle, part) for part in parts]
-    pooled, runs_s = facts(parts[0]), [each.run_s for each in slices]
+    pooled, runs_s = pool_record(parts[0]), [each.run_s for each in slices]
     return PoolDetail(
-        nbytes=sum({address: size for part in parts for address, size in facts(part).sizes.items()}.values()),
+        nbytes=sum({address: size for part in parts for address, size in pool_record(part).sizes.items()}.values()),
         devices=list(dict.fromkeys(name for each in slices for name in each.devices)),
         run_s=sum(runs_s) if all(runs_s) else 0.0,
-        no_device_reason=whole_names(next(filter(None, (facts(part).no_device_reason for part in parts)), "")),
+        no_device_reason=whole_names(next(filter(None, (pool_record(part).no_device_reason for part in parts)), "")),
         last_device=slices[0].last_device,
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,
@@ -169,7 +170,7 @@ def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
 
 
 def _slice(cycle: Cycle, function: Function) -> SliceDetail:
-    pooled, own = facts(function), cycle.state.tenants[function.spec.tenant].functions
+    pooled, own = pool_record(function), cycle.state.tenants[function.spec.tenant].functions
     return SliceDetail(
         nbytes=pooled.nbytes,
         devices=[device.config.name for device in cycle.state.pool.holders(function)],

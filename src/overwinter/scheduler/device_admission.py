@@ -30,10 +30,10 @@ from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
-from overwinter.scheduler.pool import Device, LastBinding, Owner
+from overwinter.scheduler.pool import Device, LastBinding, Owner, pool_record
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 TIME_SLICE_STARTS = 10
 """How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
@@ -73,7 +73,7 @@ def _servable(cycle: Cycle) -> list[Function]:
 
 
 def _may_have_device(cycle: Cycle, function: Function) -> bool:
-    return facts(function).home is not None or not homes.are_used(cycle)
+    return pool_record(function).home is not None or not homes.are_used(cycle)
 
 
 def _refuse_unservable(cycle: Cycle) -> None:
@@ -81,7 +81,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
     pool, config = cycle.state.pool, cycle.config
     any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
     for function in _first(cycle):
-        pooled, id_ = facts(function), function.spec.id
+        pooled, id_ = pool_record(function), function.spec.id
         if homes.are_used(cycle) and homes.find(cycle, function) is None:
             if cycle.policy.device_binding == "native":
                 why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
@@ -184,7 +184,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
 def could_begin(cycle: Cycle, function: Function) -> bool:
     """Whether a free device serves the function now."""
     owner = owner_of(cycle, function)
-    if homes.are_used(cycle) and facts(function).home is None:
+    if homes.are_used(cycle) and pool_record(function).home is None:
         return False
     free = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
     return bool(slices.suitable(cycle, function, [each for each in free if each.owner == owner]))
@@ -251,7 +251,7 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     draining: dict[Owner, Device] = {}
     tried: dict[Owner, int] = {}
     for function in _servable(cycle):
-        owner, pooled = owner_of(cycle, function), facts(function)
+        owner, pooled = owner_of(cycle, function), pool_record(function)
         suits_all = pooled.home is None and not pooled.unplaced
         if suits_all and not largest_bytes.get(owner, 0) < pooled.nbytes < tried.get(owner, inf):
             continue

@@ -14,9 +14,9 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_runs import put_back
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.order import is_calm
-from overwinter.scheduler.pool import Device, Executor, Preparation
+from overwinter.scheduler.pool import Device, Executor, Preparation, pool_record
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 
 def check(cycle: Cycle) -> None:
@@ -52,7 +52,7 @@ def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function
 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     """Whether a function is likely to run on a device."""
-    pooled, name, now = facts(function), device.config.name, cycle.now
+    pooled, name, now = pool_record(function), device.config.name, cycle.now
     if pooled.preparation_failed or now < function.backoff_until or function.used + KEEP_S <= now:
         return False
     if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
@@ -93,7 +93,7 @@ def blocks_loaded(cycle: Cycle, function: Function) -> None:
 
 def preparation_failed(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
     """An executor died or hung while it prepared or brought a function. A run that was ordered has not begun."""
-    facts(prepared).preparation_failed = True
+    pool_record(prepared).preparation_failed = True
     parts = () if operation is None else operation.parts
     for part in parts:
         put_back(cycle, part)

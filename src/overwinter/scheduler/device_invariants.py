@@ -6,9 +6,9 @@ from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import could_begin
 from overwinter.scheduler.ledger import Claim, Owner
-from overwinter.scheduler.pool import Device
+from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.resources import device_owner, run_owner
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 
 def check(cycle: Cycle) -> None:
@@ -85,7 +85,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
         else:
             assert function.loaded, f"{id_} is on {name} but not in the host store"
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"
-            assert facts(function).home in (None, name), f"{id_} is on {name} but bound to another device"
+            assert pool_record(function).home in (None, name), f"{id_} is on {name} but bound to another device"
     assert +device.blocks.sharers == wanted, f"the count of sharers of a block on {name} is wrong"
     assert set(device.blocks.sizes) == set(wanted), f"a block on {name} has no holder"
     assert device.blocks.nbytes == sum(device.blocks.sizes.values()) <= device.config.memory_bytes, (

@@ -18,10 +18,9 @@ from overwinter.scheduler.policies.device_queueing import (
     next_alpha,
 )
 from overwinter.scheduler.policies.queueing import order_late
-from overwinter.scheduler.pool import Device, Pool
+from overwinter.scheduler.pool import Device, Pool, pool_record
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts
 
 KEY = "alpha"
 """The timer of the periods."""
@@ -56,7 +55,7 @@ def _waiting(
     cycle: Cycle, function: Function, has_slo: bool = True, swap_wait_s: float = 0.0, soonest: float = -inf
 ) -> Waiting:
     """Describe a function to the policy, by its first request. `soonest`: when that could be answered."""
-    first, required = cycle.state.requests[function.queue[0]], facts(function).outcomes.required
+    first, required = cycle.state.requests[function.queue[0]], pool_record(function).outcomes.required
     is_late = first.due < soonest
     return Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo, swap_wait_s, is_late)
 
@@ -88,7 +87,7 @@ def count_answer(cycle: Cycle, function: Function, in_time: bool) -> None:
     pool, id_ = cycle.state.pool, function.spec.id
     if cycle.policy.device_order != "rrc" or function.removed:
         return
-    facts(function).outcomes.add(cycle.now, in_time)
+    pool_record(function).outcomes.add(cycle.now, in_time)
     pool.judged[id_] = function
     _require(pool, function)
     if cycle.timers.at(KEY) is None:
@@ -99,7 +98,7 @@ def end_period(cycle: Cycle) -> None:
     """Forget old answers, and change alpha if the share of functions that comply with their SLO has changed."""
     pool = cycle.state.pool
     for id_, function in list(pool.judged.items()):
-        outcomes = facts(function).outcomes
+        outcomes = pool_record(function).outcomes
         outcomes.forget(cycle.now)
         _require(pool, function)
         if not outcomes.count:
@@ -108,7 +107,7 @@ def end_period(cycle: Cycle) -> None:
     if not pool.judged:
         pool.ratio = None
         return
-    ratio = sum(facts(each).outcomes.complies for each in pool.judged.values()) / len(pool.judged)
+    ratio = sum(pool_record(each).outcomes.complies for each in pool.judged.values()) / len(pool.judged)
     if pool.ratio is not None:
         pool.alpha = next_alpha(pool.alpha, pool.ratio, ratio)
     pool.ratio = ratio
@@ -117,7 +116,7 @@ def end_period(cycle: Cycle) -> None:
 
 def _require(pool: Pool, function: Function) -> None:
     """Note the required requests of a function. Only positive counts matter, and few functions have one."""
-    id_, required = function.spec.id, facts(function).outcomes.required
+    id_, required = function.spec.id, pool_record(function).outcomes.required
     if required > 0:
         pool.is_stale, pool.required[id_] = True, required
     elif pool.required.pop(id_, None) is not None:

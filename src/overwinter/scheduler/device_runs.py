@@ -19,11 +19,10 @@ from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
-from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced
+from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced, pool_record
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import run_owner
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts
 
 
 def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, last: LastBinding) -> None:
@@ -36,7 +35,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
         return
     function = parts[0].function
     evicted = _evict_for_run(cycle, function, device)
-    sizes = {address: nbytes for part in parts for address, nbytes in facts(part.function).sizes.items()}
+    sizes = {address: nbytes for part in parts for address, nbytes in pool_record(part.function).sizes.items()}
     missing = device.blocks.missing(sizes)
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
     execution_s = device_sharing.expected_s(cycle, function, [len(part.requests) for part in parts])
@@ -69,7 +68,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     assert executor is not None
     assert executor.is_idle
     evicted = _evict_for_run(cycle, function, device, iter(others))
-    sizes, pooled = facts(function).sizes, facts(function)
+    sizes, pooled = pool_record(function).sizes, pool_record(function)
     missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.handed_over.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
     device.swaps_until, device.swaps_heavy = now + host_s, True
@@ -88,7 +87,7 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
 
 def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBinding) -> None:
     """A run begins with requests of this function."""
-    pooled = facts(function)
+    pooled = pool_record(function)
     residency.hold(cycle, device, function)
     function.runs += 1
     pooled.running += 1
@@ -102,7 +101,7 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     """Take the requests of a run from the queues, as many as together can meet the first one's SLO. Requests past their
     deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
     """
-    swap_s, _ = swaps.swap_times(cycle, facts(function).sizes, device, choice.peer)
+    swap_s, _ = swaps.swap_times(cycle, pool_record(function).sizes, device, choice.peer)
     if function.spec.settings.late == "refuse":
         _shed(cycle, function, swap_s)
     mates = device_sharing.mates(cycle, function, device) if function.queue else []
@@ -140,7 +139,7 @@ def _evict_for_run(
     cycle: Cycle, function: Function, device: Device, victims: Iterator[Function] | None = None
 ) -> tuple[FunctionId, ...]:
     """Evict functions from the device until the function fits, by default any others."""
-    pooled, evicted = facts(function), list[FunctionId]()
+    pooled, evicted = pool_record(function), list[FunctionId]()
     capacity = device.capacity(device.missing_bytes(pooled))
     least = 1 if device.config.name in pooled.unplaced else 0
     while len(evicted) < least or device.blocks.nbytes + device.missing_bytes(pooled) > capacity:
@@ -163,7 +162,7 @@ def end_operation(cycle: Cycle, device: Device) -> Operation | None:
     executor.run, executor.operation, executor.since = None, None, cycle.now
     device.swaps_until = 0.0
     for each in operation.functions:
-        facts(each).running -= 1
+        pool_record(each).running -= 1
     cycle.devices_changed = True
     return operation
 
@@ -189,7 +188,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
             device.failures, device.fault = 0, ""
             device.blamed.clear()
         for part in operation.parts:
-            facts(part.function).unplaced.clear()
+            pool_record(part.function).unplaced.clear()
             if not event.fault:
                 _ran_well(part.function)
             _answer(cycle, part, failures)
@@ -213,7 +212,7 @@ def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
         residency.drop(cycle, device, each.spec.id)
     device.unplaced = Unplaced(total - device.blocks.nbytes, total)
     function = operation.function
-    facts(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)
+    pool_record(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)
     for part in operation.parts:
         put_back(cycle, part)
 

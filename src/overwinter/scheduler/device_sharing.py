@@ -15,9 +15,8 @@ from overwinter.scheduler import homes, latency, shared_runs, swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies.device_binding import transfer_s
-from overwinter.scheduler.pool import Device
+from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts
 
 MINOR = 0.25
 """The largest transfer before a shared run, as a part of the time of a run."""
@@ -25,13 +24,13 @@ MINOR = 0.25
 
 def mates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     """Return the functions whose waiting requests may join a run of this one on a device."""
-    if function.spec.settings.max_batch == 1 or facts(function).unplaced:
+    if function.spec.settings.max_batch == 1 or pool_record(function).unplaced:
         return []
-    found, sizes = list[Function](), facts(function).sizes
+    found, sizes = list[Function](), pool_record(function).sizes
     able = (mate for mate in shared_runs.candidates(cycle, function) if _may_run(cycle, mate, device))
     # A run takes no requests of more functions than these.
     for mate in islice(able, function.spec.settings.max_batch):
-        wider = {**sizes, **facts(mate).sizes}
+        wider = {**sizes, **pool_record(mate).sizes}
         if _is_minor(cycle, function, device, wider):
             found.append(mate)
             sizes = wider
@@ -40,9 +39,9 @@ def mates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
 
 def _may_run(cycle: Cycle, mate: Function, device: Device) -> bool:
     """Whether requests of a function that waits could be in a shared run on a device."""
-    if mate.waits_in != "devices" or mate.spec.settings.max_batch == 1 or facts(mate).unplaced:
+    if mate.waits_in != "devices" or mate.spec.settings.max_batch == 1 or pool_record(mate).unplaced:
         return False
-    if homes.are_used(cycle) and facts(mate).home != device.config.name:
+    if homes.are_used(cycle) and pool_record(mate).home != device.config.name:
         return False
     return swaps.owner_of(cycle, mate) == device.owner
 
@@ -86,7 +85,7 @@ def observe(cycle: Cycle, parts: Sequence[Part], seconds: float, swap_s: float) 
     """Record the time of a run; only one without a transfer tells whether sharing is faster."""
     function, counts = parts[0].function, [len(part.requests) for part in parts]
     if len(counts) == 1:
-        facts(function).times.observe(counts[0], seconds, swap_s)
+        pool_record(function).times.observe(counts[0], seconds, swap_s)
     if function.removed or function.spec.settings.max_batch == 1 or swap_s or len(function.family.members) == 1:
         return
     trunk = function.family.trunks[function.trunk]

@@ -14,7 +14,7 @@ from overwinter.scheduler import containment
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.limits import no_device
-from overwinter.scheduler.pool import PoolFunction
+from overwinter.scheduler.pool import PoolRecord
 from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
@@ -44,18 +44,18 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.after = cycle.last_worker
     if not in_workers:
-        function.pool = _in_pool(cycle, spec)
+        function.pool = _new_pool_record(cycle, spec)
     family.members[spec.id] = function
     function.trunk = family.trunks.join(spec.id, function.sizes)
     _settings_changed(cycle, family, model_of)
     return function
 
 
-def _in_pool(cycle: Cycle, spec: FunctionSpec) -> PoolFunction:
-    """Return what is known of a new function of the pool."""
+def _new_pool_record(cycle: Cycle, spec: FunctionSpec) -> PoolRecord:
+    """Return the record of a new function of the pool."""
     sizes = spec.weights
     nbytes = sum(sizes.values())
-    return PoolFunction(sizes, nbytes, no_device(cycle.config.devices, spec.id, nbytes))
+    return PoolRecord(sizes, nbytes, no_device(cycle.config.devices, spec.id, nbytes))
 
 
 def leave(cycle: Cycle, function: Function) -> None:

@@ -13,9 +13,10 @@ from overwinter.scheduler import residency
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.device_binding import home
+from overwinter.scheduler.pool import pool_record
 from overwinter.scheduler.residents import Residents
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 
 def are_used(cycle: Cycle) -> bool:
@@ -25,7 +26,7 @@ def are_used(cycle: Cycle) -> bool:
 
 def find(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
-    pooled, departures = facts(function), cycle.state.pool.departures
+    pooled, departures = pool_record(function), cycle.state.pool.departures
     if pooled.home is None and pooled.fitted_nowhere_at != departures:
         pooled.home = home(dict(_bytes_left(cycle, function)))
         pooled.fitted_nowhere_at = departures if pooled.home is None else None
@@ -34,7 +35,7 @@ def find(cycle: Cycle, function: Function) -> DeviceId | None:
 
 def can_be_bound(cycle: Cycle, function: Function) -> bool:
     """Whether a function is bound to a device, or could be, if that is necessary."""
-    pooled, departures = facts(function), cycle.state.pool.departures
+    pooled, departures = pool_record(function), cycle.state.pool.departures
     if not are_used(cycle) or pooled.home is not None:
         return True
     return pooled.fitted_nowhere_at != departures and home(dict(_bytes_left(cycle, function))) is not None
@@ -42,7 +43,7 @@ def can_be_bound(cycle: Cycle, function: Function) -> bool:
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
     """Yield the bytes that would remain on each device beside the functions that are bound to it."""
-    pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), facts(function).sizes
+    pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), pool_record(function).sizes
     bound: dict[DeviceId, list[Function]] = {name: [] for name in pool.devices}
     for each in cycle.state.functions.values():
         if each.pool is not None and each.pool.home is not None:
@@ -52,13 +53,13 @@ def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, in
             continue
         blocks = Residents()
         for each in others:
-            blocks.hold(facts(each).sizes)
+            blocks.hold(pool_record(each).sizes)
         yield name, pool.devices[name].config.memory_bytes - blocks.nbytes - blocks.missing(sizes)
 
 
 def leaves_at(cycle: Cycle, function: Function) -> float:
     """Return when a function leaves its device for lack of use; inf: it does not."""
-    pooled = facts(function)
+    pooled = pool_record(function)
     if cycle.policy.device_binding != "infless" or pooled.home is None or function.queue or pooled.running:
         return inf
     own = function.spec.settings.keep_alive_s
@@ -84,7 +85,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     """Under `infless` a function leaves its device with its blocks: while it waits for space in the host store, others
     that have theirs there may wait for its device.
     """
-    pooled = facts(function)
+    pooled = pool_record(function)
     if cycle.policy.device_binding == "infless" and pooled.home is not None:
         pooled.home, cycle.devices_changed = None, True
         cycle.state.pool.departures += 1

@@ -109,7 +109,7 @@ class Device(msgspec.Struct, eq=False):
     residents: dict[FunctionId, Resident] = msgspec.field(default_factory=dict)
     """The least recently used first."""
     blocks: Residents = msgspec.field(default_factory=Residents)
-    missing: "dict[PoolFunction, int]" = msgspec.field(default_factory=dict)
+    missing: "dict[PoolRecord, int]" = msgspec.field(default_factory=dict)
     """The missing bytes of functions, as far as they were computed since the blocks changed."""
     unplaced: Unplaced | None = None
     """None: there was none lately."""
@@ -149,7 +149,7 @@ class Device(msgspec.Struct, eq=False):
         """The run in progress."""
         return None if self.executor is None else self.executor.operation
 
-    def missing_bytes(self, function: "PoolFunction") -> int:
+    def missing_bytes(self, function: "PoolRecord") -> int:
         """The bytes of a function that are not on the device."""
         found = self.missing.get(function)
         if found is None:
@@ -260,8 +260,8 @@ class RunTimes(msgspec.Struct):
         return known[nearest] * max(1.0, count / nearest)
 
 
-class PoolFunction(msgspec.Struct, eq=False):
-    """What is known of a function of the pool on devices."""
+class PoolRecord(msgspec.Struct, eq=False):
+    """The record of a function of the pool: what is known of it on devices."""
 
     sizes: Mapping[Address, int]
     """Its weights."""
@@ -285,6 +285,12 @@ class PoolFunction(msgspec.Struct, eq=False):
     there that could be evicted.
     """
     last: LastBinding | None = None
+
+
+def pool_record(function: "Function") -> PoolRecord:
+    """Return the record of a function of the pool."""
+    assert function.pool is not None, f"{function.spec.id} is not a function of the pool"
+    return function.pool
 
 
 class Pool(msgspec.Struct):

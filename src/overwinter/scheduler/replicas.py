@@ -14,9 +14,9 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.homes import are_used
 from overwinter.scheduler.policies.device_ahead import Demand, wants_replica
 from overwinter.scheduler.policies.device_binding import least_start
-from overwinter.scheduler.pool import Device
+from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, owner_of
+from overwinter.scheduler.swaps import owner_of
 
 
 def watch(cycle: Cycle, function: Function) -> None:
@@ -79,7 +79,7 @@ def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
 def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> Iterator[tuple[Device, list[Function]]]:
     """Yield those of these devices on which a function finds room, and what is evicted there for it."""
     for each in devices:
-        short = each.short_bytes(each.missing_bytes(facts(function)))
+        short = each.short_bytes(each.missing_bytes(pool_record(function)))
         less_valuable = swaps.less_valuable(cycle, function, each) if short else {}
         if short <= sum(less_valuable.values()):
             yield each, list(less_valuable)
@@ -87,13 +87,13 @@ def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> I
 
 def _swap_wait_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
     """The time for which a run on a device would wait for blocks from the nearest place, if nothing else is brought."""
-    config, missing = device.config, device.missing_bytes(facts(function))
+    config, missing = device.config, device.missing_bytes(pool_record(function))
     rate = max(config.bytes_per_s, *(config.peers.get(each.config.name, 0.0) for each in holders))
     return max(0.0, config.latency_s + missing / rate - run_s)
 
 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
-    pooled = facts(function)
+    pooled = pool_record(function)
     fits = pooled.nbytes <= device.config.memory_bytes and device.config.name not in pooled.unplaced
     may = not pooled.preparation_failed and cycle.now >= function.backoff_until
     return fits and may and device.owner == owner_of(cycle, function)

@@ -22,9 +22,9 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.homes import are_used
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_binding import least_start
-from overwinter.scheduler.pool import Device
+from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
-from overwinter.scheduler.swaps import facts, later_slices, owner_of
+from overwinter.scheduler.swaps import later_slices, owner_of
 
 NEVER = (True, inf)
 """When a device's slices of a program are needed, if it has none."""
@@ -74,7 +74,7 @@ def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
 
 
 def _fits_without_eviction(function: Function, device: Device) -> bool:
-    return device.blocks.nbytes + device.missing_bytes(facts(function)) <= device.config.memory_bytes
+    return device.blocks.nbytes + device.missing_bytes(pool_record(function)) <= device.config.memory_bytes
 
 
 def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device]) -> bool:
@@ -91,7 +91,7 @@ def _busy_with(cycle: Cycle, function: Function) -> list[Operation]:
     """The runs in progress, unless they are overdue, on the devices of the function's owner that have its blocks."""
     if slice_number(function.spec.id) is None and function.spec.following is None:
         return []
-    owner, pooled = owner_of(cycle, function), facts(function)
+    owner, pooled = owner_of(cycle, function), pool_record(function)
     having = [each for each in swaps.fitting(cycle, function) if each.owner == owner and not each.missing_bytes(pooled)]
     return [each.operation for each in having if each.operation is not None and each.operation.overdue_at > cycle.now]
 
@@ -116,11 +116,11 @@ def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[
 
 def _evicted(function: Function, device: Device, victims: Iterable[Function]) -> Iterator[Function]:
     """Yield those of these functions that have to be evicted from a device for another, in their order."""
-    short = device.short_bytes(device.missing_bytes(facts(function)))
+    short = device.short_bytes(device.missing_bytes(pool_record(function)))
     for each in victims:
         if short <= 0:
             return
-        short -= device.blocks.exclusive(facts(each).sizes)
+        short -= device.blocks.exclusive(pool_record(each).sizes)
         yield each
 
 
@@ -145,8 +145,10 @@ def check(cycle: Cycle) -> None:
         if function.loaded:
             _bring(cycle, function, coming, starting)
         # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
-        elif facts(function).loaded_ahead < since and not cycle.state.waiting_for_bytes and _fits(cycle, function):
-            facts(function).loaded_ahead = cycle.now
+        elif (
+            pool_record(function).loaded_ahead < since and not cycle.state.waiting_for_bytes and _fits(cycle, function)
+        ):
+            pool_record(function).loaded_ahead = cycle.now
             begin_load(cycle, function)
 
 
@@ -166,7 +168,7 @@ def _fits(cycle: Cycle, function: Function) -> bool:
 
 def _may_come(cycle: Cycle, function: Function) -> bool:
     """Whether a slice is on no device, and may be brought to one."""
-    pooled = facts(function)
+    pooled = pool_record(function)
     if function.unloaded or function.queue or function.loading is not None:
         return False
     if pooled.no_device_reason or pooled.preparation_failed:
@@ -180,7 +182,7 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
     """
     if cycle.state.pool.waiting:
         return
-    owner, pooled = owner_of(cycle, function), facts(function)
+    owner, pooled = owner_of(cycle, function), pool_record(function)
     idle = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.executor.is_idle]
     victims: dict[Device, list[Function]] = {}
     for device in suitable(cycle, function, [each for each in idle if each.owner == owner]):
@@ -191,7 +193,7 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
         short = device.short_bytes(missing)
         others = swaps.victims(cycle, function, device) if short else []
         may = [each for each in others if each not in coming and not _is_same_program(each, function)]
-        if short <= sum(device.blocks.exclusive(facts(each).sizes) for each in may):
+        if short <= sum(device.blocks.exclusive(pool_record(each).sizes) for each in may):
             victims[device] = may
     if not victims:
         _want_executor(cycle, function, starting)

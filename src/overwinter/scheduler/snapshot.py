@@ -221,7 +221,7 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
     """One version of a function, with its parts that run on the pool."""
     family, on_pool = function.family, parts_on_pool(state, function)
     others = [each for each in on_pool if each is not function]
-    faults = (each.fault or facts.no_device_reason for each in on_pool if (facts := each.pool) is not None)
+    faults = (each.fault or record.no_device_reason for each in on_pool if (record := each.pool) is not None)
     fault = next(filter(None, faults), "")
     holding = {device.config.name: None for each in on_pool for device in state.pool.holders(each)}
     if counterpart.of(state, function) is None and function.spec.settings.device == "any":

@@ -27,7 +27,7 @@ from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.either import Estimates
-from overwinter.scheduler.pool import Pool, PoolFunction
+from overwinter.scheduler.pool import Pool, PoolRecord
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
 from overwinter.scheduler.tenant import Tenant
@@ -215,7 +215,7 @@ class Function(msgspec.Struct, eq=False):
     """When a worker could first use its blocks in the host store; None: none could yet."""
     forecast: float | None = None
     """The forecast rate in requests per second."""
-    pool: PoolFunction | None = None
+    pool: PoolRecord | None = None
     """What is known of it on devices; None: it runs in workers."""
     estimates: Estimates | None = None
     """With `device = "any"`: those by which its last request went to a worker or to a device."""

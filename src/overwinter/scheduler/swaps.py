@@ -11,17 +11,11 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate, Value
-from overwinter.scheduler.pool import Device, Owner, PoolFunction, Resident
+from overwinter.scheduler.pool import Device, Owner, Resident, pool_record
 from overwinter.scheduler.state import Function, State
 
 ON_FAILURE: Value = (0.0, 0.0, 0.0)
 """The value of a function on which the policy failed."""
-
-
-def facts(function: Function) -> PoolFunction:
-    """Return what is known of a function of the pool."""
-    assert function.pool is not None, f"{function.spec.id} is not a function of the pool"
-    return function.pool
 
 
 def owner_of(cycle: Cycle, function: Function) -> Owner:
@@ -34,7 +28,7 @@ def owner_of(cycle: Cycle, function: Function) -> Owner:
 
 def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
     """Yield the devices with enough memory for the function; only one if it is bound to one."""
-    pooled = facts(function)
+    pooled = pool_record(function)
     for device in cycle.state.pool.devices.values():
         if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
             yield device
@@ -42,7 +36,7 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
     """Yield the devices with enough memory for the function on which its blocks can probably be placed."""
-    unplaced = facts(function).unplaced
+    unplaced = pool_record(function).unplaced
     for device in large_enough(cycle, function):
         if not unplaced.get(device.config.name):
             yield device
@@ -50,12 +44,12 @@ def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:
     """Expected seconds of the execution of this many requests on a device; 0: unknown."""
-    measured = facts(function).times.measured_s(count)
+    measured = pool_record(function).times.measured_s(count)
     if measured is not None:
         return measured
     model = function.latency
     profiled = expected_s(cycle.state, function, model.usual, count) if model.points else None
-    return facts(function).times.expected_s(count, profiled)
+    return pool_record(function).times.expected_s(count, profiled)
 
 
 def neighbours(cycle: Cycle, device: Device) -> list[Device]:
@@ -85,7 +79,7 @@ def least_swap_wait_s(cycle: Cycle, function: Function, beside: Mapping[Device, 
     for device in fitting(cycle, function):
         if device not in beside or device.executor is None or device.owner != owner:
             continue
-        missing = device.missing_bytes(facts(function))
+        missing = device.missing_bytes(pool_record(function))
         swap_s = transfer_s(device.config, missing, beside[device])
         for peer, rate in _providers(cycle, device) if missing else ():
             if function.spec.id in peer.residents:
@@ -95,7 +89,7 @@ def least_swap_wait_s(cycle: Cycle, function: Function, beside: Mapping[Device, 
 
 
 def _option(cycle: Cycle, function: Function, device: Device, execution_s: float) -> Option:
-    missing, others = device.missing_bytes(facts(function)), neighbours(cycle, device)
+    missing, others = device.missing_bytes(pool_record(function)), neighbours(cycle, device)
     doing: Swapping = "heavy" if any(each.swaps_heavy for each in others) else "light" if others else "nothing"
     swap_s = transfer_s(device.config, missing, len(others))
     waits_s = max(0.0, swap_s - execution_s)
@@ -107,7 +101,7 @@ def _peers(cycle: Cycle, function: Function, device: Device, sharing: int, execu
     """The devices that have some of the missing blocks and could provide them."""
     found = []
     for peer, rate in _providers(cycle, device):
-        host, provided = missing_from(facts(function).sizes, device, peer)
+        host, provided = missing_from(pool_record(function).sizes, device, peer)
         if provided:
             swap_s = device.config.latency_s + provided / rate + transfer_s(device.config, host, sharing)
             has_all = function.spec.id in peer.residents
@@ -159,7 +153,7 @@ def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Func
     """Return the functions that were not used for `policy.period_s`, and are less valuable on a device than this one
     would be there, the first to evict first; with the bytes that the eviction of each frees.
     """
-    rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(facts(function))
+    rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(pool_record(function))
     alone = _candidate(cycle, function, device, Resident(function, {}, cycle.now))
     rate = max((_fastest_link(cycle, each) for each in cycle.state.pool.holders(function)), default=0.0)
     own = msgspec.structs.replace(
@@ -186,7 +180,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     may = [
         each
         for each in device.residents.values()
-        if each.function is not function and facts(each.function).home != device.config.name
+        if each.function is not function and pool_record(each.function).home != device.config.name
     ]
 
     def value(resident: Resident) -> tuple[int, Value]:
@@ -207,7 +201,7 @@ def later_slices(state: State, function: Function) -> Iterator[Function]:
 
 def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:
     other = resident.function
-    wanted, sharers = facts(function).sizes, device.blocks.sharers
+    wanted, sharers = pool_record(function).sizes, device.blocks.sharers
     # Blocks that the new function needs too would have to be brought again at once.
     nbytes = sum(size for address, size in resident.sizes.items() if sharers[address] == 1 and address not in wanted)
     holders = [each for each in cycle.state.pool.holders(other) if each is not device]
