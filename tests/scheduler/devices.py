@@ -46,7 +46,7 @@ class Devices:
             there[function.id] = function.weights
         new = {address: size for address, size in self.blocks(action.device).items() if address not in before}
         assert action.missing_bytes == sum(new.values()), "the missing bytes are wrong"
-        assert len(functions) == 1 or not action.evict, "something is evicted for a mate"
+        assert len(functions) == 1 or not action.evict, "something is evicted for a function that joins"
         assert sum(self.blocks(action.device).values()) <= self.configs[action.device].memory_bytes, "too many bytes"
         assert action.peer is None or action.peer in self.configs[action.device].peers
         self.running[action.run] = action

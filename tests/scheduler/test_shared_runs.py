@@ -497,7 +497,7 @@ def pass_time(world, seconds):
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
-    names = [f"f{number}" for number in range(shared_runs.MATES_MAX + 8)]
+    names = [f"f{number}" for number in range(shared_runs.CANDIDATES_MAX + 8)]
     members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
     world = family(*members, policy=Policy(batching="adaptive"), workers_max=1)
     for name in names:
@@ -511,7 +511,7 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
 
     monkeypatch.setattr(admission, "serve", counted)
     world.arrive(names[-1])
-    assert len(served) <= (shared_runs.MATES_MAX + 1 if alike else 1)
+    assert len(served) <= (shared_runs.CANDIDATES_MAX + 1 if alike else 1)
 
 
 class Counted(dict):
@@ -548,4 +548,4 @@ def test_as_many_are_counted_as_leave_the_first_in_time():
     worker.point = function.latency.points[-1]
     for left in (0, 1, 3, 7, 11):
         took_s = shared_runs.expected_s(cycle, function, worker, 1 + left)
-        assert shared_runs.counted(cycle, function, [worker], 0.0, took_s + 1e-6) == left
+        assert shared_runs.count_joining(cycle, function, [worker], 0.0, took_s + 1e-6) == left

@@ -128,5 +128,5 @@ def _queue_changed(cycle: Cycle, function: Function) -> None:
     if not (function.queue or function.wants_wake):
         order.leave(cycle, function)
     families.record_waiting(function)
-    shared_runs.changed(cycle, function)
+    shared_runs.queue_changed(cycle, function)
     cycle.mark(function)

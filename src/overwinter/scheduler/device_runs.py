@@ -26,7 +26,7 @@ from overwinter.scheduler.state import Function
 
 
 def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, last: LastBinding) -> None:
-    """Send the function's first requests to a device with an idle executor, and those of its mates that join them."""
+    """Send the function's first requests to a device with an idle executor, with requests of functions that join."""
     executor, now = device.executor, cycle.now
     assert executor is not None
     assert executor.is_idle
@@ -104,9 +104,9 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     swap_s, _ = swaps.swap_times(cycle, pool_record(function).sizes, device, choice.peer)
     if function.spec.settings.late == "refuse":
         _shed(cycle, function, swap_s)
-    mates = device_sharing.mates(cycle, function, device) if function.queue else []
-    if mates:
-        return device_sharing.take(cycle, function, mates)
+    others = device_sharing.candidates(cycle, function, device) if function.queue else []
+    if others:
+        return device_sharing.take(cycle, function, others)
     count = min(len(function.queue), function.spec.settings.max_batch)
     if count > 1:
         due = cycle.state.requests[function.queue[0]].due
@@ -269,7 +269,7 @@ def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
         queueing.insert(following.queue, request, cycle.state.requests)
         cycle.timers.arm(id_, request.deadline)
         cycle.mark(following)
-        shared_runs.changed(cycle, following)
+        shared_runs.queue_changed(cycle, following)
 
 
 def put_back(cycle: Cycle, part: Part) -> None:

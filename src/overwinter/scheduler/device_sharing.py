@@ -22,28 +22,28 @@ MINOR = 0.25
 """The largest transfer before a shared run, as a part of the time of a run."""
 
 
-def mates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
+def candidates(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     """Return the functions whose waiting requests may join a run of this one on a device."""
     if function.spec.settings.max_batch == 1 or pool_record(function).unplaced:
         return []
     found, sizes = list[Function](), pool_record(function).sizes
-    able = (mate for mate in shared_runs.candidates(cycle, function) if _may_run(cycle, mate, device))
+    able = (other for other in shared_runs.candidates(cycle, function) if _may_run(cycle, other, device))
     # A run takes no requests of more functions than these.
-    for mate in islice(able, function.spec.settings.max_batch):
-        wider = {**sizes, **pool_record(mate).sizes}
+    for other in islice(able, function.spec.settings.max_batch):
+        wider = {**sizes, **pool_record(other).sizes}
         if _is_minor(cycle, function, device, wider):
-            found.append(mate)
+            found.append(other)
             sizes = wider
     return found
 
 
-def _may_run(cycle: Cycle, mate: Function, device: Device) -> bool:
+def _may_run(cycle: Cycle, other: Function, device: Device) -> bool:
     """Whether requests of a function that waits could be in a shared run on a device."""
-    if mate.waits_in != "devices" or mate.spec.settings.max_batch == 1 or pool_record(mate).unplaced:
+    if other.waits_in != "devices" or other.spec.settings.max_batch == 1 or pool_record(other).unplaced:
         return False
-    if homes.are_used(cycle) and pool_record(mate).home != device.config.name:
+    if homes.are_used(cycle) and pool_record(other).home != device.config.name:
         return False
-    return swaps.owner_of(cycle, mate) == device.owner
+    return swaps.owner_of(cycle, other) == device.owner
 
 
 def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[Address, int]) -> bool:

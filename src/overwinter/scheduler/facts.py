@@ -164,7 +164,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     queueing.insert(function.queue, request, cycle.state.requests)
     cycle.timers.arm(spec.id, deadline)
     cycle.mark(function)
-    shared_runs.changed(cycle, function)
+    shared_runs.queue_changed(cycle, function)
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
@@ -185,7 +185,7 @@ def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     function = None if request is None else cycle.state.functions.get(request.at)
     if function is not None and queueing.remove(function.queue, id_):
         cycle.mark(function)
-        shared_runs.changed(cycle, function)
+        shared_runs.queue_changed(cycle, function)
 
 
 def _run_ended(cycle: Cycle, event: RunEnded) -> None:

@@ -2,9 +2,9 @@
 
 Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
-leads it. The requests of its mates join it, the first by `_rank`, up to the batch size of the worker. Mates have
-at least half of the bytes of their blocks in common with one member of the family. A function whose worker died lately
-has no mates.
+leads it. Requests of other functions join it, the first by `_rank`, up to the batch size of the worker. These functions
+have the same trunk as the leading one: at least half of the bytes of their blocks are in common with one member of the
+family. A function whose worker died lately shares no runs.
 
 Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
 of a shared run is computed from the profile of one function's runs and the part of them that is not shared
@@ -30,7 +30,7 @@ from overwinter.scheduler.state import Function, Worker
 
 SUSPECT_RUNS = 100
 """The runs of a function after which the last death of a worker in one of its runs no longer counts."""
-MATES_MAX = 64
+CANDIDATES_MAX = 64
 """The most functions that are considered for sharing a run with one."""
 
 Estimate = Callable[[Sequence[int]], float]
@@ -62,18 +62,18 @@ def watch_suspects(cycle: Cycle, worker: Worker) -> None:
             cycle.timers.arm(worker.id, run.overdue_at)
 
 
-def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
-    """The number of its mates' requests that count as waiting with the function's own: as many as could join it in one
-    of these workers without making its first request late. Each is assumed to be of a different function.
+def count_joining(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
+    """Return how many requests of other functions count as waiting with the function's own: as many as could join a run
+    of it in one of these workers without making its first request late. Each is assumed to be of a different function.
     """
-    mates = _mates(cycle, function, slots)
-    if not mates:
+    others = _candidates_in(cycle, function, slots)
+    if not others:
         return 0
     own, most, count = len(function.queue), max(worker.point.batch for worker in slots), 0
     if own >= most:
         return 0
-    for mate in mates:
-        count += len(mate.queue)
+    for other in others:
+        count += len(other.queue)
         if own + count >= most:
             count = most - own
             break
@@ -101,26 +101,26 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
     return min(expected_s(cycle, function, worker, min(own + count, worker.point.batch)) for worker in slots)
 
 
-def changed(cycle: Cycle, function: Function) -> None:
-    """A request arrived or left: functions that wait for more requests check again."""
-    for mate in _waiting(function) if cycle.policy.joins else ():
-        if mate.batch_at is not None:
-            cycle.mark(mate)
+def queue_changed(cycle: Cycle, function: Function) -> None:
+    """A request joined or left the function's queue: functions that wait for more requests check again."""
+    for other in _waiting(function) if cycle.policy.joins else ():
+        if other.batch_at is not None:
+            cycle.mark(other)
 
 
 def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
-    """The requests of a run: the function's first request, then its own and its mates' by `_rank`. Requests past their
-    deadline are refused.
+    """Take the requests of a run: the function's first request, then its own and those of functions that join, by
+    `_rank`. Requests past their deadline are refused.
     """
     if not _waiting(function):
         return _alone(cycle, function, send)
-    mates = list(_mates(cycle, function, [send.worker]))
-    if mates:
+    others = list(_candidates_in(cycle, function, [send.worker]))
+    if others:
         seconds = partial(_in_worker_s, cycle, function, send.worker.point)
-        parts = joined(cycle, function, send.count, seconds, mates)
+        parts = joined(cycle, function, send.count, seconds, others)
     else:
         parts = _alone(cycle, function, send)
-    changed(cycle, function)
+    queue_changed(cycle, function)
     return parts
 
 
@@ -142,27 +142,27 @@ def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...
 
 
 def joined(
-    cycle: Cycle, function: Function, count: int, seconds: Estimate, mates: Sequence[Function]
+    cycle: Cycle, function: Function, count: int, seconds: Estimate, others: Sequence[Function]
 ) -> tuple[Part, ...]:
-    """The requests of a shared run, at most `count`."""
+    """Take the requests of a shared run, at most `count`, from the queues of the function and of these others."""
     joint = _Joint(cycle, function, count, seconds)
     joint.protect()
-    _fill(cycle, joint, [function, *mates])
-    for mate in joint.taken:
-        if mate is not function:
-            if not mate.queue:
-                order.leave(cycle, mate)
-            cycle.mark(mate)
+    _fill(cycle, joint, [function, *others])
+    for other in joint.taken:
+        if other is not function:
+            if not other.queue:
+                order.leave(cycle, other)
+            cycle.mark(other)
     return joint.parts()
 
 
 def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
     """Take the first requests by `_rank` from these functions, the first of which leads."""
     heap = [(FIRST, 0)]
-    for number, mate in enumerate(functions[1:], 1):
+    for number, other in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
-            order.arrange(cycle, mate)
-        heap.append((_rank(cycle, mate, joint.run_s), number))
+            order.arrange(cycle, other)
+        heap.append((_rank(cycle, other, joint.run_s), number))
     heapify(heap)
     while heap and joint.left:
         _, number = heap[0]
@@ -176,8 +176,8 @@ def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
 
 
 class _Joint:
-    """A shared run being assembled. A mate's request joins unless it makes another one late: one that the leading
-    function would answer in time in a separate run, or one that joined before.
+    """A shared run being assembled. A request of another function joins unless it makes a request late: one that the
+    leading function would answer in time in a separate run, or one that joined before.
     """
 
     def __init__(self, cycle: Cycle, function: Function, count: int, seconds: Estimate) -> None:
@@ -203,20 +203,20 @@ class _Joint:
         dues = (cycle.state.requests[id_].due for id_ in alone)
         self._ends_by = min((due for due in dues if due >= ends), default=inf)
 
-    def may_join(self, mate: Function) -> bool:
-        """Whether the first request of a mate may join."""
-        ends, due = self._ends_with(mate), self._cycle.state.requests[mate.queue[0]].due
-        settings = mate.spec.settings
+    def may_join(self, other: Function) -> bool:
+        """Whether the first request of another function may join."""
+        ends, due = self._ends_with(other), self._cycle.state.requests[other.queue[0]].due
+        settings = other.spec.settings
         if ends > self._ends_by or (ends > due and settings.late == "refuse"):
             return False
         if ends <= due and settings.slo_ms is not None:
             self._ends_by = min(self._ends_by, due)
         return True
 
-    def _ends_with(self, mate: Function) -> float:
+    def _ends_with(self, other: Function) -> float:
         """Return when the run would end if the leading function then filled the remaining places."""
         counts = {each: len(ids) for each, ids in self.taken.items()}
-        counts[mate] = counts.get(mate, 0) + 1
+        counts[other] = counts.get(other, 0) + 1
         counts[self._leads] += min(len(self._leads.queue), self.left - 1)
         return self._cycle.now + self._seconds([count for count in counts.values() if count])
 
@@ -239,7 +239,7 @@ def _waiting(function: Function) -> Iterable[Function]:
     if not waiting or (len(waiting) == 1 and function.spec.id in waiting):
         return ()
     members, own = function.family.members, function.spec.id
-    return (members[id_] for id_ in islice(waiting, MATES_MAX) if id_ != own)
+    return (members[id_] for id_ in islice(waiting, CANDIDATES_MAX) if id_ != own)
 
 
 def candidates(cycle: Cycle, function: Function) -> Iterable[Function]:
@@ -249,20 +249,20 @@ def candidates(cycle: Cycle, function: Function) -> Iterable[Function]:
         return ()
     if not function.family.trunks[function.trunk].sharing.joins:
         return ()
-    return (mate for mate in waiting if mate.queue and not is_suspect(mate))
+    return (other for other in waiting if other.queue and not is_suspect(other))
 
 
-def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
-    """Those that could join a run in one of these workers."""
+def _candidates_in(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterable[Function]:
+    """Return those of the candidates that could join a run in one of these workers."""
     waiting = candidates(cycle, function)
     return _able(waiting, workers) if waiting else ()
 
 
 def _able(waiting: Iterable[Function], workers: Sequence[Worker]) -> Iterator[Function]:
     """Of these functions, those that may run together with another in one of these workers."""
-    for mate in waiting:
-        if any(worker.point.batch > 1 and worker.serves(mate.spec.id) for worker in workers):
-            yield mate
+    for other in waiting:
+        if any(worker.point.batch > 1 and worker.serves(other.spec.id) for worker in workers):
+            yield other
 
 
 def _rank(cycle: Cycle, function: Function, run_s: float) -> Rank:

@@ -191,14 +191,16 @@ def _cores_in_use(cycle: Cycle) -> int:
 def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Step:
     slo_ms, latency, requests = function.spec.settings.slo_ms, function.family.latency, cycle.state.requests
     if slo_ms is None or (latency.run_s is None and not latency.points):
-        return batching.at_once(len(function.queue) + shared_runs.counted(cycle, function, slots, 0.0, inf), slots)
+        return batching.at_once(
+            len(function.queue) + shared_runs.count_joining(cycle, function, slots, 0.0, inf), slots
+        )
     first = requests[function.queue[0]].arrived
     if len(function.queue) > 1:
         # A request with a priority may have arrived after those behind it.
         next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
         first = min(requests[id_].arrived for id_ in next_ones)
     waited_s, slo_s = cycle.now - first, slo_ms / 1000
-    joined = shared_runs.counted(cycle, function, slots, waited_s, slo_s)
+    joined = shared_runs.count_joining(cycle, function, slots, waited_s, slo_s)
     waiting = batching.Waiting(
         count=len(function.queue) + joined,
         waited_s=waited_s,
