@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.call import Call, Result
-from overwinter.core.dues import dues
+from overwinter.core.due_times import due_times
 from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
 from overwinter.core.events import Arrived
 from overwinter.core.function import Settings
@@ -178,7 +178,7 @@ def in_a_simulation(pipeline: Pipeline, happenings: Sequence[Happening]) -> Log:
 def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: bool) -> Log:
     log: Log = []
     slos = {name: SLOS[stage.function] for name, stage in pipeline.stages.items()}
-    due = dues(pipeline.stages, SLO_MS, slos, Seconds(BEGIN_S))
+    due = due_times(pipeline.stages, SLO_MS, slos, Seconds(BEGIN_S))
     request = PipelineRequest(pipeline.stages, Seconds(BEGIN_S + TIMEOUT_S), due)
     stages = {stage.function: name for name, stage in pipeline.stages.items()}
     functions = {name: function for function, name in stages.items()}

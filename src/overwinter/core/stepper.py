@@ -92,18 +92,18 @@ Order = RunStage | Cancel | Succeed | Fail
 class PipelineRequest:
     """One request to a pipeline. Only `step` changes it."""
 
-    __slots__ = ("answered", "deadline", "dues", "running", "stages", "waiting")
+    __slots__ = ("answered", "deadline", "due_times", "running", "stages", "waiting")
 
     def __init__(
         self,
         stages: Mapping[str, Stage],
         deadline: Seconds,
-        dues: Mapping[str, Seconds] = MappingProxyType({}),
+        due_times: Mapping[str, Seconds] = MappingProxyType({}),
     ) -> None:
-        """Create the request. `dues`: the due times of the stages, if the pipeline has an SLO (core/dues.py)."""
+        """Create the request. `due_times`: the due times of the stages, if the pipeline has an SLO (core/due_times.py)."""
         self.stages = stages
         self.deadline = deadline
-        self.dues = dues
+        self.due_times = due_times
         self.waiting = {name: needs(stage) for name, stage in stages.items()}
         """The stages that were not started, each with the stages that it still waits for."""
         self.running: dict[str, None] = {}
@@ -152,7 +152,7 @@ def _run_ready(request: PipelineRequest, now: Seconds) -> list[Order]:
     for name in ready:
         del request.waiting[name]
         request.running[name] = None
-    return [RunStage(name, request.stages[name], request.deadline, request.dues.get(name)) for name in ready]
+    return [RunStage(name, request.stages[name], request.deadline, request.due_times.get(name)) for name in ready]
 
 
 def _give_up(request: PipelineRequest) -> list[Order]:

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from overwinter.core.actions import WARMEST_FIRST, Start
 from overwinter.core.call import Call, Result
-from overwinter.core.dues import dues
+from overwinter.core.due_times import due_times
 from overwinter.core.errors import NotFoundError, OverwinterError, WorkerError, error_named
 from overwinter.core.ids import Seconds
 from overwinter.core.pipeline import INPUT, Pipeline, Stage
@@ -143,7 +143,7 @@ def _dues(pipeline: Pipeline, functions: Registry, begun: Seconds) -> dict[str, 
     if pipeline.slo_ms is None:
         return {}
     slos = {name: _slo_ms(stage, functions) for name, stage in pipeline.stages.items()}
-    return dues(pipeline.stages, pipeline.slo_ms, slos, begun)
+    return due_times(pipeline.stages, pipeline.slo_ms, slos, begun)
 
 
 def _slo_ms(stage: Stage, functions: Registry) -> float | None:

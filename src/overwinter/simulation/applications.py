@@ -7,7 +7,7 @@ request to its function.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
-from overwinter.core.dues import dues
+from overwinter.core.due_times import due_times
 from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.stepper import (
@@ -35,9 +35,9 @@ class ApplicationOutcomes(Outcomes):
         self.slo_s = None if application.slo_ms is None else application.slo_ms / 1000
         self._slos = {name: slos.get(stage.function) for name, stage in application.stages.items()}
 
-    def dues(self, arrived: Seconds) -> dict[str, Seconds]:
+    def due_times(self, arrived: Seconds) -> dict[str, Seconds]:
         """The due time of each stage of a request."""
-        return dues(self.application.stages, self.application.slo_ms, self._slos, arrived)
+        return due_times(self.application.stages, self.application.slo_ms, self._slos, arrived)
 
 
 class ApplicationRequest:
@@ -49,7 +49,7 @@ class ApplicationRequest:
         self.counted = counted
         application = tally.application
         deadline = Seconds(arrived + application.timeout_s)
-        self.request = PipelineRequest(application.stages, deadline, tally.dues(arrived))
+        self.request = PipelineRequest(application.stages, deadline, tally.due_times(arrived))
         self.ids: dict[str, RequestId] = {}
         """The requests of the stages that were started."""
 

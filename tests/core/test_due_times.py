@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.dues import dues
+from overwinter.core.due_times import due_times
 from overwinter.core.pipeline import Pipeline, Stage, needs
 from tests.core.graphs import graphs
 
@@ -16,11 +16,11 @@ CHAIN = {
 
 def test_slos_of_functions_share_out_the_whole() -> None:
     slos = {"listen": 300.0, "answer": 100.0, "speak": 400.0}
-    assert dues(CHAIN, 1600.0, slos, 10.0) == {"listen": 10.6, "answer": 10.8, "speak": 11.6}
+    assert due_times(CHAIN, 1600.0, slos, 10.0) == {"listen": 10.6, "answer": 10.8, "speak": 11.6}
 
 
 def test_where_one_has_none_all_count_the_same() -> None:
-    assert dues(CHAIN, 3000.0, {"listen": 1.0, "answer": None, "speak": 9.0}, 0.0) == {
+    assert due_times(CHAIN, 3000.0, {"listen": 1.0, "answer": None, "speak": 9.0}, 0.0) == {
         "listen": 1.0,
         "answer": 2.0,
         "speak": 3.0,
@@ -28,13 +28,13 @@ def test_where_one_has_none_all_count_the_same() -> None:
 
 
 def test_without_an_slo_of_the_whole_nothing_is_due() -> None:
-    assert dues(CHAIN, None, dict.fromkeys(CHAIN, 10.0), 0.0) == {}
+    assert due_times(CHAIN, None, dict.fromkeys(CHAIN, 10.0), 0.0) == {}
 
 
 @given(graphs(), st.data())
 def test_a_stage_leaves_the_time_of_each_that_waits_for_it(pipeline: Pipeline, data: st.DataObject) -> None:
     slos = {name: data.draw(st.floats(1.0, 1000.0)) for name in pipeline.stages}
-    due = dues(pipeline.stages, 500.0, slos, 0.0)
+    due = due_times(pipeline.stages, 500.0, slos, 0.0)
     assert max(due.values()) == 0.5
     longest = sum(slos.values())
     for name, stage in pipeline.stages.items():

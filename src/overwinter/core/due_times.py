@@ -12,7 +12,7 @@ from overwinter.core.ids import Seconds
 from overwinter.core.pipeline import Stage, needs
 
 
-def dues(
+def due_times(
     stages: Mapping[str, Stage], slo_ms: float | None, slos: Mapping[str, float | None], begun: Seconds
 ) -> dict[str, Seconds]:
     """Return the due time of each stage of a request that began at `begun`; empty if the pipeline has no SLO.
