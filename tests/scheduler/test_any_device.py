@@ -422,7 +422,7 @@ def test_both_queues_count_against_its_limit():
 
 def test_if_a_policy_fails_on_the_workers_devices_serve_it(monkeypatch):
     world = known(cpu_s=0.5, device_s=0.1)
-    monkeypatch.setattr("overwinter.scheduler.policies.either.sooner", lambda estimates: 1 / 0)
+    monkeypatch.setattr("overwinter.scheduler.policies.worker_or_device.sooner", lambda estimates: 1 / 0)
     requests = [world.arrive(), world.arrive()]
     assert world.state.functions["f@1"].fault
     world.settle()

@@ -19,9 +19,9 @@ from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import backlog_s, could_begin, could_start
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.policies import either
+from overwinter.scheduler.policies import worker_or_device
 from overwinter.scheduler.policies.device_binding import transfer_s
-from overwinter.scheduler.policies.either import Estimate, Estimates
+from overwinter.scheduler.policies.worker_or_device import Estimate, Estimates
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.swaps import owner_of
@@ -74,7 +74,7 @@ def _answers_call(cycle: Cycle, program: Function, run: Operation, is_first: boo
         seconds = expected_s(cycle.state, function, latency.usual, len(run.requests))
     in_worker = Estimate("workers", 0.0, seconds, may_try=True)
     estimates = function.estimates = Estimates(in_worker, _on_devices(cycle, program, is_first))
-    return call_policy(cycle.state, function, in_worker, either.sooner, estimates) is estimates.devices
+    return call_policy(cycle.state, function, in_worker, worker_or_device.sooner, estimates) is estimates.devices
 
 
 def move_to_worker(cycle: Cycle, function: Function) -> bool:
@@ -179,7 +179,9 @@ def _device_is_sooner(cycle: Cycle, function: Function, other: Function, is_firs
     """Whether a device answers a request sooner than a worker. `is_first`: no other waits before it."""
     in_workers, on_devices = _in_workers(cycle, function, is_first), _on_devices(cycle, other, is_first)
     estimates = function.estimates = Estimates(in_workers, on_devices)
-    return call_policy(cycle.state, function, estimates.workers, either.sooner, estimates) is estimates.devices
+    return (
+        call_policy(cycle.state, function, estimates.workers, worker_or_device.sooner, estimates) is estimates.devices
+    )
 
 
 def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:

@@ -26,7 +26,7 @@ from overwinter.scheduler.core_queue import CoreQueue
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.policies.either import Estimates
+from overwinter.scheduler.policies.worker_or_device import Estimates
 from overwinter.scheduler.pool import Pool, PoolRecord
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.scheduler.policies.either import Estimate, Estimates, sooner
+from overwinter.scheduler.policies.worker_or_device import Estimate, Estimates, sooner
 
 
 def estimate(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Estimate:
