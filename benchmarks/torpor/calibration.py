@@ -7,7 +7,7 @@ from benchmarks.torpor.setting import BERT
 from overwinter.core.actions import RunOnDevice, StartExecutor
 from overwinter.core.events import Event, RunEnded
 from overwinter.core.ids import DeviceId, RequestId, RunId, WorkerId
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.executors import Executors
 from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.timeline import Timeline
@@ -46,7 +46,7 @@ class Devices:
             self.executors.start(StartExecutor(WorkerId(number), name), 0.0, None, None)
         self.timeline.run_until(0.0)
 
-    def run(self, place: int, function: Simulated, swapped: bool, peer: DeviceId | None = None) -> None:
+    def run(self, place: int, function: SimulatedFunction, swapped: bool, peer: DeviceId | None = None) -> None:
         """Run a function on a device that has it, or has nothing of it."""
         executor, spec = WorkerId(place), function.spec
         self._began[executor] = self.timeline.now
@@ -58,7 +58,7 @@ class Devices:
         )
         self.executors.run(action, [function], function.model.latency_ms[1] / 1000, None, False)
 
-    def swap_again_and_again(self, place: int, function: Simulated) -> None:
+    def swap_again_and_again(self, place: int, function: SimulatedFunction) -> None:
         """Swap a function in whenever its run has ended."""
         self._then[WorkerId(place)] = partial(self.run, place, function, True)
         self.run(place, function, True)

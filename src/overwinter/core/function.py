@@ -131,7 +131,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return runs_on_pool(self.settings.device, is_part(self.name), self.has_handler)
 
     @property
-    def has_program(self) -> bool:
+    def has_pool_program(self) -> bool:
         """Whether its program runs on devices as another function."""
         return self.settings.device != "cpu" and not self.on_pool
 

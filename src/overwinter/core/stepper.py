@@ -100,7 +100,7 @@ class PipelineRequest:
         deadline: Seconds,
         due_times: Mapping[str, Seconds] = MappingProxyType({}),
     ) -> None:
-        """Create the request. `due_times`: the due times of the stages, if the pipeline has an SLO (core/due_times.py)."""
+        """Create the request. `due_times`: when each stage is due, if the pipeline has an SLO (core/due_times.py)."""
         self.stages = stages
         self.deadline = deadline
         self.due_times = due_times

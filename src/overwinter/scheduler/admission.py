@@ -100,10 +100,10 @@ def _wants_device(cycle: Cycle) -> bool:
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin the function's wants one after the other, until it has none or must wait."""
     cycle.current, function.batch_at = function.spec.id, None
-    either = function.spec.settings.device == "any"
-    if either:
+    is_any_device = function.spec.settings.device == "any"
+    if is_any_device:
         move_if_unusable(cycle, function)
-    while function.queue or function.wants_wake or (either and move_to_worker(cycle, function)):
+    while function.queue or function.wants_wake or (is_any_device and move_to_worker(cycle, function)):
         if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
         want = next_want(cycle, function)

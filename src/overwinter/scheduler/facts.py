@@ -135,11 +135,11 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     named = _named(cycle, event)
     if named is None:
         return
-    either = named.spec.settings.device == "any"
-    if either and named.pool is not None and not any_device.takes_call(cycle, named, event.caller):
+    is_any_device = named.spec.settings.device == "any"
+    if is_any_device and named.pool is not None and not any_device.takes_call(cycle, named, event.caller):
         refuse(cycle, event.request, *counterpart.RUN_BY_WORKER, function=named.spec.id)
         return
-    function, named_id = any_device.choose(cycle, named) if either else named, named.spec.id
+    function, named_id = any_device.choose(cycle, named) if is_any_device else named, named.spec.id
     cycle.current, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
         refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, named_id)
@@ -147,7 +147,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     count_arrival(cycle, function)
     replicas.watch(cycle, function)
     # A part runs for accepted requests, and each run of a handler makes one call at a time, so its queue has no limit.
-    queued = counterpart.queued(cycle.state, function) if either else len(function.queue)
+    queued = counterpart.queued(cycle.state, function) if is_any_device else len(function.queue)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)

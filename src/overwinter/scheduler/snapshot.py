@@ -264,4 +264,4 @@ def parts_on_pool(state: State, function: Function) -> list[Function]:
 
 def program_of(state: State, function: Function) -> Function | None:
     """Return the program of a function that runs in workers, if it runs on the pool as another function."""
-    return state.functions.get(program_id(function.spec.id)) if function.spec.has_program else None
+    return state.functions.get(program_id(function.spec.id)) if function.spec.has_pool_program else None

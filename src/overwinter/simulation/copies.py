@@ -22,7 +22,7 @@ from overwinter.core.ids import (
 from overwinter.simulation.models import MIB, Blocks, FunctionModel
 
 
-class Simulated(msgspec.Struct, frozen=True):
+class SimulatedFunction(msgspec.Struct, frozen=True):
     """One copy of a function: its specification for the scheduler, and its properties in the simulation."""
 
     spec: FunctionSpec
@@ -30,14 +30,14 @@ class Simulated(msgspec.Struct, frozen=True):
     copy: int
 
 
-def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> tuple[Simulated, ...]:
+def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> tuple[SimulatedFunction, ...]:
     """Return the functions for the scheduler: each copy of each function, with its slices and programs. The ones that
     run in workers come after the programs that run on devices for them, and later slices of a program before earlier
     ones.
     """
     found = [_copy(model, name, index) for model in models for index, name in enumerate(model.names())]
     begins = {model.name: _begins(model, devices) for model in models}
-    programs = [_program(each) for each in found if each.spec.has_program and begins[each.model.name] is not None]
+    programs = [_program(each) for each in found if each.spec.has_pool_program and begins[each.model.name] is not None]
     whole = [*programs, *(each if each.model.handler is None else _handler(each) for each in found)]
     return tuple(part for each in whole for part in _slices(each, begins[each.model.name] or ()))
 
@@ -79,7 +79,7 @@ def _sizes(model: FunctionModel) -> list[tuple[str, int]]:
     return [(blob.address, blob.nbytes) for blob in _blobs(model.blocks, model.name)]
 
 
-def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
+def _copy(model: FunctionModel, name: FunctionName, index: int) -> SimulatedFunction:
     spec = FunctionSpec(
         id=function_id(name, 1),
         name=name,
@@ -92,20 +92,20 @@ def _copy(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
         profile=model.measured(),
         family=FamilyId("" if model.settings.isolation == "function" else f"{model.tenant}/{model.name}"),
     )
-    return Simulated(spec, model, index)
+    return SimulatedFunction(spec, model, index)
 
 
-def _program(function: Simulated) -> Simulated:
+def _program(function: SimulatedFunction) -> SimulatedFunction:
     """Return the function that runs on devices for this one, as a node makes it."""
     spec, model = function.spec, function.model.on_device()
     own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.measured()}
     if function.model.handler is not None:
         # A handler's function itself refuses what is too late.
         own |= {"has_handler": False, "settings": msgspec.structs.replace(spec.settings, late="serve")}
-    return Simulated(msgspec.structs.replace(spec, **own), model, function.copy)
+    return SimulatedFunction(msgspec.structs.replace(spec, **own), model, function.copy)
 
 
-def _handler(function: Simulated) -> Simulated:
+def _handler(function: SimulatedFunction) -> SimulatedFunction:
     """Return the function that runs in workers for one with a handler. As on a node, if its program runs on devices
     only, its worker compiles nothing and has neither weights nor a profile.
     """
@@ -116,10 +116,10 @@ def _handler(function: Simulated) -> Simulated:
     if spec.settings.device == "pool":
         spec = msgspec.structs.replace(spec, blobs=blobs, profile=None)
         model = msgspec.structs.replace(model, prepare_s=0.0)
-    return Simulated(spec, model, function.copy)
+    return SimulatedFunction(spec, model, function.copy)
 
 
-def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
+def _slices(function: SimulatedFunction, begins: Sequence[int]) -> Iterator[SimulatedFunction]:
     """Yield the slices of a function, the last first; only itself if it runs in workers or is not cut. The first slice
     has its name. Each takes a part of the time as large as its part of the work.
     """
@@ -145,7 +145,7 @@ def _slices(function: Simulated, begins: Sequence[int]) -> Iterator[Simulated]:
         model = msgspec.structs.replace(function.model, prepare_s=share * function.model.prepare_s)
         if number > 1:
             model = msgspec.structs.replace(model, workload=None)
-        yield Simulated(own, model, function.copy)
+        yield SimulatedFunction(own, model, function.copy)
         following = own.id
 
 

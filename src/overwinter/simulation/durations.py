@@ -6,20 +6,20 @@ from random import Random
 
 from overwinter.core.ids import FamilyId, FunctionId
 from overwinter.scheduler.latency import joint_s, separate_part_of, sizes_of
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import ModelledWorker
 
 
 class Durations:
     """Seconds of runs of these functions, which vary as their models say."""
 
-    def __init__(self, functions: Mapping[FunctionId, Simulated], jitter: Random) -> None:
+    def __init__(self, functions: Mapping[FunctionId, SimulatedFunction], jitter: Random) -> None:
         self._functions = functions
         self._jitter = jitter
         self._run_s: dict[tuple[str, int, int, int], float] = {}
         self._separate_parts: dict[FamilyId, float] = {}
 
-    def variation(self, function: Simulated) -> float:
+    def variation(self, function: SimulatedFunction) -> float:
         """Return a factor on the time of a run of this function."""
         jitter = function.model.jitter
         return max(0.1, self._jitter.gauss(1.0, jitter)) if jitter else 1.0
@@ -58,13 +58,13 @@ class Durations:
             seconds = joint_s(seconds, apart, self._separate_part_of(different))
         return seconds * self.variation(different[0])
 
-    def _separate_part_of(self, functions: Sequence[Simulated]) -> float:
+    def _separate_part_of(self, functions: Sequence[SimulatedFunction]) -> float:
         family = functions[0].spec.family
         if family not in self._separate_parts:
             self._separate_parts[family] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
         return self._separate_parts[family]
 
-    def _alone_on_device_s(self, function: Simulated, batch: int) -> float:
+    def _alone_on_device_s(self, function: SimulatedFunction, batch: int) -> float:
         profile = function.spec.profile
         seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
         assert seconds is not None  # A model has latencies for its own settings.

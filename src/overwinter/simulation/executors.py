@@ -13,7 +13,7 @@ from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.devices import ModelledDevice, modelled
 from overwinter.simulation.links import SharedLink, Transfer
 from overwinter.simulation.timeline import Timeline
@@ -121,7 +121,12 @@ class Executors:
         executor.device.memory.forget(function)
 
     def run(
-        self, action: RunOnDevice, functions: Sequence[Simulated], seconds: float, crash: float | None, unplaced: bool
+        self,
+        action: RunOnDevice,
+        functions: Sequence[SimulatedFunction],
+        seconds: float,
+        crash: float | None,
+        unplaced: bool,
     ) -> None:
         """Run requests of these functions, whose execution takes so many seconds. `unplaced`: free memory is not
         adjacent; on a device without other functions it always is.
@@ -145,7 +150,9 @@ class Executors:
             self._timeline.after(seconds * crash, partial(self._crash, executor, run))
         self._bring(executor, run, missing)
 
-    def _place(self, executor: Executor, action: RunOnDevice, functions: Sequence[Simulated]) -> dict[Address, int]:
+    def _place(
+        self, executor: Executor, action: RunOnDevice, functions: Sequence[SimulatedFunction]
+    ) -> dict[Address, int]:
         """Evict, and place the functions' blocks; return those to be brought."""
         device, missing = executor.device, dict[Address, int]()
         if device.config.name != action.device or not executor.ready or executor.run is not None:

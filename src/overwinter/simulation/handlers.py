@@ -25,7 +25,7 @@ from overwinter.core.ids import (
     whole_names,
 )
 from overwinter.scheduler.policies.queueing import ORDINARY
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import ModelledWorker
 from overwinter.simulation.timeline import Callback, Timeline
 
@@ -41,7 +41,7 @@ class _Call(NamedTuple):
     """A call of a program, for these requests of one function."""
 
     run: "_HandlerRun"
-    function: Simulated
+    function: SimulatedFunction
     requests: tuple[RequestId, ...]
 
 
@@ -83,7 +83,7 @@ class Handlers:
 
     def __init__(
         self,
-        functions: Mapping[FunctionId, Simulated],
+        functions: Mapping[FunctionId, SimulatedFunction],
         ids: Iterator[int],
         timeline: Timeline,
         handle: Callable[[Event], None],
@@ -212,7 +212,7 @@ class Handlers:
         self._handle(RunEnded(run.process.worker, run.id, tuple(run.failures), program_s=program_s))
 
 
-def _request(run: _HandlerRun, id_: RequestId, function: Simulated, waiting: list[_Waiting]) -> Arrived:
+def _request(run: _HandlerRun, id_: RequestId, function: SimulatedFunction, waiting: list[_Waiting]) -> Arrived:
     """Return the request to a program that a node would make."""
     spec = function.spec
     deadlines = [each.deadline for each in waiting if each.deadline is not None]

@@ -11,7 +11,7 @@ import msgspec
 from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.timeline import Callback, Timeline
 
 SAME_S = 1e-6
@@ -103,7 +103,7 @@ class ModelledWorker:
 
     __slots__ = ("concurrency", "cores", "function", "jobs", "run_cores", "worker")
 
-    def __init__(self, action: StartWorker, function: Simulated) -> None:
+    def __init__(self, action: StartWorker, function: SimulatedFunction) -> None:
         self.worker = action.worker
         self.function = function
         self.cores = action.cores

@@ -17,7 +17,7 @@ from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
-from overwinter.simulation.copies import Simulated, copies, cuts
+from overwinter.simulation.copies import SimulatedFunction, copies, cuts
 from overwinter.simulation.models import MIB, FunctionModel, Part
 from overwinter.simulation.workloads import Workload
 
@@ -180,7 +180,7 @@ class Scenario(Part, frozen=True, kw_only=True):
         more = tuple(msgspec.structs.replace(each, variants=each.variants * copies) for each in self.functions)
         return msgspec.structs.replace(self, functions=more)
 
-    def simulated(self) -> tuple[Simulated, ...]:
+    def simulated(self) -> tuple[SimulatedFunction, ...]:
         """Return the functions for the scheduler: each copy of each function, with its slices and programs."""
         return copies(self.functions, self.devices)
 

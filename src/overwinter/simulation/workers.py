@@ -15,7 +15,7 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.ids import Address, FunctionId, TenantId, WorkerId
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.handlers import Handlers
@@ -41,7 +41,7 @@ class Workers:
 
     def __init__(
         self,
-        functions: Mapping[FunctionId, Simulated],
+        functions: Mapping[FunctionId, SimulatedFunction],
         durations: Durations,
         shared_parts: SharedParts,
         shares: bool,

@@ -52,7 +52,7 @@ from overwinter.core.policies import policy_named
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
-from overwinter.simulation.copies import Simulated
+from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.executors import Executors
 from overwinter.simulation.faults import FaultModel
@@ -88,7 +88,7 @@ class World:
         self._checked = checked
         self._steps = 0
         self._functions = scenario.simulated()
-        self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
+        self._by_id: dict[FunctionId, SimulatedFunction] = {each.spec.id: each for each in self._functions}
         self._durations = Durations(self._by_id, self._stream("jitter"))
         self._timeline = Timeline()
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
@@ -144,7 +144,7 @@ class World:
         for application in self._scenario.applications:
             yield self._arrivals(FunctionName(application.name), application.workload, 0, base)
 
-    def _own_arrivals(self, each: Simulated, base: Path) -> Iterator[Arrival]:
+    def _own_arrivals(self, each: SimulatedFunction, base: Path) -> Iterator[Arrival]:
         """Yield the requests of a function that are not stages of an application."""
         workload = each.model.workload
         return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.copy, base)
@@ -256,7 +256,7 @@ class World:
 
     # Blocks
 
-    def _load_blocks(self, function: Simulated, operation: OperationId) -> None:
+    def _load_blocks(self, function: SimulatedFunction, operation: OperationId) -> None:
         now, spec, missing = self._timeline.now, function.spec, self._host.missing(function.spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
