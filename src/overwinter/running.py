@@ -141,7 +141,7 @@ def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
     verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, lose, parts.log)
     assert config.scheduler.memory_bytes is not None
-    footprints = Footprints(published.expected, parts.processes, config.scheduler.memory_bytes, post)
+    footprints = Footprints(published.expected_bytes, parts.processes, config.scheduler.memory_bytes, post)
     return [
         footprints.run(faults),
         CoreShares(parts.processes, len(os.sched_getaffinity(0))).run(faults),

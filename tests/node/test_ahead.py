@@ -247,7 +247,7 @@ def test_a_node_wakes_a_function_in_a_process_forked_ahead_and_explains_it(tmp_p
                 reply = await node.infer(Call("f", None, asked))
                 assert reply.outputs[0].data == (one + 1).numpy().tobytes()
                 starts.append(reply.start)
-                await until(lambda: ahead and not node.parts.published.expected())
+                await until(lambda: ahead and not node.parts.published.expected_bytes())
                 await until(lambda: all(each.waits for each in ahead.values()))
             assert starts[1:] == ["host", "host"]
             explained = await node.telemetry.explain("f", None)

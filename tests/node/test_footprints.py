@@ -38,7 +38,7 @@ class Scene:
         self.footprints = Footprints(self.expected, self.rig.processes, most_bytes, self.listen)
 
     def expected(self) -> dict[int, int]:
-        return {id_: worker.expected for id_, worker in self.state.workers.items()}
+        return {id_: worker.expected_bytes for id_, worker in self.state.workers.items()}
 
     def start(self, handler=None, known=True):
         worker = self.rig.run(self.rig.start_worker(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
@@ -51,14 +51,14 @@ class Scene:
     def listen(self, event) -> None:
         self.events.append(event)
         for worker, nbytes in event.taken:
-            self.state.workers[worker].taken, self.state.workers[worker].coming = nbytes, 0
+            self.state.workers[worker].measured_bytes, self.state.workers[worker].coming_bytes = nbytes, 0
 
     def check(self) -> float:
         self.now += 1.0
         return self.footprints.check(self.now)
 
     def taken(self, worker) -> int:
-        return self.state.workers[worker.worker].taken
+        return self.state.workers[worker.worker].measured_bytes
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def test_binds_that_took_less_memory_than_expected_are_posted(scene):
     worker = scene.start()
     scene.check()
     first, result = scene.taken(worker), len(scene.events)
-    scene.state.workers[worker.worker].coming = HEAP
+    scene.state.workers[worker.worker].coming_bytes = HEAP
     scene.check()
     assert len(scene.events) == result + 1
-    assert scene.state.workers[worker.worker].expected < first + HEAP
+    assert scene.state.workers[worker.worker].expected_bytes < first + HEAP
 
 
 def test_a_footprint_includes_buffers_until_they_are_released(scene):

@@ -294,7 +294,7 @@ def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
         elif step == "u":
             world.settle()
         for worker in world.state.workers.values():
-            assert not worker.taken or worker.stopping or true_bytes(world, worker.id) <= worker.nbytes
+            assert not worker.measured_bytes or worker.stopping or true_bytes(world, worker.id) <= worker.nbytes
     stopping = sum(worker.nbytes for worker in world.state.workers.values() if worker.stopping)
     assert world.resources.memory.taken - stopping <= mib * MIB
     world.calm()

@@ -23,7 +23,7 @@ def everything(published: Published, world: World) -> list[object]:
         [published.siblings(id_) for id_ in ids],
         [(published.default(name), published.versions(name)) for name in names],
         [published.blocks(tenant) for tenant in tenants],
-        (published.families(), published.busy(), published.expected(), published.needs(), published.stores()),
+        (published.families(), published.busy(), published.expected_bytes(), published.needs(), published.stores()),
     ]
 
 

@@ -76,7 +76,7 @@ def free_workers(function: Function) -> list[Worker]:
 
 def _growth(function: Function, worker: Worker) -> int:
     """The memory that a bind is expected to add to its worker."""
-    return max(0, worker.expected + int(function.family.bind_bytes) - worker.nbytes)
+    return max(0, worker.expected_bytes + int(function.family.bind_bytes) - worker.nbytes)
 
 
 def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
@@ -127,11 +127,11 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
     bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation)
     if added:
-        worker.coming += added
+        worker.coming_bytes += added
         count_bytes(cycle, worker)
     worker.bound[id_] = Binding(function)
-    if worker.keeps_s is not None:
-        worker.keeps_s = max(worker.keeps_s, keepalive.at_most_s(function, cycle.policy))
+    if worker.keep_alive_s is not None:
+        worker.keep_alive_s = max(worker.keep_alive_s, keepalive.at_most_s(function, cycle.policy))
     function.workers[worker.id] = worker
     keep_cores(cycle, function, bind_owner(operation), bind, 1, serves=not function.wants_wake)
     cycle.timers.arm(worker.id, hangs_at)
@@ -216,7 +216,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
 def forget(worker: Worker, function: Function) -> None:
     """The function is no longer bound in the worker."""
     del worker.bound[function.spec.id]
-    worker.keeps_s = None
+    worker.keep_alive_s = None
     function.workers.pop(worker.id, None)
 
 

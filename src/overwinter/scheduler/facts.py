@@ -309,7 +309,7 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
         if function.loaded:
             release(cycle, function)
     else:
-        worker.refuses.add(event.function)
+        worker.failed_binds.add(event.function)
     if not function.removed:
         cycle.current = function.spec.id
         cycle.mark(function)

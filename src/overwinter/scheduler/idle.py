@@ -58,7 +58,7 @@ def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 def excess(worker: Worker) -> int:
     """The measured memory of a worker beyond its need."""
-    return max(0, worker.taken - worker.point.memory_bytes)
+    return max(0, worker.measured_bytes - worker.point.memory_bytes)
 
 
 def _any_of(worker: Worker) -> Function:

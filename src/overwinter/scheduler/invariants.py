@@ -76,8 +76,8 @@ def _check_workers(cycle: Cycle) -> None:
             "a function runs that is not bound"
         )
         assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds a function that is not recorded"
-        keeps_s = keepalive.longest_s(worker, cycle.policy)
-        assert worker.keeps_s in (None, keeps_s), f"worker {worker.id} has the keep-alive of other functions"
+        keep_alive_s = keepalive.longest_s(worker, cycle.policy)
+        assert worker.keep_alive_s in (None, keep_alive_s), f"worker {worker.id} has the keep-alive of other functions"
         for id_, binding in worker.bound.items():
             assert binding.function.spec.tenant == worker.tenant, f"{id_} is in a worker of another tenant"
             assert not binding.draining or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"

@@ -129,7 +129,7 @@ def is_leaving(worker: Worker) -> bool:
 def is_far_beyond(worker: Worker) -> bool:
     """Whether the worker takes far more than its need."""
     need = worker.point.memory_bytes + MEMBER_BYTES * (len(worker.bound) - 1)
-    return worker.taken > need * SLACK + SLACK_BYTES
+    return worker.measured_bytes > need * SLACK + SLACK_BYTES
 
 
 def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
@@ -171,12 +171,12 @@ def kill_excessive(cycle: Cycle, worker: Worker) -> None:
 def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
     """A stopped worker frees its memory only when its process has ended."""
     before, family, bound = worker.nbytes, worker.family, len(worker.bound) - len(worker.binds)
-    worker.taken = max(taken, worker.taken) if worker.stopping else taken
+    worker.measured_bytes = max(taken, worker.measured_bytes) if worker.stopping else taken
     if bound and not worker.stopping:
         family.bind_bytes = smoothed(family.bind_bytes, idle.excess(worker) / bound)
     # The measurement includes the memory of completed binds, and excludes that of replaced functions. Of binds in
     # progress it may include nothing yet.
-    worker.coming = len(worker.binds) * int(family.bind_bytes)
+    worker.coming_bytes = len(worker.binds) * int(family.bind_bytes)
     count_bytes(cycle, worker)
     if worker.nbytes < before:
         # What did not fit beside it may fit now.
@@ -187,8 +187,8 @@ def _reason(worker: Worker, limit: int | None) -> str:
     """Why a worker is stopped, and what can be done."""
     most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
     return (
-        f"a worker of function {worker.function} took {worker.taken / MIB:.1f} MiB and was stopped: it was expected to "
-        f"need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so that "
+        f"a worker of function {worker.function} took {worker.measured_bytes / MIB:.1f} MiB and was stopped: it was "
+        f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so that "
         "allocations fail earlier, or give the node more"
     )
 

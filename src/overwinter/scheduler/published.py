@@ -151,9 +151,9 @@ class Published:
         """Return the devices of the pool."""
         return device_snapshots(self._state, now)
 
-    def expected(self) -> dict[WorkerId, int]:
+    def expected_bytes(self) -> dict[WorkerId, int]:
         """Return the memory of each worker, as the scheduler estimates it."""
-        return {id_: worker.expected for id_, worker in self._state.workers.items()}
+        return {id_: worker.expected_bytes for id_, worker in self._state.workers.items()}
 
     def needs(self) -> dict[WorkerId, WorkerNeed]:
         """Return each worker with its memory by the profile."""

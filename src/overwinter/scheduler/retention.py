@@ -74,10 +74,10 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
             for each in worker.bound.values()
         ]
         return max(ends, default=now)
-    if worker.keeps_s is None:
+    if worker.keep_alive_s is None:
         # Cached, because a worker may have a hundred functions, and becomes idle after each run.
-        worker.keeps_s = keepalive.longest_s(worker, policy)
-    return worker.since + worker.keeps_s
+        worker.keep_alive_s = keepalive.longest_s(worker, policy)
+    return worker.since + worker.keep_alive_s
 
 
 def release_idle(cycle: Cycle, nbytes: int) -> int:

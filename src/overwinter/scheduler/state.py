@@ -77,7 +77,7 @@ class Worker(msgspec.Struct):
     bound: dict[FunctionId, Binding]
     """The bound functions, including those that are being bound."""
     binds: dict[FunctionId, Operation] = msgspec.field(default_factory=dict)
-    refuses: set[FunctionId] = msgspec.field(default_factory=set)
+    failed_binds: set[FunctionId] = msgspec.field(default_factory=set)
     """The functions that it could not bind."""
     start: Operation | None = None
     """The start operation; None when it is ready."""
@@ -86,13 +86,13 @@ class Worker(msgspec.Struct):
     runs: dict[RunId, Operation] = msgspec.field(default_factory=dict)
     drain: Drain | None = None
     ready_at: Seconds = Seconds(0.0)
-    taken: int = 0
+    measured_bytes: int = 0
     """The bytes of private memory, as last measured."""
-    coming: int = 0
+    coming_bytes: int = 0
     """The bytes that binds are expected to add: those in progress, and those since the measurement."""
     value: float = 0.0
     """The value of keeping it while it is idle."""
-    keeps_s: float | None = None
+    keep_alive_s: float | None = None
     """The longest keep-alive of its functions; None: they have changed since it was computed."""
     stopped_for: str = ""
     """Why it was stopped during runs, for the callers of those runs."""
@@ -100,12 +100,12 @@ class Worker(msgspec.Struct):
     @property
     def nbytes(self) -> int:
         """The memory for which the worker counts: its need, or its estimated memory if that is larger."""
-        return max(self.point.memory_bytes, self.taken + self.coming)
+        return max(self.point.memory_bytes, self.measured_bytes + self.coming_bytes)
 
     @property
-    def expected(self) -> int:
+    def expected_bytes(self) -> int:
         """The estimated memory of the worker now, in bytes."""
-        return self.taken + self.coming
+        return self.measured_bytes + self.coming_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -290,7 +290,7 @@ class Function(msgspec.Struct, eq=False):
     def can_bind_in(self, worker: Worker) -> bool:
         """Whether a worker of its family has not bound it, and can."""
         id_ = self.spec.id
-        return worker.id > self.after and id_ not in worker.bound and id_ not in worker.refuses
+        return worker.id > self.after and id_ not in worker.bound and id_ not in worker.failed_binds
 
 
 class Family(msgspec.Struct, eq=False):
