@@ -237,7 +237,7 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
     """Start workers while there are places and no other function is before this one; the first worker needs a core."""
     if function.waits_in != "places" and not _has_cores(cycle, function, 1, has_core):
         return False
-    starts = function.starts
+    starts = function.point_to_start
     if _may_start(cycle, function, has_core):
         # Ask the scaler only when a start is possible.
         points = points_to_start(cycle, function)
@@ -253,12 +253,12 @@ def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lack
     function does not join it, so that no other function waits behind it. It is asked again when a run of its own
     workers ends.
     """
-    function.starts, function.lacks_memory = starts, lacks_memory
+    function.point_to_start, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
         order.join(cycle, function, "places")
         return
     order.leave(cycle, function)
-    function.starts, function.lacks_memory = None, False
+    function.point_to_start, function.lacks_memory = None, False
 
 
 def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:

@@ -200,7 +200,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
 
 
 def _ran_well(function: Function) -> None:
-    function.lost = False
+    function.lost_blocks = False
     if not shared_runs.is_suspect(function):
         function.failures = 0
 

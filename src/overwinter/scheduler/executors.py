@@ -231,8 +231,8 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
     if event.lost_blocks and function.loaded:
         release(cycle, function)
     # Missing blocks do not count as a failure, unless it happens twice in a row.
-    spared = event.lost_blocks and not function.lost
-    function.lost = event.lost_blocks
+    spared = event.lost_blocks and not function.lost_blocks
+    function.lost_blocks = event.lost_blocks
     _try_again(cycle, part, event.error, event.reason)
     if not (spared and is_alone):
         _count_failure(cycle, function, event.error, event.reason, is_alone)

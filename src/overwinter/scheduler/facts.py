@@ -263,7 +263,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     family.start_s = smoothed(family.start_s, cycle.now - worker.start.began)
     end_start(cycle, worker)
     worker.since = worker.ready_at = cycle.now
-    cycle.current, function.lost = function.spec.id, False
+    cycle.current, function.lost_blocks = function.spec.id, False
     if worker.drain is None:
         tenant = cycle.state.tenants[worker.tenant]
         heappush(tenant.time_slice_ends, (cycle.now + time_slice_s(function), worker.id))
@@ -284,7 +284,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
         return
     function = binding.function
     observe(function, cycle.now - began)
-    function.lost = False
+    function.lost_blocks = False
     if binding.draining or function.removed:
         unbind_if_done(cycle, worker, binding)
     else:
@@ -304,8 +304,8 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
         return
     function = binding.function
     forget(worker, function)
-    if event.lost_blocks and not function.lost:
-        function.lost = True
+    if event.lost_blocks and not function.lost_blocks:
+        function.lost_blocks = True
         if function.loaded:
             release(cycle, function)
     else:
@@ -393,5 +393,5 @@ def _profiled(cycle: Cycle, event: Profiled) -> None:
     if function is not None:
         function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
         families.use_profile(cycle, function.family, function.spec)
-        function.starts, cycle.places_changed = None, True
+        function.point_to_start, cycle.places_changed = None, True
         cycle.mark(function)

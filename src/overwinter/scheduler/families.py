@@ -42,7 +42,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     else:
         model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
-    function.after = cycle.last_worker
+    function.last_worker_before = cycle.last_worker
     if not in_workers:
         function.pool = _new_pool_record(cycle, spec)
     family.members[spec.id] = function

@@ -77,7 +77,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         tenant.more_workers.pop(id_, None)
         if tenant.first_waiting is None:
             del state.waiting_for_places[tenant.id]
-        function.starts, function.lacks_memory = None, False
+        function.point_to_start, function.lacks_memory = None, False
         cycle.places_changed = True
     elif function.waits_in == "bytes":
         del state.waiting_for_bytes[id_]

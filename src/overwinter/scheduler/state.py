@@ -170,7 +170,7 @@ class Function(msgspec.Struct, eq=False):
     """Its blocks, each once."""
     used: Seconds
     """When its last run began."""
-    after: WorkerId = WorkerId(0)
+    last_worker_before: WorkerId = WorkerId(0)
     """Workers up to this one were forked before the function, possibly without address space for its blocks."""
     removed: bool = False
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
@@ -195,7 +195,7 @@ class Function(msgspec.Struct, eq=False):
     """The member of its family that shares most of its blocks, or itself. Functions with the same trunk may share runs.
     """
     backoff_until: Seconds = Seconds(0.0)
-    lost: bool = False
+    lost_blocks: bool = False
     """Whether its blocks were missing from memory, and no run has succeeded since."""
     every_s: float = 0.0
     """The smoothed time between two uses."""
@@ -207,7 +207,7 @@ class Function(msgspec.Struct, eq=False):
     """When waiting requests are sent even if the batch is not full."""
     waits_in: QueueName | None = None
     """The queue in which it waits; at most one, because it has one want at a time."""
-    starts: Point | None = None
+    point_to_start: Point | None = None
     """The configuration that it would start, if it waits for a place for a worker."""
     lacks_memory: bool = False
     """Whether it waits in that queue for private memory to be bound, and not for a worker."""
@@ -290,7 +290,7 @@ class Function(msgspec.Struct, eq=False):
     def can_bind_in(self, worker: Worker) -> bool:
         """Whether a worker of its family has not bound it, and can."""
         id_ = self.spec.id
-        return worker.id > self.after and id_ not in worker.bound and id_ not in worker.failed_binds
+        return worker.id > self.last_worker_before and id_ not in worker.bound and id_ not in worker.failed_binds
 
 
 class Family(msgspec.Struct, eq=False):

@@ -52,8 +52,8 @@ def _lose(
         release(cycle, function)
     # Missing blocks do not count as a failure, unless it happens twice in a row. Callers that wait for a deploy or a
     # load keep waiting.
-    spared = event.lost_blocks and not function.lost
-    function.lost = event.lost_blocks
+    spared = event.lost_blocks and not function.lost_blocks
+    function.lost_blocks = event.lost_blocks
     if worker.runs or not spared:
         _retry(cycle, function, worker, event, never_started=was_starting and not function.is_ready)
     if function.unloaded:
