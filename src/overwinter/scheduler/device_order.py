@@ -103,7 +103,7 @@ def end_period(cycle: Cycle) -> None:
         _require(pool, function)
         if not outcomes.count:
             del pool.judged[id_]
-    pool.is_stale = True
+    pool.is_boundary_stale = True
     if not pool.judged:
         pool.ratio = None
         return
@@ -118,13 +118,13 @@ def _require(pool: Pool, function: Function) -> None:
     """Note the required requests of a function. Only positive counts matter, and few functions have one."""
     id_, required = function.spec.id, pool_record(function).outcomes.required
     if required > 0:
-        pool.is_stale, pool.required[id_] = True, required
+        pool.is_boundary_stale, pool.required[id_] = True, required
     elif pool.required.pop(id_, None) is not None:
-        pool.is_stale = True
+        pool.is_boundary_stale = True
 
 
 def _update_boundary(cycle: Cycle) -> None:
     pool = cycle.state.pool
-    if pool.is_stale:
+    if pool.is_boundary_stale:
         required = ((count, id_) for id_, count in pool.required.items())
-        pool.boundary, pool.is_stale = EVERYONE if pool.alpha >= 1 else boundary(required, pool.alpha), False
+        pool.boundary, pool.is_boundary_stale = EVERYONE if pool.alpha >= 1 else boundary(required, pool.alpha), False

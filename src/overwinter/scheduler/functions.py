@@ -103,7 +103,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     state.pool.departures += function.pool is not None
     if state.pool.judged.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
-        state.pool.is_stale = True
+        state.pool.is_boundary_stale = True
     families.leave(cycle, function)
     for worker in function.workers.values():
         watch_deadlines(cycle, worker)

@@ -311,7 +311,7 @@ class Pool(msgspec.Struct):
     """From this number of bindings on, the next run is for a request that has waited for long, if there is one."""
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window (policies/device_queueing.py)."""
-    growing: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    rate_changed: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions whose expected rate has changed since it was compared with what their devices can do."""
     departures: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
@@ -323,8 +323,8 @@ class Pool(msgspec.Struct):
     """The share of the judged functions that complied with their SLO at the end of the last period."""
     boundary: Boundary = EVERYONE
     """The last function with high priority."""
-    is_stale: bool = False
-    """Whether it must be computed again."""
+    is_boundary_stale: bool = False
+    """Whether `boundary` must be computed again."""
 
     def runs_of(self, function: "Function") -> Iterator[Operation]:
         """The runs of a function in progress on devices."""

@@ -22,7 +22,7 @@ from overwinter.scheduler.swaps import owner_of
 def watch(cycle: Cycle, function: Function) -> None:
     """The expected rate of a function has changed."""
     if cycle.policy.device_ahead == "replicas" and function.pool is not None and not are_used(cycle):
-        cycle.state.pool.growing.setdefault(function.spec.id)
+        cycle.state.pool.rate_changed.setdefault(function.spec.id)
 
 
 def forecast(cycle: Cycle, id_: FunctionId, rate: float) -> None:
@@ -38,17 +38,17 @@ def check(cycle: Cycle) -> None:
     pool = cycle.state.pool
     if pool.waiting:
         return
-    for id_ in list(pool.growing):
+    for id_ in list(pool.rate_changed):
         idle = [each for each in pool.executors.values() if each.executor is not None and each.executor.is_idle]
         if not idle:
             return
-        del pool.growing[id_]
+        del pool.rate_changed[id_]
         function = cycle.state.functions.get(id_)
         if function is not None and function.pool is not None and function.loaded:
-            _grow(cycle, function, idle)
+            _add_replica(cycle, function, idle)
 
 
-def _grow(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
+def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
     """Bring a function to one more of these devices, if that is worth it."""
     slo_ms, holders = function.spec.settings.slo_ms, list(cycle.state.pool.holders(function))
     may = [each for each in idle if each not in holders and _suits(cycle, each, function)]
