@@ -239,7 +239,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
             _pass_on(cycle, request, function.spec.following)
         else:
             close_request(cycle, id_)
-            cycle.actions.append(Reply(id_, request.function, request.coldest))
+            cycle.actions.append(Reply(id_, request.function, request.coldest_start))
         count_answer(cycle, function, in_time=failure is None and cycle.now <= request.due)
 
 
@@ -264,7 +264,7 @@ def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
     elif following.unloaded and counterpart.usable(cycle, following) is None:
         refuse(cycle, request.id, *why_unloaded(following), cycle.config.retry_after_min_s)
     else:
-        request.reached, request.earlier = id_, request.coldest
+        request.reached, request.earlier_start = id_, request.coldest_start
         request.start = "warm" if following.is_ready else "host"
         queueing.insert(following.queue, request, cycle.state.requests)
         cycle.timers.arm(id_, request.deadline)

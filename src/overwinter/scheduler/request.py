@@ -28,7 +28,7 @@ class Request(msgspec.Struct):
     """The part of the function that has it: a later slice of its program, or with `any` its program; None: the function
     itself has it.
     """
-    earlier: Start = "warm"
+    earlier_start: Start = "warm"
     """What the earlier slices needed."""
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that waits for the answer."""
@@ -39,6 +39,6 @@ class Request(msgspec.Struct):
         return self.reached or self.function
 
     @property
-    def coldest(self) -> Start:
+    def coldest_start(self) -> Start:
         """What it needed, with all slices together."""
-        return max(self.start, self.earlier, key=WARMEST_FIRST.index)
+        return max(self.start, self.earlier_start, key=WARMEST_FIRST.index)
