@@ -296,7 +296,7 @@ def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     workers = cycle.resources.workers
     # A start can take over the claim of the process forked ahead that it uses.
     own = {} if ahead.fitting(cycle, function, wanted) is None else ahead.claim(cycle)
-    most = order.workers_max(cycle)
+    most = order.tenant_workers_max(cycle)
     if wanted.get(workers) and workers.of(function.spec.tenant) - own.get(workers, 0) >= most:
         return False
     return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in wanted.items())

@@ -18,7 +18,7 @@ from overwinter.scheduler.forked import AHEAD_BYTES, ForkedAhead
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import OVERDUE_LEAST_S, end
-from overwinter.scheduler.order import is_calm, workers_max
+from overwinter.scheduler.order import is_calm, tenant_workers_max
 from overwinter.scheduler.resources import start_owner, worker_owner
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.tenant import Tenant
@@ -159,7 +159,7 @@ def _count(cycle: Cycle, tenant: TenantId) -> int:
 
 def _fits_now(cycle: Cycle, tenant: Tenant) -> bool:
     fits = all(resource.fits(amount) for resource, amount in claim(cycle).items())
-    fits = fits and cycle.resources.workers.of(tenant.id) < workers_max(cycle)
+    fits = fits and cycle.resources.workers.of(tenant.id) < tenant_workers_max(cycle)
     if not fits:
         set_check(cycle, cycle.now + FULL_S)
     return fits
@@ -259,7 +259,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
     mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, wanted)
     found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
     own = next((each for each in found if each.tenant == mine), None)
-    if own is not None or (wanted.get(workers) and workers.of(mine) - (fits is not None) >= workers_max(cycle)):
+    if own is not None or (wanted.get(workers) and workers.of(mine) - (fits is not None) >= tenant_workers_max(cycle)):
         return own
     return next(iter(found), None)
 

@@ -33,7 +33,7 @@ class Cycle:
         self.predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
         self.batching = batching.RULES[self.policy.batching]
         self.cores = config.cores or 1
-        self.workers_most = config.workers_max or WORKERS_MOST
+        self.workers_max = config.workers_max or WORKERS_MOST
         self.orders_cores = self.policy.order == "deadline" and config.cores is not None
         """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
         self.state = State(pool=Pool({each.name: Device(each) for each in config.devices}))
@@ -43,7 +43,7 @@ class Cycle:
         self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
         self.last_worker = WorkerId(0)
         """The last worker that was forked."""
-        self.clock = 0.0
+        self.eviction_clock = 0.0
         """The value of the last idle worker that was stopped to free its place (the clock of GreedyDual)."""
         self.ahead_due = False
         """Whether the processes forked ahead need a check."""

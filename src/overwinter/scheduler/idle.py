@@ -33,7 +33,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
     start_s = family.latency.wake_s if family.start_s is None else family.start_s
     cost_s = start_s + family.bind_s * (len(worker.bound) - 1)
     # The uses of a family are divided among its workers.
-    idle = Idle(cycle.now, cycle.clock, family.uses / len(family.workers), cost_s, worker.nbytes)
+    idle = Idle(cycle.now, cycle.eviction_clock, family.uses / len(family.workers), cost_s, worker.nbytes)
     return call_policy(cycle.state, _any_of(worker), 0.0, RULES[cycle.policy.worker_eviction], idle)
 
 
@@ -50,7 +50,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
 
 def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
-    cycle.clock = max(cycle.clock, worker.value)
+    cycle.eviction_clock = max(cycle.eviction_clock, worker.value)
     why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"
     cycle.explain(_any_of(worker), "evict-worker", why)
     stop(cycle, worker, kill)

@@ -254,7 +254,7 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
     Draining workers do not count.
     """
     resources, config = cycle.resources, cycle.config
-    part = (resources.workers.staying(tenant) + workers) / cycle.workers_most
+    part = (resources.workers.staying(tenant) + workers) / cycle.workers_max
     if config.memory_bytes is not None:
         part = max(part, (resources.memory.staying(tenant) + nbytes) / config.memory_bytes)
     if config.runs_max is not None:
@@ -262,11 +262,11 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
     return part
 
 
-def workers_max(cycle: Cycle) -> int:
+def tenant_workers_max(cycle: Cycle) -> int:
     """The maximum of workers of one tenant. While others have functions here, a part is reserved for tenants without a
     worker.
     """
-    most, own = cycle.workers_most, cycle.config.tenant_workers_max
+    most, own = cycle.workers_max, cycle.config.tenant_workers_max
     if own is not None:
         return min(own, most)
     return most - (0 if len(cycle.state.tenants) <= 1 else most // TENANT_PART)
@@ -320,7 +320,7 @@ def _join_places(cycle: Cycle, function: Function) -> None:
 
 def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
     """The order of tenants: by share, those at their maximum last."""
-    return cycle.resources.workers.of(tenant.id) >= workers_max(cycle), share(cycle, tenant.id)
+    return cycle.resources.workers.of(tenant.id) >= tenant_workers_max(cycle), share(cycle, tenant.id)
 
 
 # Bytes of a host store

@@ -143,7 +143,7 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
             _demand(cycle, function, LOW_RATE),
             workers=(),
             free_cores=cycle.cores,
-            free_workers=min(function.family.max_workers, cycle.workers_most),
+            free_workers=min(function.family.max_workers, cycle.workers_max),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
@@ -206,7 +206,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
         points=latency.points,
         workers=current,
         free_cores=max(0, free_cores),
-        free_workers=max(0, min(family.max_workers, cycle.workers_most) - len(family.workers)),
+        free_workers=max(0, min(family.max_workers, cycle.workers_max) - len(family.workers)),
         free_bytes=resources.memory.free,
         weight_bytes=latency.weight_bytes,
         missing_bytes=missing_bytes(cycle, function),

@@ -28,7 +28,7 @@ from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
 from overwinter.scheduler.ledger import Claim, Resource
 from overwinter.scheduler.operations import TIME_SLICE_WAKES
-from overwinter.scheduler.order import share, workers_max
+from overwinter.scheduler.order import share, tenant_workers_max
 from overwinter.scheduler.policies.eviction import RULES, Candidate
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.tenant import Tenant
@@ -81,7 +81,7 @@ class FutureClaims:
         if self._process_for(function, wanted) is not None:
             given_back.append(ahead.claim(cycle))
         workers = resources.workers.staying(mine) - len(given_back) + self._workers[mine]
-        if wanted.get(resources.workers) and workers >= workers_max(cycle):
+        if wanted.get(resources.workers) and workers >= tenant_workers_max(cycle):
             return False
         for resource, amount in wanted.items():
             taken = resource.taken - resource.draining - sum(claim.get(resource, 0) for claim in given_back)
@@ -184,7 +184,7 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
 def _is_at_maximum(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Whether a function wants a worker and its tenant has its maximum of workers."""
     workers = cycle.resources.workers
-    return bool(wanted.get(workers)) and workers.of(function.spec.tenant) >= workers_max(cycle)
+    return bool(wanted.get(workers)) and workers.of(function.spec.tenant) >= tenant_workers_max(cycle)
 
 
 def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, most: int) -> bool:
