@@ -30,7 +30,7 @@ from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
-from overwinter.scheduler.pool import Device, LastBinding, Owner, pool_record
+from overwinter.scheduler.pool import Device, DeviceOwner, LastBinding, pool_record
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
@@ -133,7 +133,7 @@ def _free(cycle: Cycle) -> list[Device]:
 
 def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) -> None:
     """Serve these of the waiting functions. `coming`: the devices whose executors start and will serve no other."""
-    free, short = _free(cycle), set[Owner]()
+    free, short = _free(cycle), set[DeviceOwner]()
     queue = device_order.ranks(cycle, [each for each in functions if each.queue], free)
     heapify(queue)
     while queue and free:
@@ -208,7 +208,7 @@ def could_start(cycle: Cycle, function: Function) -> bool:
 
 
 def _want_executor(
-    cycle: Cycle, function: Function, free: list[Device], coming: list[Device], short: set[Owner]
+    cycle: Cycle, function: Function, free: list[Device], coming: list[Device], short: set[DeviceOwner]
 ) -> None:
     """Start an executor for a function, unless one starts that will serve it. `coming`: those that will serve no other
     waiting function. `short`: the owners whose backlog is too short for a further executor.
@@ -245,11 +245,11 @@ def _are_served(cycle: Cycle) -> bool:
 
 def _replace_for_unserved(cycle: Cycle) -> None:
     """Stop an executor for each owner that has waiting functions and no device for them."""
-    largest_bytes: dict[Owner | None, int] = {}
+    largest_bytes: dict[DeviceOwner | None, int] = {}
     for each in cycle.state.pool.devices.values():
         largest_bytes[each.owner] = max(each.config.memory_bytes, largest_bytes.get(each.owner, 0))
-    draining: dict[Owner, Device] = {}
-    tried: dict[Owner, int] = {}
+    draining: dict[DeviceOwner, Device] = {}
+    tried: dict[DeviceOwner, int] = {}
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), pool_record(function)
         suits_all = pooled.home is None and not pooled.unplaced
@@ -273,7 +273,9 @@ def _replace_for_unserved(cycle: Cycle) -> None:
             tried[owner] = pooled.nbytes
 
 
-def _drain_for_unserved(cycle: Cycle, devices: Sequence[Device], owner: Owner, draining: dict[Owner, Device]) -> None:
+def _drain_for_unserved(
+    cycle: Cycle, devices: Sequence[Device], owner: DeviceOwner, draining: dict[DeviceOwner, Device]
+) -> None:
     """One of these devices whose time slice is over gets a limit for its run, and is taken when that has passed.
     `draining`: those for which other owners wait; the chosen one is added.
     """
@@ -293,7 +295,7 @@ def _drain_for_unserved(cycle: Cycle, devices: Sequence[Device], owner: Owner, d
         cycle.timers.arm("devices", ends)
 
 
-def _replace(cycle: Cycle, device: Device, owner: Owner) -> None:
+def _replace(cycle: Cycle, device: Device, owner: DeviceOwner) -> None:
     executors.stop(cycle, device)
     device.next_owner = owner
 
@@ -312,7 +314,7 @@ def _is_wanted(cycle: Cycle, device: Device) -> bool:
     return any(device in swaps.fitting(cycle, each) for each in waiting if _may_have_device(cycle, each))
 
 
-def backlog_s(cycle: Cycle, owner: Owner) -> float:
+def backlog_s(cycle: Cycle, owner: DeviceOwner) -> float:
     """The time of the runs for which functions of this owner wait; of many functions, estimated by the first ones."""
     queue = cycle.state.pool.waiting
     waiting = list(queue.first(*owner))

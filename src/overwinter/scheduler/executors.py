@@ -20,11 +20,11 @@ from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
-from overwinter.scheduler.pool import Device, Executor, Owner
+from overwinter.scheduler.pool import Device, DeviceOwner, Executor
 from overwinter.scheduler.state import Function
 
 
-def start(cycle: Cycle, device: Device, owner: Owner) -> None:
+def start(cycle: Cycle, device: Device, owner: DeviceOwner) -> None:
     """Fork the executor of a device."""
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     device.executor, device.next_owner = Executor(id_, owner, cycle.now), None

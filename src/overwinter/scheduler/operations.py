@@ -16,7 +16,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.worker_eviction import counted
-from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_owner, worker_owner
+from overwinter.scheduler.resources import OperationOwner, bind_owner, run_owner, start_owner, worker_owner
 from overwinter.scheduler.state import Binding, Drain, Function, Worker
 
 OVERDUE = 4.0
@@ -226,7 +226,7 @@ def mark_all(cycle: Cycle, worker: Worker) -> None:
     families.mark(cycle, worker.family)
 
 
-def _under_way(worker: Worker) -> list[Owner]:
+def _under_way(worker: Worker) -> list[OperationOwner]:
     """Return its runs and binds, by their owners in the ledger."""
     binds = [bind_owner(bind.id) for bind in worker.binds.values() if bind.id is not None]
     return [*(run_owner(run) for run in worker.runs), *binds]
@@ -264,7 +264,7 @@ def watch_overdue(cycle: Cycle) -> None:
 
 
 def keep_cores(
-    cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int, serves: bool = True
+    cycle: Cycle, function: Function, owner: OperationOwner, operation: Operation, cores: int, serves: bool = True
 ) -> None:
     """Claim cores for an operation, unless it runs user code, which may wait for something other than a core.
     `serves`: whether it serves a request. A trial or a load does not wait for a core, so it keeps none from requests.
@@ -278,13 +278,13 @@ def keep_cores(
             cycle.timers.arm("cores", operation.overdue_at)
 
 
-def _free_cores(cycle: Cycle, owner: Owner) -> None:
+def _free_cores(cycle: Cycle, owner: OperationOwner) -> None:
     if cycle.state.holding_cores.pop(owner, None) is not None:
         cycle.ledger.change(owner, cycle.resources.cores, 0)
         cycle.cores_changed = True
 
 
-def end(cycle: Cycle, owner: Owner) -> None:
+def end(cycle: Cycle, owner: OperationOwner) -> None:
     """An operation ended: release its claim."""
     cycle.ledger.release(owner)
     if cycle.state.holding_cores.pop(owner, None) is not None:

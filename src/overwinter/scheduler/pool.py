@@ -38,7 +38,7 @@ then other blocks are there.
 WAITED = 1.1
 """A run that took less than this many times the time of its transfer waited for it."""
 
-Owner = tuple[TenantId | None, FunctionId | None]
+DeviceOwner = tuple[TenantId | None, FunctionId | None]
 """Whose functions an executor runs: those of a tenant, one function, or any."""
 DeviceState = Literal["empty", "starting", "idle", "busy", "stopping", "backoff", "out"]
 """`empty`: it has no executor. `out`: its executors keep failing, and it is tried again later."""
@@ -56,7 +56,7 @@ class Executor(msgspec.Struct, eq=False):
     """The process that runs programs on a device, from the order to fork it until its exit."""
 
     id: WorkerId
-    owner: Owner
+    owner: DeviceOwner
     since: Seconds
     """When it last began to start, idle, run or stop."""
     ready_at: Seconds | None = None
@@ -119,7 +119,7 @@ class Device(msgspec.Struct, eq=False):
     """When that transfer from the host is expected to end."""
     swaps_heavy: bool = False
     """Whether the execution waits for it."""
-    next_owner: Owner | None = None
+    next_owner: DeviceOwner | None = None
     """For whom the executor is being stopped."""
     failures: int = 0
     """The consecutive failures of its executors; the backoff grows with them."""
@@ -130,14 +130,14 @@ class Device(msgspec.Struct, eq=False):
     """The functions in whose runs its executors failed since the last success there, with their tenants."""
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> DeviceOwner | None:
         """Whose functions it runs, or will run; None: it is free for anyone."""
         if self.executor is None or self.executor.stopping:
             return self.next_owner
         return self.executor.owner
 
     @property
-    def coming_owner(self) -> Owner | None:
+    def coming_owner(self) -> DeviceOwner | None:
         """Whose executor it will have soon, if one is being started or replaced."""
         executor = self.executor
         if executor is None or executor.stopping:

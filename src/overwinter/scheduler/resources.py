@@ -9,7 +9,8 @@ from overwinter.core.policies import Policy
 from overwinter.core.profile import Point
 from overwinter.scheduler.ledger import Claim, Resource
 
-Owner = tuple[str, int]
+OperationOwner = tuple[str, int]
+"""A worker, a request or an operation in progress as an owner of claims: its kind and its id."""
 
 
 class Resources:
@@ -66,27 +67,27 @@ class Resources:
         return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
 
 
-def worker_owner(id_: WorkerId) -> Owner:
+def worker_owner(id_: WorkerId) -> OperationOwner:
     """The name of a worker in the ledger."""
     return "worker", id_
 
 
-def start_owner(id_: WorkerId) -> Owner:
+def start_owner(id_: WorkerId) -> OperationOwner:
     """The name of a worker's start in the ledger."""
     return "start", id_
 
 
-def run_owner(id_: RunId) -> Owner:
+def run_owner(id_: RunId) -> OperationOwner:
     """The name of a run in the ledger."""
     return "run", id_
 
 
-def bind_owner(id_: OperationId) -> Owner:
+def bind_owner(id_: OperationId) -> OperationOwner:
     """The name of a bind in the ledger."""
     return "bind", id_
 
 
-def request_owner(id_: RequestId) -> Owner:
+def request_owner(id_: RequestId) -> OperationOwner:
     """The name of a request in the ledger."""
     return "request", id_
 

@@ -11,14 +11,14 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate, Value
-from overwinter.scheduler.pool import Device, Owner, Resident, pool_record
+from overwinter.scheduler.pool import Device, DeviceOwner, Resident, pool_record
 from overwinter.scheduler.state import Function, State
 
 ON_FAILURE: Value = (0.0, 0.0, 0.0)
 """The value of a function on which the policy failed."""
 
 
-def owner_of(cycle: Cycle, function: Function) -> Owner:
+def owner_of(cycle: Cycle, function: Function) -> DeviceOwner:
     """Whose executor the function needs."""
     isolation = cycle.config.device_isolation
     if isolation == "none":
