@@ -41,7 +41,7 @@ SMOOTHING = 0.2
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
     """Return the worker in which the function can be bound: of the `free` workers, the one with the most free slots."""
-    may = [each for each in free if _has_memory_for(cycle, function, each) or _least_used(each) is not None]
+    may = [each for each in free if _has_memory_for(cycle, function, each) or _least_recently_used(each) is not None]
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
 
@@ -90,7 +90,7 @@ def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
     return memory.fits(growth + reserved)
 
 
-def _least_used(worker: Worker) -> Binding | None:
+def _least_recently_used(worker: Worker) -> Binding | None:
     """Return the least recently used of the idle functions in a worker, which is replaced."""
     may = [each for each in worker.bound.values() if not each.draining and not worker.works_for(each.function.spec.id)]
     return min(may, key=_when_used, default=None)
@@ -115,7 +115,7 @@ def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> No
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Bind a function in a worker of its family; without free memory it replaces an idle function."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
-    replaced = None if _has_memory_for(cycle, function, worker) else _least_used(worker)
+    replaced = None if _has_memory_for(cycle, function, worker) else _least_recently_used(worker)
     # A replaced function's memory counts for the new one until the worker is measured.
     added = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))

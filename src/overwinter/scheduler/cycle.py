@@ -28,7 +28,7 @@ class Cycle:
         self.config = config
         self.policy = policy_named(config.policy)
         if self.policy.scaling == "exact":
-            exact.require()
+            exact.require_scipy()
         self.scaler = SCALERS[self.policy.scaling]
         self.predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
         self.batching = batching.RULES[self.policy.batching]

@@ -284,7 +284,7 @@ def _drain_for_unserved(
     ends = min((at for each in devices if (at := _time_slice_ends(cycle, each)) > cycle.now), default=inf)
     if runs:
         operation, device = min(runs, key=lambda each: (each[0].drain_until, each[0].began))
-        residency.limit(cycle, operation)
+        residency.limit_drain(cycle, operation)
         if operation.drain_until <= cycle.now:
             executors.end_drain(cycle, device, is_needed=True)
             device.next_owner = owner

@@ -16,7 +16,7 @@ from overwinter.scheduler.answers import close_request, expire, refuse, refuse_u
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.operation import Operation, Part, hangs_s
-from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, use
+from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, record_use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
 from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced, pool_record
@@ -41,9 +41,9 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     execution_s = device_sharing.expected_s(cycle, function, [len(part.requests) for part in parts])
     device.swaps_until, device.swaps_heavy = now + host_s, is_heavy(host_s, execution_s)
     expected = max(execution_s, device.swap_s)
-    patience = max(OVERDUE_LEAST_S, OVERDUE * expected) if execution_s else UNKNOWN_S
+    overdue_s = max(OVERDUE_LEAST_S, OVERDUE * expected) if execution_s else UNKNOWN_S
     run = executor.run = RunId(next(cycle.run_ids))
-    operation = Operation(function, now, now + expected, now + patience, now + hangs_s(parts, patience), parts)
+    operation = Operation(function, now, now + expected, now + overdue_s, now + hangs_s(parts, overdue_s), parts)
     executor.operation, executor.since = operation, now
     binding = LastBinding(last.device, missing, last.swap_wait_s, choice.peer, last.free, evicted)
     for part in parts:
@@ -92,7 +92,7 @@ def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBind
     function.runs += 1
     pooled.running += 1
     pooled.last = last
-    use(cycle, function)
+    record_use(cycle, function)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = cycle.now
 
@@ -285,7 +285,7 @@ def put_back(cycle: Cycle, part: Part) -> None:
         refuse_unloaded(cycle, function)
 
 
-def removed_deadlines(cycle: Cycle, device: Device) -> None:
+def expire_removed(cycle: Cycle, device: Device) -> None:
     """Refuse the requests of a removed function past their deadlines, which nothing else checks."""
     operation = device.operation
     if operation is None or not any(each.removed for each in operation.functions):

@@ -17,7 +17,7 @@ from overwinter.scheduler.backoff import backoff_s, may_retry
 from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import count_answer
-from overwinter.scheduler.device_runs import end_operation, put_back, removed_deadlines
+from overwinter.scheduler.device_runs import end_operation, expire_removed, put_back
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
 from overwinter.scheduler.pool import Device, DeviceOwner, Executor
@@ -117,7 +117,7 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
     device = cycle.state.pool.executors.get(id_)
     if device is None or device.executor is None:
         return
-    removed_deadlines(cycle, device)
+    expire_removed(cycle, device)
     executor, config = device.executor, cycle.config
     if executor.stopping:
         at = executor.since + config.stop_timeout_s

@@ -12,7 +12,7 @@ from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import hold, release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import REMOVED, UNLOADED, keep, watch_deadlines
+from overwinter.scheduler.operations import REMOVED, UNLOADED, cancel_drain, watch_deadlines
 from overwinter.scheduler.state import Function
 
 
@@ -59,7 +59,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
         for worker in function.workers.values():
             # A worker that drains for another tenant is not kept.
             if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
-                keep(cycle, worker)
+                cancel_drain(cycle, worker)
             if worker.bound[id_].until is not None:
                 worker.bound[id_].draining, worker.bound[id_].until = False, None
         if function.fault:

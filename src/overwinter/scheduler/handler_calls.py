@@ -22,7 +22,7 @@ def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
     """A request of this run was answered or cancelled: the run can count as hung again."""
     run = run_of(cycle, caller)
     if run is not None:
-        run.hangs_at = max(run.began + hangs_s(run.parts, run.patience), cycle.now + cycle.config.stop_timeout_s)
+        run.hangs_at = max(run.began + hangs_s(run.parts, run.overdue_s), cycle.now + cycle.config.stop_timeout_s)
         cycle.timers.arm(caller[0], run.hangs_at)
 
 

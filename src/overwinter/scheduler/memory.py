@@ -140,7 +140,7 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
     together: Counter[TenantId] = Counter()
     for worker in beyond:
         together[worker.tenant] += idle.excess(worker)
-    return max(beyond, key=lambda worker: (not far and worker.is_idle, _place(worker, together)), default=None)
+    return max(beyond, key=lambda worker: (not far and worker.is_idle, _stop_rank(worker, together)), default=None)
 
 
 def kill_excessive(cycle: Cycle, worker: Worker) -> None:
@@ -193,5 +193,5 @@ def _reason(worker: Worker, limit: int | None) -> str:
     )
 
 
-def _place(worker: Worker, together: Counter[TenantId]) -> tuple[int, TenantId, bool, int, int]:
+def _stop_rank(worker: Worker, together: Counter[TenantId]) -> tuple[int, TenantId, bool, int, int]:
     return together[worker.tenant], worker.tenant, worker.is_idle, idle.excess(worker), worker.id

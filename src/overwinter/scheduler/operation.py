@@ -42,7 +42,7 @@ class Operation(msgspec.Struct, eq=False):
     """When a run on a device must have ended, because its function was removed or unloaded, or others wait."""
 
     @property
-    def patience(self) -> float:
+    def overdue_s(self) -> float:
         """How long it may take before it is overdue."""
         return self.overdue_at - self.began
 
@@ -63,9 +63,9 @@ class Operation(msgspec.Struct, eq=False):
         return tuple(id_ for part in self.parts if part.function is function for id_ in part.requests)
 
 
-def hangs_s(parts: tuple[Part, ...], patience: float) -> float:
+def hangs_s(parts: tuple[Part, ...], overdue_s: float) -> float:
     """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
     if len(parts) == 1:
         return parts[0].function.spec.settings.timeout_s
     timeouts = [part.function.spec.settings.timeout_s for part in parts]
-    return min(max(timeouts), max(min(timeouts) / 2, patience))
+    return min(max(timeouts), max(min(timeouts) / 2, overdue_s))

@@ -85,7 +85,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     now, function = cycle.now, parts[0].function
     for part in parts:
         part.function.runs += 1
-        use(cycle, part.function)
+        record_use(cycle, part.function)
         worker.bound[part.function.spec.id].runs += 1
     set_to_work(cycle, worker)
     slots_changed(cycle, worker)
@@ -94,10 +94,10 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
         expected = expected_s(cycle.state, function, worker.point, len(parts[0].requests))
     else:
         expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
-    patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
+    overdue_s = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
-    hangs_at = now + hangs_s(parts, patience)
-    operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
+    hangs_at = now + hangs_s(parts, overdue_s)
+    operation = worker.runs[run] = Operation(function, now, ends, now + overdue_s, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
     whose = None if function.spec.id == worker.function else function.spec.id
@@ -128,7 +128,7 @@ def slots_changed(cycle: Cycle, worker: Worker) -> None:
         cycle.cores_changed = cycle.places_changed = True
 
 
-def use(cycle: Cycle, function: Function) -> None:
+def record_use(cycle: Cycle, function: Function) -> None:
     """Record that a run of the function begins."""
     gap = cycle.now - function.used
     if cycle.policy.keep_alive == "history" or function.pool is not None:
@@ -168,7 +168,7 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
         cycle.timers.arm(worker.id, worker.drain.until)
 
 
-def keep(cycle: Cycle, worker: Worker) -> None:
+def cancel_drain(cycle: Cycle, worker: Worker) -> None:
     """Cancel the drain of a worker."""
     worker.drain = None
     cycle.state.tenants[worker.tenant].draining.pop(worker.id, None)
@@ -181,7 +181,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     # Its function may become idle, so that its blocks can be evicted sooner.
     cycle.bytes_changed = True
     end_start(cycle, worker)
-    for owner in _under_way(worker):
+    for owner in _owners_in_progress(worker):
         _free_cores(cycle, owner)
     owner = worker_owner(worker.id)
     cycle.ledger.drain(owner)
@@ -198,7 +198,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 def end_worker(cycle: Cycle, worker: Worker) -> None:
     """Remove a worker whose process has ended; its runs stay in its table until their requests are answered."""
     end_start(cycle, worker)
-    for owner in _under_way(worker):
+    for owner in _owners_in_progress(worker):
         end(cycle, owner)
     cycle.ledger.release(worker_owner(worker.id))
     _leave_tenant(cycle, worker)
@@ -226,7 +226,7 @@ def mark_all(cycle: Cycle, worker: Worker) -> None:
     families.mark(cycle, worker.family)
 
 
-def _under_way(worker: Worker) -> list[OperationOwner]:
+def _owners_in_progress(worker: Worker) -> list[OperationOwner]:
     """Return its runs and binds, by their owners in the ledger."""
     binds = [bind_owner(bind.id) for bind in worker.binds.values() if bind.id is not None]
     return [*(run_owner(run) for run in worker.runs), *binds]

@@ -65,11 +65,11 @@ def drain_runs(cycle: Cycle, function: Function) -> None:
     for device in cycle.state.pool.holders(function):
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
-            limit(cycle, operation)
+            limit_drain(cycle, operation)
             cycle.timers.arm(executor.id, operation.drain_until)
 
 
-def limit(cycle: Cycle, operation: Operation) -> None:
+def limit_drain(cycle: Cycle, operation: Operation) -> None:
     """Let a run on a device continue for the drain timeout, unless it has a limit already."""
     operation.drain_until = min(operation.drain_until, cycle.now + cycle.config.drain_timeout_s)
 

@@ -41,7 +41,7 @@ def exact(demand: Demand) -> Scaled:
     return scale(_EXACT, demand)
 
 
-def require() -> None:
+def require_scipy() -> None:
     """Raise MachineError without scipy, at the start rather than under load."""
     _optimize()
 
