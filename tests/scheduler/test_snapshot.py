@@ -66,7 +66,7 @@ def test_it_says_the_same_as_the_tables_and_stays(seed, steps):
 
 
 def test_what_is_removed_while_a_snapshot_is_taken_is_left_out(monkeypatch):
-    monkeypatch.setattr(module, "PART", 1)
+    monkeypatch.setattr(module, "COPIED_PER_STEP", 1)
     world = World()
     for name in "fgh":
         world.deploy(spec(name, blobs=((name, 10),)))
@@ -87,11 +87,11 @@ def test_what_is_removed_while_a_snapshot_is_taken_is_left_out(monkeypatch):
 
 def test_of_one_tenant_only_its_own_functions_are_described():
     world = World()
-    for number in range(3 * module.PART):
+    for number in range(3 * module.COPIED_PER_STEP):
         world.deploy(spec(f"f{number}", tenant="many"))
     world.deploy(spec("g", tenant="one"))
     steps = list(snapshot(world.state, world.scheduler.resources, world.now, "none"))
     assert steps == []
     known = taken(world.scheduler, world.now, tenant="one")
     assert [each.spec.id for each in known.functions] == ["g@1"]
-    assert len(taken(world.scheduler, world.now, tenant="many").functions) == 3 * module.PART
+    assert len(taken(world.scheduler, world.now, tenant="many").functions) == 3 * module.COPIED_PER_STEP

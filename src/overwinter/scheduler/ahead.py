@@ -115,7 +115,7 @@ def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
 
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
-    """Return the tenant for which a process is forked next: of those with less than their part, the one with the latest
+    """Return the tenant for which a process is forked next: of those with less than their share, the one with the latest
     start.
     """
     state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
@@ -125,30 +125,30 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
         if each.need.function and each.functions and state.prepared.get(each.id) and each.need.started + KEEP_S > now
     ]
     able.sort(key=lambda each: (-each.need.started, each.id))
-    part = max(1, min(TENANT_MOST, most // max(1, len(able))))
+    share = max(1, min(TENANT_MOST, most // max(1, len(able))))
     for tenant in able:
         pauses_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
         # Functions with the same program usually share a worker.
-        if _count(cycle, tenant.id) >= min(part, len(state.prepared[tenant.id])):
+        if _count(cycle, tenant.id) >= min(share, len(state.prepared[tenant.id])):
             continue
         if pauses_until > now:
             set_check(cycle, pauses_until)
         elif len(state.ahead) < most:
             return tenant
         else:
-            _end_for(cycle, tenant, part)
+            _end_for(cycle, tenant, share)
             return None
     return None
 
 
-def _end_for(cycle: Cycle, tenant: Tenant, part: int) -> None:
-    """Stop a process of a tenant that has more than its part, or started nothing for some time, in favour of this
+def _end_for(cycle: Cycle, tenant: Tenant, share: int) -> None:
+    """Stop a process of a tenant that has more than its share, or started nothing for some time, in favour of this
     tenant.
     """
     for each in cycle.state.ahead.values():
         need = cycle.state.tenants[each.tenant].need
         is_old = need.started + OTHERS_S <= min(cycle.now, tenant.need.started)
-        if not each.stopping and each.start is None and (is_old or _count(cycle, each.tenant) > part):
+        if not each.stopping and each.start is None and (is_old or _count(cycle, each.tenant) > share):
             _stop(cycle, each)
             return
 

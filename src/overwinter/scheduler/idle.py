@@ -19,7 +19,7 @@ UNUSED_S = 60.0
 """A function unused for this long is unbound before an idle worker is stopped."""
 
 
-class Member(NamedTuple):
+class UnusedBinding(NamedTuple):
     """An idle function that is bound with others, and the bytes that unbinding it frees."""
 
     worker: Worker
@@ -66,13 +66,13 @@ def _any_of(worker: Worker) -> Function:
     return next(iter(worker.bound.values())).function
 
 
-def unused_members(cycle: Cycle) -> list[Member]:
+def unused_bindings(cycle: Cycle) -> list[UnusedBinding]:
     """Return the functions that are bound with others and unused for long, the least recently used first."""
-    found = [member for worker in cycle.state.workers.values() for member in _unused_in(cycle, worker)]
+    found = [unused for worker in cycle.state.workers.values() for unused in _unused_in(cycle, worker)]
     return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
 
 
-def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
+def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
     """Yield the functions of a worker that are unused for long. Unbinding one frees the blocks that only it uses, and
     its part of the worker's excess memory.
     """
@@ -87,4 +87,4 @@ def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
         alone = len(function.workers) == 1 and not function.spec.settings.pinned
         nbytes = part + (cycle.state.residents(function).exclusive(function.sizes) if alone else 0)
         if nbytes:
-            yield Member(worker, binding, nbytes)
+            yield UnusedBinding(worker, binding, nbytes)

@@ -85,9 +85,9 @@ def release_idle(cycle: Cycle, nbytes: int) -> int:
     until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
     freed = 0
-    for member in idle.unused_members(cycle) if nbytes > 0 else ():
-        if freed < nbytes and _unbind(cycle, member.worker, member.binding):
-            freed += member.nbytes
+    for unused in idle.unused_bindings(cycle) if nbytes > 0 else ():
+        if freed < nbytes and _unbind(cycle, unused.worker, unused.binding):
+            freed += unused.nbytes
     for worker in idle.in_order(cycle.state.tenants.values()) if freed < nbytes else ():
         if freed < nbytes:
             freed += worker.nbytes

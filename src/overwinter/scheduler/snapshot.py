@@ -29,7 +29,7 @@ from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Family, Function, State, Worker
 
-PART = 64
+COPIED_PER_STEP = 64
 """The functions or workers that are copied in one step, which takes about 0.3 ms."""
 
 
@@ -130,13 +130,13 @@ def snapshot(
     for number, function in enumerate(own, 1):
         if not (function.removed or is_part(function.spec.name)):
             functions.append(function_snapshot(state, function, now))
-        if number % PART == 0:
+        if number % COPIED_PER_STEP == 0:
             yield
     workers: list[FamilyWorker] = []
     for number, worker in enumerate(list(state.workers.values()), 1):
         if worker.id in state.workers:
             workers.append(family_worker(worker))
-        if number % PART == 0:
+        if number % COPIED_PER_STEP == 0:
             yield
     return Snapshot(
         functions=functions,

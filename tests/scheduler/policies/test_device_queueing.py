@@ -4,8 +4,8 @@ import pytest
 
 from overwinter.scheduler.policies.device_queueing import (
     ALPHA_LEAST,
+    BUCKET_S,
     EVERYONE,
-    PART_S,
     RULES,
     WINDOW_S,
     Outcomes,
@@ -44,7 +44,7 @@ def test_answers_are_forgotten_after_the_window():
     made = outcomes(0.0, False, True)
     made.add(WINDOW_S / 2, True)
     assert (made.count, made.in_time) == (3, 2)
-    made.forget(WINDOW_S + PART_S)
+    made.forget(WINDOW_S + BUCKET_S)
     assert (made.count, made.in_time) == (1, 1)
 
 

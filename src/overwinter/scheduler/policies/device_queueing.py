@@ -18,7 +18,7 @@ PERCENTILE = 0.98
 """The part of the requests that must be in time."""
 WINDOW_S = 60.0
 """How long an answer counts."""
-PART_S = 5.0
+BUCKET_S = 5.0
 """The answers of this time are counted and forgotten together."""
 PERIOD_S = 10.0
 """The time between two changes of alpha."""
@@ -39,25 +39,25 @@ class Outcomes(msgspec.Struct):
 
     count: int = 0
     in_time: int = 0
-    _parts: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)
-    """The number of each part of the window, its answers, and those in time."""
+    _buckets: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)
+    """The number of each bucket in the window, its answers, and those in time."""
 
     def add(self, now: float, in_time: bool) -> None:
         """Count one more answer."""
-        number, last = int(now // PART_S), self._parts[-1] if self._parts else None
+        number, last = int(now // BUCKET_S), self._buckets[-1] if self._buckets else None
         if last is not None and last[0] == number:
-            self._parts[-1] = (number, last[1] + 1, last[2] + in_time)
+            self._buckets[-1] = (number, last[1] + 1, last[2] + in_time)
         else:
-            self._parts.append((number, 1, int(in_time)))
+            self._buckets.append((number, 1, int(in_time)))
         self.count += 1
         self.in_time += in_time
         self.forget(now)
 
     def forget(self, now: float) -> None:
         """Remove the answers that are older than the window."""
-        oldest = int((now - WINDOW_S) // PART_S)
-        while self._parts and self._parts[0][0] <= oldest:
-            _, count, in_time = self._parts.popleft()
+        oldest = int((now - WINDOW_S) // BUCKET_S)
+        while self._buckets and self._buckets[0][0] <= oldest:
+            _, count, in_time = self._buckets.popleft()
             self.count -= count
             self.in_time -= in_time
 
