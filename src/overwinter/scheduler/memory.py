@@ -188,8 +188,8 @@ def _reason(worker: Worker, limit: int | None) -> str:
     most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
     return (
         f"a worker of function {worker.function} took {worker.measured_bytes / MIB:.1f} MiB and was stopped: it was "
-        f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so that "
-        "allocations fail earlier, or give the node more"
+        f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so "
+        "that allocations fail earlier, or give the node more"
     )
 
 
