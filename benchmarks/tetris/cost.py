@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.config import SCHEDULER_BOUNDS
-from overwinter.core.function import BOUNDS
+from overwinter.core.function import SETTINGS_BOUNDS
 from overwinter.simulation.models import FunctionModel
 from overwinter.simulation.scenario import Application, Scenario
 from overwinter.simulation.workloads import Stable
@@ -38,7 +38,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
     applications: list[Application] = []
     for scenario in scenarios:
         for function in scenario.functions:
-            most = {name: int(BOUNDS[name].most) for name in ("max_workers", "queue_limit")}
+            most = {name: int(SETTINGS_BOUNDS[name].most) for name in ("max_workers", "queue_limit")}
             settings = msgspec.structs.replace(function.settings, **most)
             functions.append(msgspec.structs.replace(function, settings=settings))
         for application in scenario.applications:

@@ -16,10 +16,9 @@ from overwinter.core.config import (
     SchedulerConfig,
 )
 from overwinter.core.errors import CallerError
-from overwinter.core.function import BOUNDS, TIMES, Settings
+from overwinter.core.function import SETTINGS_BOUNDS, TIME_BOUNDS, Settings
 from overwinter.core.pipeline import parse_pipeline
-from overwinter.core.policies import BOUNDS as POLICY
-from overwinter.core.policies import Policy
+from overwinter.core.policies import POLICY_BOUNDS, Policy
 from overwinter.core.profile import LayerPoint, Point, Profile
 
 PIPELINE = """
@@ -34,7 +33,7 @@ y = "a:y"
 """
 
 
-@pytest.mark.parametrize("name", sorted(BOUNDS))
+@pytest.mark.parametrize("name", sorted(SETTINGS_BOUNDS))
 @pytest.mark.parametrize("wrong", [5e-324, -1, -inf, inf, nan, True, "1", 10**40])
 def test_a_setting_outside_its_bounds_is_refused_by_name(name, wrong):
     if name == "keep_alive_s" and wrong == 5e-324:
@@ -43,7 +42,7 @@ def test_a_setting_outside_its_bounds_is_refused_by_name(name, wrong):
         Settings(**{name: wrong})
 
 
-@pytest.mark.parametrize(("name", "bound"), BOUNDS.items())
+@pytest.mark.parametrize(("name", "bound"), SETTINGS_BOUNDS.items())
 def test_the_ends_of_a_bound_are_allowed_and_what_lies_beyond_says_the_unit_and_why(name, bound):
     for end in (bound.least, bound.most):
         value = int(end) if bound.whole else float(end)
@@ -52,13 +51,13 @@ def test_the_ends_of_a_bound_are_allowed_and_what_lies_beyond_says_the_unit_and_
         Settings(**{name: int(bound.most) + 1})
 
 
-@pytest.mark.parametrize("name", [name for name, bound in BOUNDS.items() if bound.whole])
+@pytest.mark.parametrize("name", [name for name, bound in SETTINGS_BOUNDS.items() if bound.whole])
 def test_a_float_is_no_count(name):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         Settings(**{name: 2.0})
 
 
-@pytest.mark.parametrize("name", sorted(TIMES))
+@pytest.mark.parametrize("name", sorted(TIME_BOUNDS))
 @pytest.mark.parametrize("wrong", ["5e-324", "nan", "inf", "true", "0"])
 def test_a_pipeline_has_the_same_bounds(name, wrong):
     with pytest.raises(CallerError, match=name):
@@ -68,7 +67,7 @@ def test_a_pipeline_has_the_same_bounds(name, wrong):
 
 def test_stored_values_out_of_bounds_are_limited_and_reported():
     kept = {"slo_ms": 5e-324, "memory_mib": 1 << 24, "concurrency": 64, "timeout_s": 5.0, "late": "serve"}
-    within, results = brought_within(kept, BOUNDS)
+    within, results = brought_within(kept, SETTINGS_BOUNDS)
     assert within == {"slo_ms": 0.1, "memory_mib": 1 << 20, "concurrency": 32, "timeout_s": 5.0, "late": "serve"}
     assert [line.split()[0] for line in results] == ["slo_ms", "concurrency", "memory_mib"]
     msgspec.convert(within, Settings)
@@ -78,7 +77,7 @@ CONFIGURED = [
     (SchedulerConfig, SCHEDULER_BOUNDS),
     (NodeConfig, NODE_BOUNDS),
     (RequestLimits, REQUEST_BOUNDS),
-    (Policy, POLICY),
+    (Policy, POLICY_BOUNDS),
 ]
 
 

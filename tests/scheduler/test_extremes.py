@@ -9,9 +9,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from overwinter.core.actions import Explanation
 from overwinter.core.bounds import Bound
 from overwinter.core.events import Profiled, RateForecast
-from overwinter.core.function import BOUNDS
-from overwinter.core.policies import BOUNDS as POLICY_BOUNDS
-from overwinter.core.policies import POLICIES, Policy, policy_named
+from overwinter.core.function import SETTINGS_BOUNDS
+from overwinter.core.policies import POLICIES, POLICY_BOUNDS, Policy, policy_named
 from overwinter.core.profile import LATENCY_BOUND, POINT_BOUNDS, Point, Profile
 from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import spec
@@ -36,7 +35,7 @@ PROFILES = st.builds(
 )
 SETTINGS = st.fixed_dictionaries(
     {"late": st.sampled_from(["serve", "refuse"])},
-    optional={name: at_an_end(bound) for name, bound in BOUNDS.items()},
+    optional={name: at_an_end(bound) for name, bound in SETTINGS_BOUNDS.items()},
 )
 
 

@@ -17,13 +17,13 @@ from overwinter.core.ids import (
 )
 from overwinter.core.profile import Profile
 
-TIMES = {
+TIME_BOUNDS = {
     "slo_ms": Bound(0.1, 86_400_000, "ms", "no worker answers faster, and a longer SLO is pointless", whole=False),
     "timeout_s": seconds(0.001, 86_400, "a shorter one expires before a worker can answer, and a day is the maximum"),
 }
-"""The bounds of times of a function and of a pipeline."""
+"""The bounds of the times in the settings of a function and of a pipeline."""
 
-BOUNDS = TIMES | {
+SETTINGS_BOUNDS = TIME_BOUNDS | {
     "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit in memory"),
     "max_workers": Bound(1, 4096, "workers", "each one is a process"),
     "queue_limit": Bound(1, 4096, "requests", "a cancelled one is searched for among all that wait"),
@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     def __post_init__(self) -> None:
-        check_bounds(self, BOUNDS)
+        check_bounds(self, SETTINGS_BOUNDS)
 
 
 WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mib", "isolation"))

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from overwinter.core.bounds import check_bounds
 from overwinter.core.errors import CallerError, NotFoundError
-from overwinter.core.function import TIMES
+from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import NAME_PATTERN, FunctionName
 from overwinter.core.tensor import NAME_MAX, PRINTABLE, Buffer, TensorSpec
 
@@ -57,7 +57,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        check_bounds(self, TIMES)
+        check_bounds(self, TIME_BOUNDS)
 
 
 class Typed(Protocol):

@@ -20,7 +20,7 @@ DeviceEviction = Literal["cost-aware", "torpor", "lru"]
 DeviceAhead = Literal["nothing", "programs", "replicas"]
 
 
-BOUNDS = {
+POLICY_BOUNDS = {
     "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is the maximum"),
     "period_s": seconds(0.01, 86_400, "each period checks every function, and must react within a day"),
     "history": Bound(1, 10_000, "periods", "one is needed, and all are read in each period"),
@@ -101,7 +101,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The limit of every worker's configuration, in addition to those of the function's settings."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, BOUNDS)
+        check_bounds(self, POLICY_BOUNDS)
         if not self.beta < self.alpha:
             raise ValueError(f"beta must be below alpha, got beta {self.beta} and alpha {self.alpha}")
 

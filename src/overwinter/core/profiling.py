@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from overwinter.core.errors import CallerError
-from overwinter.core.function import BOUNDS, Settings
+from overwinter.core.function import SETTINGS_BOUNDS, Settings
 from overwinter.core.profile import Configuration, Point, Profile
 
 CONFIGURATIONS_MAX = 1024
@@ -77,7 +77,9 @@ def configurations_to_measure(
     """
     cores = _chosen("cores", options.cores, min(settings.threads, limits.cores), limits.cores)
     batches = batches_to_measure(options, settings, limits)
-    concurrency = _chosen("concurrency", options.concurrency, settings.concurrency, int(BOUNDS["concurrency"].most))
+    concurrency = _chosen(
+        "concurrency", options.concurrency, settings.concurrency, int(SETTINGS_BOUNDS["concurrency"].most)
+    )
     count = len(cores) * len(batches) * len(concurrency)
     if count > CONFIGURATIONS_MAX:
         raise CallerError(f"{count} configurations are more than {CONFIGURATIONS_MAX}: ask for fewer")

@@ -14,7 +14,7 @@ from overwinter.core.bounds import check_bounds
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import CallerError
-from overwinter.core.function import TIMES
+from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.simulation.copies import SimulatedFunction, copies, cuts
@@ -58,7 +58,7 @@ class Application(Part, frozen=True, kw_only=True):
     workload: Workload
 
     def __post_init__(self) -> None:
-        check_bounds(self, TIMES)
+        check_bounds(self, TIME_BOUNDS)
         sources = {source for stage in self.stages.values() for source in stage.inputs.values()}
         inputs = sorted(source.partition(":")[2] for source in sources if source.startswith(f"{INPUT}:"))
         last = set(self.stages).difference(*(needs(stage) for stage in self.stages.values()))

@@ -10,7 +10,7 @@ import msgspec
 
 from overwinter.core.bounds import Bounds, brought_within
 from overwinter.core.errors import CallerError
-from overwinter.core.function import BOUNDS, TIMES
+from overwinter.core.function import SETTINGS_BOUNDS, TIME_BOUNDS
 from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.store.manifest import Manifest, decode_manifest
 
@@ -22,12 +22,12 @@ RENAMED = {"max_bodies": "max_workers"}
 
 def stored_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
     """Decode a manifest of the catalog, with the settings that were limited; raise CallerError."""
-    return _stored(decode_manifest, data, BOUNDS, "settings")
+    return _stored(decode_manifest, data, SETTINGS_BOUNDS, "settings")
 
 
 def stored_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
     """Decode a pipeline of the catalog, with the numbers that were limited; raise CallerError."""
-    return _stored(decode_pipeline, data, TIMES)
+    return _stored(decode_pipeline, data, TIME_BOUNDS)
 
 
 def _stored(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from overwinter.core.function import BOUNDS
+from overwinter.core.function import SETTINGS_BOUNDS
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand
 
@@ -18,7 +18,7 @@ MOST_THROUGHPUT = 1e300
 """The largest throughput of one worker, so that sums stay finite."""
 EPSILON = 1e-9
 """Rates that differ by a smaller share are equal: rounding errors must not start a worker."""
-MOST_WORKERS = int(BOUNDS["max_workers"].most)
+MOST_WORKERS = int(SETTINGS_BOUNDS["max_workers"].most)
 
 Cost = Callable[[Point], float]
 """The cost of one worker of a configuration; bytes unless stated otherwise."""
