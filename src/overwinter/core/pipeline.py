@@ -60,8 +60,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_bounds(self, TIME_BOUNDS)
 
 
-class Typed(Protocol):
-    """The inputs and outputs of a function or a pipeline."""
+class HasSignature(Protocol):
+    """A function or a pipeline: anything with inputs and outputs."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -81,7 +81,7 @@ class Signature(NamedTuple):
     outputs: tuple[TensorSpec, ...]
 
 
-Find = Callable[[FunctionName, int | None], Typed]
+Find = Callable[[FunctionName, int | None], HasSignature]
 """Returns a version of a function, or with None its default version; raises NotFoundError."""
 
 
@@ -216,7 +216,7 @@ def _checked(source: str, user: str, pipeline: Pipeline) -> str:
     return origin
 
 
-def _found(pipeline: Pipeline, name: str, find: Find) -> Typed:
+def _found(pipeline: Pipeline, name: str, find: Find) -> HasSignature:
     stage = pipeline.stages[name]
     try:
         return find(stage.function, stage.version)

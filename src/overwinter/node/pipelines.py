@@ -18,7 +18,7 @@ from overwinter.core.call import Call, Result
 from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError
 from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import SOURCES_MAX, Pipeline, Signature, Stage, Typed, check_pipeline, source_count
+from overwinter.core.pipeline import SOURCES_MAX, HasSignature, Pipeline, Signature, Stage, check_pipeline, source_count
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.fair_lock import FairLock
@@ -193,7 +193,7 @@ class Pipelines:
         check_pipeline(pipeline)
         signatures = Signatures(pipeline, tenant, self._functions)
 
-        def find(name: FunctionName, version: int | None) -> Typed:
+        def find(name: FunctionName, version: int | None) -> HasSignature:
             self.check_function(name)
             return signatures.find(name, version)
 
@@ -258,7 +258,7 @@ class Pipelines:
         """Return the stages of a pipeline; raise NotFoundError."""
         return self._found(name, version).kept.pipeline.stages
 
-    async def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
+    async def protect(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline, as `protect_at_once` does.
 
         The loop runs between the pipelines. What was found is true when this returns.
@@ -269,7 +269,7 @@ class Pipelines:
         # Other functions may have changed meanwhile. All other signatures are remembered.
         self.protect_at_once(name, default, gone)
 
-    def protect_at_once(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
+    def protect_at_once(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline.
 
         After the change the default version is `default` (None: there is none), and the versions `gone` are removed.
@@ -277,10 +277,10 @@ class Pipelines:
         for _ in self._checks(name, default, gone):
             pass
 
-    def _checks(self, name: FunctionName, default: Typed | None, gone: Collection[int]) -> Iterator[None]:
+    def _checks(self, name: FunctionName, default: HasSignature | None, gone: Collection[int]) -> Iterator[None]:
         """Yield after each pipeline that would not break; raise ConflictError for one that would."""
 
-        def find(called: FunctionName, version: int | None) -> Typed:
+        def find(called: FunctionName, version: int | None) -> HasSignature:
             if called != name or (version is not None and version not in gone):
                 return self._functions.function(called, version)
             if version is not None or default is None:
@@ -300,7 +300,7 @@ class Pipelines:
                     raise ConflictError(f"{error}; remove pipeline {its!r} first, or change it") from error
             yield
 
-    def _has_tensors_of(self, name: FunctionName, other: Typed) -> bool:
+    def _has_tensors_of(self, name: FunctionName, other: HasSignature) -> bool:
         """Whether the default version of a function has the same tensors, so that nothing changes for a pipeline."""
         try:
             default = self._functions.function(name, None)

@@ -2,7 +2,7 @@
 
 from overwinter.core.errors import CallerError, ForbiddenError
 from overwinter.core.ids import FunctionName, TenantId
-from overwinter.core.pipeline import Find, Pipeline, Signature, Typed, signature
+from overwinter.core.pipeline import Find, HasSignature, Pipeline, Signature, signature
 from overwinter.core.tensor import TensorSpec
 from overwinter.node.registry import Registry
 
@@ -57,7 +57,7 @@ class Signatures:
         except CallerError as error:
             return error.with_traceback(None)
 
-    def find(self, name: FunctionName, version: int | None) -> Typed:
+    def find(self, name: FunctionName, version: int | None) -> HasSignature:
         """Return a function that the pipeline may call; raise NotFoundError or ForbiddenError."""
         function = self._functions.function(name, version)
         if function.tenant != self._tenant:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.ids import FunctionName
-from overwinter.core.pipeline import Typed
+from overwinter.core.pipeline import HasSignature
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares, Versions, check_shares, default_of
 from overwinter.node.pipelines import Pipelines
@@ -95,7 +95,7 @@ def unchanged_traffic(shares: Shares) -> str:
     return f"requests that name no version still go to version {versions}: promote this one to change that"
 
 
-def _signature(function: Typed) -> tuple[object, ...]:
+def _signature(function: HasSignature) -> tuple[object, ...]:
     return tuple(_kind(spec) for specs in (function.inputs, function.outputs) for spec in (*specs, None))
 
 
