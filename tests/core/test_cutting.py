@@ -2,23 +2,23 @@
 
 import random
 
-from overwinter.core.cutting import balanced
+from overwinter.core.cutting import balanced_starts
 
 
 def test_slices_are_balanced():
     parts = [{"a": 4}, {"b": 4}, {"b": 4, "c": 1}, {"d": 6}]
     # The first three have 9, because b counts once.
-    assert balanced(parts, 2, 11) == [0, 3]
-    assert balanced(parts, 3, 11) == [0, 1, 3]
-    assert balanced(parts, 2, 8) is None
-    assert balanced(parts, 3, 5) is None
-    assert balanced(parts, 9, 6) == [0, 1, 3]
+    assert balanced_starts(parts, 2, 11) == [0, 3]
+    assert balanced_starts(parts, 3, 11) == [0, 1, 3]
+    assert balanced_starts(parts, 2, 8) is None
+    assert balanced_starts(parts, 3, 5) is None
+    assert balanced_starts(parts, 9, 6) == [0, 1, 3]
     for seed in range(50):
         chance = random.Random(seed)
         sizes = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 12))]
         made = [{str(number): size} for number, size in enumerate(sizes)]
         count = chance.randrange(1, 5)
-        begins = balanced(made, count, sum(sizes))
+        begins = balanced_starts(made, count, sum(sizes))
         best = min(largest(sizes, each) for each in choices(len(sizes), count))
         assert len(begins) <= count
         assert largest(sizes, begins) == best

@@ -12,14 +12,14 @@ from overwinter.core.profiling import (
     ConfigurationLimits,
     ProfileOptions,
     configurations_to_measure,
-    steps,
+    powers_of_two,
     with_points,
 )
 
 
 @given(st.integers(1, 10_000))
 def test_steps_double_up_to_the_most_and_end_there(most):
-    found = steps(most)
+    found = powers_of_two(most)
     assert found[0] == 1
     assert found[-1] == most
     assert list(found) == sorted(set(found))

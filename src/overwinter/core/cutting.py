@@ -6,7 +6,7 @@ SLICES_MAX = 16
 """The most slices of a program. A request waits for a device for each."""
 
 
-def balanced(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
+def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
     """Return where `count` ranges of consecutive parts, or fewer, begin, such that the largest has the fewest bytes;
     None if one would have more than `most`. A part is its blocks with their bytes; what a range has twice counts once.
     """

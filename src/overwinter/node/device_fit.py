@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from overwinter.core.cutting import SLICES_MAX, balanced
+from overwinter.core.cutting import SLICES_MAX, balanced_starts
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError, NoSpaceError, ProgramError
 from overwinter.core.ids import Address
@@ -162,7 +162,7 @@ class _Cutting:
         points = [0, *self._points()]
         ends = [*points[1:], len(self._program.calls)]
         parts = [self._held(start, stop).items() for start, stop in zip(points, ends, strict=True)]
-        divided = (balanced(parts, count, self._most) for count in range(2, SLICES_MAX + 1))
+        divided = (balanced_starts(parts, count, self._most) for count in range(2, SLICES_MAX + 1))
         fitting = (begins for count, begins in enumerate(divided, 2) if begins is not None and len(begins) == count)
         for begins in islice(fitting, ATTEMPTS):
             starts = [points[begin] for begin in begins]

@@ -6,7 +6,7 @@ from sys import intern
 
 import msgspec
 
-from overwinter.core.cutting import SLICES_MAX, balanced
+from overwinter.core.cutting import SLICES_MAX, balanced_starts
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import (
@@ -64,7 +64,7 @@ def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]
     if sum(dict(sizes).values()) <= most:
         return ()
     for count in range(2, SLICES_MAX + 1):
-        begins = balanced([(each,) for each in sizes], count, most)
+        begins = balanced_starts([(each,) for each in sizes], count, most)
         if begins is not None:
             return begins
     largest, total = max(nbytes for _, nbytes in sizes), sum(dict(sizes).values())
