@@ -9,7 +9,7 @@ from overwinter.core.ids import Address, DeviceId, FunctionId
 from overwinter.simulation.links import SharedLink
 from overwinter.simulation.timeline import Timeline
 
-Blocks = Mapping[Address, int]
+BlockSizes = Mapping[Address, int]
 """The bytes of each block."""
 
 
@@ -18,13 +18,13 @@ class DeviceMemory:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.functions: dict[FunctionId, Blocks] = {}
+        self.functions: dict[FunctionId, BlockSizes] = {}
         self.nbytes = 0
         self.coming: Collection[Address] = ()
         """The blocks that are there only when the transfer in progress has ended."""
         self._holders: Counter[Address] = Counter()
 
-    def missing(self, blocks: Blocks) -> dict[Address, int]:
+    def missing(self, blocks: BlockSizes) -> dict[Address, int]:
         """Return those of these blocks that are not on the device."""
         return {address: nbytes for address, nbytes in blocks.items() if not self._holders[address]}
 
@@ -32,7 +32,7 @@ class DeviceMemory:
         """Whether another device can copy the block."""
         return bool(self._holders[address]) and address not in self.coming
 
-    def hold(self, function: FunctionId, blocks: Blocks) -> None:
+    def hold(self, function: FunctionId, blocks: BlockSizes) -> None:
         """Add a function's blocks. OverflowError if they do not fit."""
         if function in self.functions:
             return

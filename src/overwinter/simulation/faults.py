@@ -34,7 +34,7 @@ class FaultModel:
         return self._life(self._faults.executor_life_s)
 
     def unplaced(self) -> bool:
-        """Whether the blocks of a run do not fit on its device, because the free memory is not adjacent."""
+        """Whether the blocks of a run do not fit on its device, because the free memory is not contiguous."""
         return self._within(self._faults.unplaced_share) is not None
 
     def zygote_life_s(self) -> float | None:

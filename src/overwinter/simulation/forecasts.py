@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterator
 from math import inf
 
-FORECASTS = 10
-"""How often it sends a forecast in each period, because it does not know when the scheduler decides."""
+FORECASTS_PER_PERIOD = 10
+"""The oracle sends several forecasts in each period, because it does not know when the scheduler decides."""
 
 
 def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float, float]]:
@@ -17,7 +17,7 @@ def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float
     number = 0
     following = next(times, inf)
     while True:
-        at = number * period_s / FORECASTS
+        at = number * period_s / FORECASTS_PER_PERIOD
         while ahead and ahead[0] < at:
             ahead.popleft()
         while following < at + period_s:

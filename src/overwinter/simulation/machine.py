@@ -113,7 +113,7 @@ class ModelledWorker:
         """The actions in progress, in the order of their starts."""
 
 
-class Queue:
+class SerialResource:
     """A resource that serves one job after another: a disk, a zygote."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from overwinter.simulation.workloads import Workload
 MIB = 1 << 20
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of all parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be {'above 0' if least is None else f'at least {least}'}, got {value}")
 
 
-class Blocks(Part, frozen=True, kw_only=True):
+class Blocks(ScenarioPart, frozen=True, kw_only=True):
     """Some blocks of a function, all of the same size."""
 
     mib: float
@@ -40,7 +40,7 @@ class Blocks(Part, frozen=True, kw_only=True):
         self.check_above("mib", "count", "work")
 
 
-class HandlerModel(Part, frozen=True, kw_only=True):
+class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
     """The own code of a function for devices. It runs in a worker, before and after the program."""
 
     before_ms: dict[int, float]
@@ -66,7 +66,7 @@ class HandlerModel(Part, frozen=True, kw_only=True):
                 raise ValueError(f"{name} needs batches from 1 on, and times above 0")
 
 
-class FunctionModel(Part, frozen=True, kw_only=True):
+class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     """A modelled function, and the number of its copies."""
 
     name: str

@@ -18,11 +18,11 @@ from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.simulation.copies import SimulatedFunction, copies, cuts
-from overwinter.simulation.models import MIB, FunctionModel, Part
+from overwinter.simulation.models import MIB, FunctionModel, ScenarioPart
 from overwinter.simulation.workloads import Workload
 
 
-class Machine(Part, frozen=True, kw_only=True):
+class Machine(ScenarioPart, frozen=True, kw_only=True):
     """The modelled node."""
 
     cores: int = 16
@@ -46,7 +46,7 @@ class Machine(Part, frozen=True, kw_only=True):
         self.check_above("fork_s", "contain_s", "stop_s", "zygote_start_s", "executor_start_s", least=0)
 
 
-class Application(Part, frozen=True, kw_only=True):
+class Application(ScenarioPart, frozen=True, kw_only=True):
     """A pipeline of the functions, called as one."""
 
     name: str
@@ -71,14 +71,14 @@ class Application(Part, frozen=True, kw_only=True):
             raise ValueError(str(error)) from error
 
 
-class Window(Part, frozen=True, kw_only=True):
+class Window(ScenarioPart, frozen=True, kw_only=True):
     """A span of simulated time."""
 
     from_s: float
     until_s: float
 
 
-class Faults(Part, frozen=True, kw_only=True):
+class Faults(ScenarioPart, frozen=True, kw_only=True):
     """The simulated faults and their rates. None or 0: never."""
 
     run_crash_share: float = 0.0
@@ -93,7 +93,7 @@ class Faults(Part, frozen=True, kw_only=True):
     executor_life_s: float | None = None
     """The mean lifetime of an executor that dies at random."""
     unplaced_share: float = 0.0
-    """The share of swaps for which the free memory of the device is not adjacent, unless no other function is there."""
+    """The share of swaps for which the free memory of the device is not contiguous, unless no other function is there."""
     zygote_life_s: float | None = None
     """The mean lifetime of the zygote. Its workers die with it."""
     store_full: tuple[Window, ...] = ()
@@ -108,7 +108,7 @@ class Faults(Part, frozen=True, kw_only=True):
         self.check_above("slow_load_factor", "worker_life_s", "zygote_life_s", "executor_life_s")
 
 
-class Scenario(Part, frozen=True, kw_only=True):
+class Scenario(ScenarioPart, frozen=True, kw_only=True):
     """A simulation, except the location of recorded traces."""
 
     seed: int = 1

@@ -19,7 +19,7 @@ from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.handlers import Handlers
-from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
+from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, SerialResource
 from overwinter.simulation.models import MIB
 from overwinter.simulation.scenario import Machine
 from overwinter.simulation.timeline import Callback, Timeline
@@ -31,8 +31,8 @@ class SharedParts(NamedTuple):
     machine: Machine
     timeline: Timeline
     host: HostBlocks
-    zygote: Queue
-    chance: FaultModel
+    zygote: SerialResource
+    faults: FaultModel
     handle: Callable[[Event], None]
 
 
@@ -49,7 +49,7 @@ class Workers:
     ) -> None:
         self._by_id = functions
         self._durations = durations
-        self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle = shared_parts
+        self._machine, self._timeline, self._host, self._zygote, self._faults, self._handle = shared_parts
         self._shares = shares
         self._cores = Cores(self._machine.cores, self._timeline)
         self._prepared: set[tuple[TenantId, Address]] = set()
@@ -76,7 +76,7 @@ class Workers:
         process = self._workers[worker] = ModelledWorker(StartWorker(worker, id_), self._by_id[id_])
         self._await_death(process)
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
-        seconds, crash = self._machine.contain_s * self._chance.slowness(), self._chance.start_crash()
+        seconds, crash = self._machine.contain_s * self._faults.slowness(), self._faults.start_crash()
         self._timeline.at(forked, partial(self._contain, process, seconds, crash))
 
     def prepare(self, action: Prepare) -> None:
@@ -103,9 +103,9 @@ class Workers:
             failed = BindFailed(worker, id_, operation, "StoreError", message, lost_blocks=True)
             self._timeline.after(0.0, partial(self._handle, failed))
             return
-        seconds = function.model.bind_s * self._chance.slowness()
+        seconds = function.model.bind_s * self._faults.slowness()
         bound = Bound(worker, id_, operation)
-        self._work(process, 1, seconds, self._chance.start_crash(), partial(self._handle, bound))
+        self._work(process, 1, seconds, self._faults.start_crash(), partial(self._handle, bound))
 
     def run(self, action: Run) -> None:
         """Run a batch of requests."""
@@ -114,11 +114,11 @@ class Workers:
             # Its exit is about to reach the scheduler.
             return
         if process.function.model.handler is not None:
-            self.handlers.run(process, action, self._durations.variation(process.function), self._chance.run_crash())
+            self.handlers.run(process, action, self._durations.variation(process.function), self._faults.run_crash())
             return
         seconds = self._durations.run_s(process, len(action.requests), action.functions)
         ended = RunEnded(process.worker, action.run)
-        self._work(process, process.run_cores, seconds, self._chance.run_crash(), partial(self._handle, ended))
+        self._work(process, process.run_cores, seconds, self._faults.run_crash(), partial(self._handle, ended))
 
     def exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
         """End a worker's process, and tell the scheduler after some seconds; a process ends only once."""
@@ -131,7 +131,7 @@ class Workers:
         self.handlers.exited(worker, seconds)
 
     def _await_death(self, process: ModelledWorker) -> None:
-        life = self._chance.worker_life_s()
+        life = self._faults.worker_life_s()
         if life is not None:
             self._timeline.after(life, partial(self.exit, process.worker, "WorkerError", "killed by a fault"))
 
@@ -146,8 +146,8 @@ class Workers:
         seconds = model.start_s + (0.0 if (spec.tenant, spec.program) in self._prepared else model.prepare_s)
         if not self._shares and spec.profile is not None:
             seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
-        seconds = max(0.0, seconds - done_s) * self._chance.slowness()
-        self._work(process, 1, seconds, self._chance.start_crash(), partial(self._ready, process))
+        seconds = max(0.0, seconds - done_s) * self._faults.slowness()
+        self._work(process, 1, seconds, self._faults.start_crash(), partial(self._ready, process))
 
     def _ready(self, process: ModelledWorker) -> None:
         self._handle(WorkerReady(process.worker))

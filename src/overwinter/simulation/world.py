@@ -57,7 +57,7 @@ from overwinter.simulation.durations import Durations
 from overwinter.simulation.executors import Executors
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.forecasts import rates_ahead
-from overwinter.simulation.machine import HostBlocks, Queue
+from overwinter.simulation.machine import HostBlocks, SerialResource
 from overwinter.simulation.models import MIB
 from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.streams import Arrival, by_time
@@ -92,10 +92,10 @@ class World:
         self._durations = Durations(self._by_id, self._stream("jitter"))
         self._timeline = Timeline()
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
-        self._disk, self._zygote = Queue(), Queue()
+        self._disk, self._zygote = SerialResource(), SerialResource()
         self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
-        self._chance = FaultModel(scenario.faults, self._stream("faults"))
+        self._faults = FaultModel(scenario.faults, self._stream("faults"))
         config = scenario.bounded_scheduler()
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
@@ -103,7 +103,7 @@ class World:
         settle_s = 0.0 if scenario.applications else scenario.settle_s
         self.reader = StepReader(scenario.duration_s, self._policy.shares, settle_s)
         self._ids = count(1)
-        shared_parts = SharedParts(self._machine, self._timeline, self._host, self._zygote, self._chance, self._handle)
+        shared_parts = SharedParts(self._machine, self._timeline, self._host, self._zygote, self._faults, self._handle)
         self._workers = Workers(self._by_id, self._durations, shared_parts, self._policy.shares, self._ids)
         self._has_handlers = any(each.model.handler is not None for each in self._functions)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
@@ -260,12 +260,12 @@ class World:
         now, spec, missing = self._timeline.now, function.spec, self._host.missing(function.spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
-        if missing and (self._chance.store_full(now) or not self._host.fits(missing)):
+        if missing and (self._faults.store_full(now) or not self._host.fits(missing)):
             message = f"the host store has no space for {added} bytes of function {spec.id}"
             self._post(0.0, LoadFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
             return
         if missing:
-            seconds = added / (self._machine.disk_mib_per_s * MIB) * self._chance.slowness()
+            seconds = added / (self._machine.disk_mib_per_s * MIB) * self._faults.slowness()
             self._host.add(missing, spec.store, self._disk.take(now, seconds))
         loaded = BlocksLoaded(spec.id, operation, added, addresses, spec.store)
         self._timeline.at(self._host.ready_at(spec, now), partial(self._handle, loaded))
@@ -274,8 +274,8 @@ class World:
 
     def _start_executor(self, action: StartExecutor) -> None:
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
-        seconds = forked - self._timeline.now + self._machine.executor_start_s * self._chance.slowness()
-        self.executors.start(action, seconds, self._chance.start_crash(), self._chance.executor_life_s())
+        seconds = forked - self._timeline.now + self._machine.executor_start_s * self._faults.slowness()
+        self.executors.start(action, seconds, self._faults.start_crash(), self._faults.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
         whose = action.functions or (action.function,) * len(action.requests)
@@ -285,12 +285,12 @@ class World:
         rows = map(self._workers.handlers.rows, action.requests)
         rowwise = [id_ for id_, count in zip(whose, rows, strict=True) for _ in range(count)]
         seconds = self._durations.on_device_s(rowwise) if rowwise else 0.0
-        self.executors.run(action, functions, seconds, self._chance.run_crash(), self._chance.unplaced())
+        self.executors.run(action, functions, seconds, self._faults.run_crash(), self._faults.unplaced())
 
     # Zygotes
 
     def _await_zygote_death(self) -> None:
-        life = self._chance.zygote_life_s()
+        life = self._faults.zygote_life_s()
         if life is not None and self._timeline.now + life < self._scenario.duration_s:
             self._timeline.after(life, self._zygote_dies)
 
