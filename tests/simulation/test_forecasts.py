@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.events import Arrived, RateForecast
 from overwinter.core.journal import read_journal
-from overwinter.simulation.forecasts import FORECASTS, rates_ahead
+from overwinter.simulation.forecasts import FORECASTS_PER_PERIOD, rates_ahead
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function, scene
 
@@ -20,7 +20,7 @@ BURSTY = {"kind": "bursty", "rate": 2.0, "factor": 8.0, "every_s": 20.0, "length
 def test_each_rate_is_the_count_of_the_period_that_follows(times, period_s):
     result = list(islice(rates_ahead(iter(times), period_s), 40))
     for number, (at, rate) in enumerate(result):
-        assert at == number * period_s / FORECASTS
+        assert at == number * period_s / FORECASTS_PER_PERIOD
         assert rate == sum(at <= time < at + period_s for time in times) / period_s
 
 

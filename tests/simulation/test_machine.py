@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
+from overwinter.simulation.machine import Cores, HostBlocks, Job, SerialResource
 from overwinter.simulation.timeline import Timeline
 from tests.scheduler.world import spec
 
@@ -104,7 +104,7 @@ def test_things_at_the_same_time_happen_in_the_order_they_were_said():
 
 
 def test_a_queue_does_one_thing_after_another():
-    disk = Queue()
+    disk = SerialResource()
     assert [disk.take(0, 2), disk.take(1, 2), disk.take(10, 1)] == [2, 4, 11]
     disk.close_until(20)
     assert disk.take(12, 1) == 21

@@ -128,8 +128,8 @@ class Executors:
         crash: float | None,
         unplaced: bool,
     ) -> None:
-        """Run requests of these functions, whose execution takes so many seconds. `unplaced`: free memory is not
-        adjacent; on a device without other functions it always is.
+        """Run requests of these functions, whose execution takes this many seconds. `unplaced`: the free memory is not
+        contiguous; on a device without other functions it always is.
         """
         executor = self._executors.get(action.executor)
         if executor is None:

@@ -93,7 +93,8 @@ class Faults(ScenarioPart, frozen=True, kw_only=True):
     executor_life_s: float | None = None
     """The mean lifetime of an executor that dies at random."""
     unplaced_share: float = 0.0
-    """The share of swaps for which the free memory of the device is not contiguous, unless no other function is there."""
+    """The share of swaps for which the free memory of the device is not contiguous, unless no other function is on it.
+    """
     zygote_life_s: float | None = None
     """The mean lifetime of the zygote. Its workers die with it."""
     store_full: tuple[Window, ...] = ()
