@@ -41,8 +41,10 @@ SMOOTHING = 0.2
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
     """Return the worker in which the function can be bound: of the `free` workers, the one with the most free slots."""
-    may = [each for each in free if _has_memory_for(cycle, function, each) or _least_recently_used(each) is not None]
-    return max(may, key=lambda each: (each.slots, -each.id), default=None)
+    candidates = [
+        each for each in free if _has_memory_for(cycle, function, each) or _least_recently_used(each) is not None
+    ]
+    return max(candidates, key=lambda each: (each.slots, -each.id), default=None)
 
 
 def best_fit(function: Function) -> Worker | None:
@@ -92,8 +94,10 @@ def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
 
 def _least_recently_used(worker: Worker) -> Binding | None:
     """Return the least recently used of the idle functions in a worker, which is replaced."""
-    may = [each for each in worker.bound.values() if not each.draining and not worker.works_for(each.function.spec.id)]
-    return min(may, key=_when_used, default=None)
+    candidates = [
+        each for each in worker.bound.values() if not each.draining and not worker.works_for(each.function.spec.id)
+    ]
+    return min(candidates, key=_when_used, default=None)
 
 
 def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
@@ -235,8 +239,10 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     """Unbind half of the idle functions, the least recently used first, but never the worker's last function."""
     if worker.stopping:
         return
-    idle = [each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.draining]
+    unused = [
+        each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.draining
+    ]
     staying = sum(not each.draining for each in worker.bound.values())
-    idle.sort(key=lambda each: (each.function.used, each.function.spec.id))
-    for binding in idle[: min((len(idle) + 1) // 2, staying - 1)]:
+    unused.sort(key=lambda each: (each.function.used, each.function.spec.id))
+    for binding in unused[: min((len(unused) + 1) // 2, staying - 1)]:
         stop_using(cycle, worker, binding.function, "its worker takes more memory than expected")

@@ -115,10 +115,10 @@ def _serve_in_order(cycle: Cycle) -> None:
     pool = cycle.state.pool
     # An executor that starts will serve one of the functions.
     coming = [each for each in pool.devices.values() if each.coming_owner is not None]
-    may = [each for each in _servable(cycle) if each.queue]
-    if long := device_order.waiting_long(cycle, may):
+    candidates = [each for each in _servable(cycle) if each.queue]
+    if long := device_order.waiting_long(cycle, candidates):
         _serve_one(cycle, long, _free(cycle))
-    _serve(cycle, may, coming)
+    _serve(cycle, candidates, coming)
     # Those behind the first functions matter only where these leave a device free.
     if (free := _free(cycle)) and not homes.are_used(cycle):
         tenants = {None if each.owner is None else each.owner[0] for each in free}
@@ -214,11 +214,11 @@ def _want_executor(
     waiting function. `short`: the owners whose backlog is too short for a further executor.
     """
     owner = owner_of(cycle, function)
-    may = list(swaps.fitting(cycle, function))
-    fitting = [each for each in may if each in free]
+    candidates = list(swaps.fitting(cycle, function))
+    fitting = [each for each in candidates if each in free]
     empty = [each for each in fitting if each.executor is None]
     reserved = next((each for each in empty if each.next_owner == owner), None)
-    own = next((each for each in coming if each in may and each.coming_owner == owner), None)
+    own = next((each for each in coming if each in candidates and each.coming_owner == owner), None)
     if reserved is not None:
         executors.start(cycle, reserved, owner)
         coming.remove(reserved)
@@ -261,8 +261,10 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
         if any(not _is_wanted(cycle, each) for each in empty):
             continue
-        may = [each for each in devices if each.executor is not None and each.executor.is_idle]
-        over = [each for each in may if not _is_wanted(cycle, each) or _time_slice_ends(cycle, each) <= cycle.now]
+        candidates = [each for each in devices if each.executor is not None and each.executor.is_idle]
+        over = [
+            each for each in candidates if not _is_wanted(cycle, each) or _time_slice_ends(cycle, each) <= cycle.now
+        ]
         if over:
             _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
             continue

@@ -23,8 +23,8 @@ def check(cycle: Cycle) -> None:
     """Begin a preparation, if a device is idle."""
     pool = cycle.state.pool
     executors = [each.executor for each in pool.executors.values() if each.executor is not None]
-    may = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)
-    if not may or cycle.policy.device_ahead == "nothing" or pool.waiting or not is_calm(cycle):
+    can_prepare = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)
+    if not can_prepare or cycle.policy.device_ahead == "nothing" or pool.waiting or not is_calm(cycle):
         return
     for device in pool.executors.values():
         executor = device.executor
@@ -42,12 +42,12 @@ def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function
     programs = set(executor.handed_over.values())
     if len(executor.handed_over) >= cycle.config.prepared_max:
         return None
-    may = [
+    candidates = [
         each
         for each in cycle.state.functions.values()
         if each.pool is not None and each.loaded and each.spec.program not in programs and _suits(cycle, device, each)
     ]
-    return max(may, key=lambda each: (each.used, each.spec.id), default=None)
+    return max(candidates, key=lambda each: (each.used, each.spec.id), default=None)
 
 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:

@@ -51,15 +51,15 @@ def check(cycle: Cycle) -> None:
 def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
     """Bring a function to one more of these devices, if that is worth it."""
     slo_ms, holders = function.spec.settings.slo_ms, list(cycle.state.pool.holders(function))
-    may = [each for each in idle if each not in holders and _suits(cycle, each, function)]
-    if slo_ms is None or not holders or not may:
+    candidates = [each for each in idle if each not in holders and _suits(cycle, each, function)]
+    if slo_ms is None or not holders or not candidates:
         return
     rate, run_s = _rate(cycle, function), swaps.run_s(cycle, function, 1)
-    swap_wait_s = min(_swap_wait_s(function, each, holders, run_s) for each in may)
+    swap_wait_s = min(_swap_wait_s(function, each, holders, run_s) for each in candidates)
     demand = Demand(rate, run_s, swap_wait_s, slo_ms / 1000, len(holders))
     if not call_policy(cycle.state, function, False, wants_replica, demand):
         return
-    victims = dict(_with_room(cycle, function, may))
+    victims = dict(_with_room(cycle, function, candidates))
     if not victims:
         return
     options = swaps.options(cycle, function, list(victims))
@@ -95,8 +95,8 @@ def _swap_wait_s(function: Function, device: Device, holders: Sequence[Device], 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     pooled = pool_record(function)
     fits = pooled.nbytes <= device.config.memory_bytes and device.config.name not in pooled.unplaced
-    may = not pooled.preparation_failed and cycle.now >= function.backoff_until
-    return fits and may and device.owner == owner_of(cycle, function)
+    may_be_brought = not pooled.preparation_failed and cycle.now >= function.backoff_until
+    return fits and may_be_brought and device.owner == owner_of(cycle, function)
 
 
 def _rate(cycle: Cycle, function: Function) -> float:

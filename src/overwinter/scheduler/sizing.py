@@ -62,8 +62,8 @@ def next_to_start(cycle: Cycle, family: Family) -> Function | None:
     """Return the function for which a further worker of the family is forked: of those that can run, the most recently
     used one.
     """
-    may = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
-    return max(may, key=lambda each: (bool(each.queue), each.used), default=None)
+    candidates = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
+    return max(candidates, key=lambda each: (bool(each.queue), each.used), default=None)
 
 
 def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:

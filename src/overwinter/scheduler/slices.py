@@ -192,9 +192,9 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
             return
         short = device.short_bytes(missing)
         others = swaps.victims(cycle, function, device) if short else []
-        may = [each for each in others if each not in coming and not _is_same_program(each, function)]
-        if short <= sum(device.blocks.exclusive(pool_record(each).sizes) for each in may):
-            victims[device] = may
+        candidates = [each for each in others if each not in coming and not _is_same_program(each, function)]
+        if short <= sum(device.blocks.exclusive(pool_record(each).sizes) for each in candidates):
+            victims[device] = candidates
     if not victims:
         _want_executor(cycle, function, starting)
         return

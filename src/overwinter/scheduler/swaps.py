@@ -177,7 +177,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     its requests will reach come last, the next one at the end.
     """
     rule, later = device_eviction.RULES[cycle.policy.device_eviction], list(later_slices(cycle.state, function))
-    may = [
+    candidates = [
         each
         for each in device.residents.values()
         if each.function is not function and pool_record(each.function).home != device.config.name
@@ -188,7 +188,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
         order = len(later) - later.index(other) if other in later else 0
         return order, call_policy(cycle.state, other, ON_FAILURE, rule, candidate)
 
-    return [each.function for each in sorted(may, key=value)]
+    return [each.function for each in sorted(candidates, key=value)]
 
 
 def later_slices(state: State, function: Function) -> Iterator[Function]:

@@ -174,8 +174,8 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
         heappop(ends)
     first = [(at, worker) for at, id_ in ends[:TIME_SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
     # A worker of another tenant that waits for a batch or a core is not taken.
-    may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
-    at, found = min(may, key=lambda each: each[0], default=(inf, None))
+    candidates = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
+    at, found = min(candidates, key=lambda each: each[0], default=(inf, None))
     if found is None or own:
         return found, at
     return found, min(at, found.ready_at + cycle.config.drain_timeout_s)
