@@ -97,12 +97,12 @@ def runs_on_pool(device: Device, is_part: bool, has_handler: bool) -> bool:
 
 
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):
-    """One block that a function needs, as the scheduler sees it."""
+    """One blob that a function needs: its program, a block of weights, the source of its handler, or an asset."""
 
     address: Address
     nbytes: int
     layout_bytes: int = 0
-    """The part of them that describes its weights, which no device has."""
+    """The part of `nbytes` that describes the weights in the block; it is not copied to devices."""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_handler: bool
     """Whether it has a handler, which is code of its author."""
     blobs: tuple[BlobSize, ...]
-    """All blocks that must be in the host store before a worker can run."""
+    """All blobs that must be in the host store before a worker can run. The scheduler calls all of them blocks."""
     profile: Profile | None = None
     """The measured latencies and memory on this machine."""
     family: FamilyId = FamilyId("")
@@ -137,7 +137,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> dict[Address, int]:
-        """The blocks of a function that runs on devices, and what each takes there: all but the program."""
+        """The blocks of a function that runs on devices, all but the program, and the bytes of each on a device."""
         return {blob.address: blob.nbytes - blob.layout_bytes for blob in self.blobs if blob.address != self.program}
 
     @property

@@ -46,7 +46,9 @@ def expected_s(state: State, function: Function, point: Point, batch: int) -> fl
 
 
 def joint_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
-    """Return the same for a shared run that the function leads, with these numbers of requests of each function."""
+    """Expected seconds of a shared run that the function leads, with these numbers of requests of each function; None:
+    unknown.
+    """
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
     return call_policy(state, function, None, function.latency.joint_s, point, counts, function.separate_part)

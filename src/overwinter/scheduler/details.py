@@ -108,7 +108,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed seconds of its runs; None: it has not run."""
     failures: int
-    """The consecutive failures of its workers or devices."""
+    """Its consecutive failures: of loads, starts, workers and runs on devices."""
     backoff_s: float
     """The remaining backoff after a failure, in seconds."""
     points: Sequence[Point]

@@ -1,9 +1,9 @@
 """Starts, stops and replaces the executors of devices, and handles their deaths.
 
-The requests of a run get one retry, on another device if there is one, or a clear error. A device whose executor failed
-is not used until a backoff is over; after several failures snapshots show it as out of service meanwhile. A function in
-whose runs executors die backs off from the second time on, and counts once against a device, so that one bad function
-takes neither the devices nor the other functions out of service.
+The requests of a run are tried again, up to `attempts_max` attempts, or refused with a clear error. A device whose
+executor failed is not used until a backoff is over; after several failures snapshots show it as out of service
+meanwhile. A function in whose runs executors die backs off from the second time on, and counts once against a device,
+so that one bad function takes neither the devices nor the other functions out of service.
 """
 
 from math import inf
@@ -250,7 +250,7 @@ def _count_failure(cycle: Cycle, function: Function, error: str, reason: str, is
 
 
 def _try_again(cycle: Cycle, part: Part, error: str, reason: str) -> None:
-    """Put the requests of a function back into its queue, unless they have failed before."""
+    """Put the requests of a function back into its queue, and refuse those that have no attempt left."""
     function, requests = part.function, cycle.state.requests
     for request in [requests[each] for each in part.requests if each in requests]:
         request.failures += 1

@@ -22,7 +22,7 @@ NO_SLO_S = 2.0
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
-    """The latency model of a function; a plain model if the policy fails on its numbers."""
+    """Return a latency model by the profile and settings of a function; a plain model if its numbers make that fail."""
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
     except containment.FAILURES as error:

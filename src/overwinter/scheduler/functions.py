@@ -120,7 +120,9 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
 
 
 def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
-    """Handle a failed start or a dead worker: the function backs off; a version on trial is removed."""
+    """Handle a failure of the function, for example of a load, a start or a worker: the function backs off; a version
+    on trial is removed.
+    """
     if function.wants_wake:
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
         function.awaited = False

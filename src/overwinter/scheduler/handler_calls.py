@@ -27,7 +27,7 @@ def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
 
 
 def run_of(cycle: Cycle, caller: tuple[WorkerId, RunId] | None) -> Operation | None:
-    """The run that waits for a request, if it is still in progress."""
+    """Return the run that waits for the answer of a request; None: no run does, or it has ended."""
     if caller is None:
         return None
     worker, run = caller

@@ -79,12 +79,14 @@ class Trunk(msgspec.Struct, eq=False):
 
 
 class LatencyModel:
-    """The latency model of one function's runs."""
+    """The latency model of the runs of a family's functions."""
 
     def __init__(
         self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None, cores: int | None = None
     ) -> None:
-        """Create the model. `memory_bytes`, `cores`: limits of all workers together; None: unlimited."""
+        """Create the model from one function of the family. `memory_bytes`, `cores`: limits of all workers together;
+        None: unlimited.
+        """
         settings, profile = spec.settings, spec.profile
         self.run_s: float | None = None
         """The smoothed seconds of a run, of any batch size."""
@@ -168,7 +170,9 @@ class LatencyModel:
             self.program_s = _smoothed(self.program_s, seconds)
 
     def keep_observations(self, before: "LatencyModel") -> None:
-        """Take over what was observed by a model of the same program."""
+        """Take over the measured times from a model of the same program, but not the slowdown, which is relative to the
+        profile.
+        """
         self.run_s, self.program_s = before.run_s, before.program_s
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:

@@ -1,7 +1,7 @@
 """Begins and ends the operations of workers, in all tables that record them.
 
-A start, a run and a stop each have an id, an owner in the ledger, and a time after which they are overdue. An event
-that answers an operation that has ended changes nothing.
+A start, a bind and a run each have an id, an owner in the ledger, and a time after which they are overdue (binding.py
+begins and ends binds). An event that answers an operation that has ended changes nothing.
 """
 
 from math import inf
@@ -20,10 +20,11 @@ from overwinter.scheduler.resources import OperationOwner, bind_owner, run_owner
 from overwinter.scheduler.state import Binding, Drain, Function, Worker
 
 OVERDUE = 4.0
-"""The multiple of the expected time after which a run or a start no longer reserves its cores."""
+"""The multiple of the expected time after which an operation is overdue, and no longer reserves its cores."""
 OVERDUE_LEAST_S = 0.2
+"""No run is overdue sooner."""
 UNKNOWN_S = 1.0
-"""The assumed time of a run without any information."""
+"""The time after which an operation of unknown duration is overdue. No start or bind is overdue sooner."""
 TIME_SLICE_WAKES = 10
 """The time slice of a worker when others wait for its place, in wakes of its function, so that changes of workers take
 a small part of the time.
@@ -123,7 +124,9 @@ def set_to_work(cycle: Cycle, worker: Worker) -> None:
 
 
 def slots_changed(cycle: Cycle, worker: Worker) -> None:
-    """Mark the functions of the family, because the worker's free slots have changed."""
+    """Have the queues for cores and places served again, because a worker's free slots have changed. Other functions of
+    its family may wait in them.
+    """
     if len(worker.family.members) > 1:
         cycle.cores_changed = cycle.places_changed = True
 

@@ -21,7 +21,7 @@ class Request(msgspec.Struct):
     """When the SLO is missed."""
     start: Start = "warm"
     failures: int = 0
-    """How often a worker died while it ran the request, or could not start for it."""
+    """The attempts that have failed: a worker or an executor died in them, or no worker could start."""
     too_large: bool = False
     """Whether no device has the memory for what it computes."""
     reached: FunctionId | None = None

@@ -111,7 +111,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     workers: Sequence[FamilyWorker]
     families: int
     waiting: Mapping[str, int]
-    """The number of functions that wait for a core, for a place for a worker, or for a host store."""
+    """The number of functions that wait for a core, for a place for a worker, for a host store, or for a device."""
     stores: Mapping[StoreName, int]
     """The bytes of each host store."""
     cores_running: int

@@ -188,7 +188,7 @@ class Function(msgspec.Struct, eq=False):
     fault: str = ""
     """Why it is out of service without being unloaded."""
     failures: int = 0
-    """Deaths of its workers and devices that it broke, until good runs clear them; the backoff grows with them."""
+    """Its failures (functions.fail, executors.py) since its last good run; the backoff grows with them."""
     killed_at: int | None = None
     """The number of its runs when a worker last died or hung, or a device broke, in a run or a bind of it."""
     trunk: FunctionId = FunctionId("")

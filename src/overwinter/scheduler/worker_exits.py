@@ -1,8 +1,8 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
-Each request gets one retry or a clear error. The functions whose runs or binds were in progress back off for a while,
-because one of them may be at fault; if the worker was idle, all functions in it do. A function whose workers die or
-hang twice within some runs gets a separate family from then on.
+Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. The functions whose runs or
+binds were in progress back off for a while, because one of them may be at fault; if the worker was idle, all functions
+in it do. A function whose workers die or hang twice within some runs gets a separate family from then on.
 """
 
 from overwinter.core.events import WorkerExited
@@ -80,7 +80,7 @@ def record_death(cycle: Cycle, function: Function) -> None:
 
 
 def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, never_started: bool) -> None:
-    """Retry the requests of a dead worker once, or refuse them with a clear error.
+    """Retry the requests of a dead worker that have attempts left, and refuse the others with a clear error.
 
     With `never_started` this includes all waiting requests: the worker never started, and there is no other.
     """
