@@ -114,7 +114,7 @@ def may_refuse(outcome: Outcome, span: Span, history: History, events: NodeEvent
         case 404:
             return history.gone.overlaps(span)
         case 500:
-            known = any(why in outcome.start for why in ("failed twice", "are out of service"))
+            known = any(why in outcome.start for why in ("failed in every attempt", "are out of service"))
             return known and events.kills.overlaps(span)
         case 503 if "is unloaded" in outcome.start:
             return history.unloaded.overlaps(span)

@@ -255,7 +255,7 @@ def _try_again(cycle: Cycle, part: Part, error: str, reason: str) -> None:
     for request in [requests[each] for each in part.requests if each in requests]:
         request.failures += 1
         if not may_retry(request, cycle.config):
-            refuse(cycle, request.id, error, f"function {function.spec.id} failed twice: {reason}")
+            refuse(cycle, request.id, error, f"function {function.spec.id} failed in every attempt: {reason}")
             count_answer(cycle, function, in_time=False)
     put_back(cycle, part)
     cycle.mark(function)

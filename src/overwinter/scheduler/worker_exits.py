@@ -93,7 +93,7 @@ def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited
         if request is not None:
             request.failures += 1
             if not may_retry(request, cycle.config):
-                refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
+                refuse(cycle, id_, error, f"function {function.spec.id} failed in every attempt: {reason}")
     still_open = tuple(id_ for id_ in affected if id_ in requests)
     if current:
         queueing.put_back(function.queue, still_open, requests)
