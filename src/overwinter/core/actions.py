@@ -161,7 +161,7 @@ class RunOnDevice(_Action, frozen=True):
     missing_bytes: int = 0
     """The bytes to bring."""
     evict: tuple[FunctionId, ...] = ()
-    """The functions whose blocks are first forgotten on the device."""
+    """The functions that are evicted from the device first."""
     peer: DeviceId | None = None
     """The device from which the blocks that it has are copied; the others come from the host store."""
     functions: tuple[FunctionId, ...] = ()

@@ -7,8 +7,10 @@ SLICES_MAX = 16
 
 
 def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
-    """Return where `count` ranges of consecutive parts, or fewer, begin, such that the largest has the fewest bytes;
-    None if one would have more than `most`. A part is its blocks with their bytes; what a range has twice counts once.
+    """Divide the parts into at most `count` ranges of consecutive parts so that the largest range has as few bytes as
+    possible. Return the number of the first part of each range; None if a range would have more than `most` bytes.
+
+    Each part is given as its blocks with their bytes. A block that occurs several times in a range counts once.
     """
     sets = [dict(part) for part in parts]
     low, high, best = 0, most, _ranges(sets, most)
@@ -25,7 +27,9 @@ def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most
 
 
 def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
-    """Return where ranges of at most this many bytes begin, each as long as possible; None if a part has more."""
+    """Return the first part of each range, where each range has at most this many bytes and as many parts as possible;
+    None if a single part has more bytes.
+    """
     begins, held, nbytes = [0], dict[str, int](), 0
     for number, part in enumerate(parts):
         added = sum(size for block, size in part.items() if block not in held)

@@ -1,4 +1,4 @@
-"""What a configuration says of the devices of a node's pool."""
+"""The configuration of the devices of a node's pool."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -77,7 +77,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def reserved_bytes(self) -> int:
-        """The memory of this machine that it takes."""
+        """The bytes of this machine's memory that the device and its executor take."""
         if self.kind == "cuda":
             return GPU_PROCESS_BYTES
         return 0 if self.kind == "null" else self.memory_bytes + self.activation_bytes
@@ -96,7 +96,7 @@ def gpus_of(devices: Sequence[DeviceConfig]) -> tuple[int, ...]:
 
 
 def check_devices(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ValueError if two devices have one name or one GPU, or a device has a link from an unknown one."""
+    """Raise ValueError if two devices have one name or one GPU, or a link comes from no other device of the node."""
     names, gpus = [each.name for each in devices], gpus_of(devices)
     for each in devices:
         if names.count(each.name) > 1:
@@ -105,4 +105,4 @@ def check_devices(devices: Sequence[DeviceConfig]) -> None:
             raise ValueError(f"device {each.name!r} shares GPU {each.gpu} with another device")
         for peer in each.peers:
             if peer == each.name or peer not in names:
-                raise ValueError(f"device {each.name!r} has a link from {peer!r}, which is no other device")
+                raise ValueError(f"device {each.name!r} has a link from {peer!r}, which is not another device")

@@ -89,8 +89,8 @@ def described(id_: FunctionId) -> str:
 
 
 def whole_names(text: str, of: FunctionId | None = None) -> str:
-    """A text with the ids of functions in place of those of their parts. `of`: only of this function or part, because
-    its code may have written the text.
+    """A text with the ids of functions in place of those of their parts. `of`: replace only the ids of this function's
+    parts, because the text may come from the function's own code.
     """
     if of is None:
         return _PARTS.sub("@", text)

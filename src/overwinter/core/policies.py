@@ -48,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     never longer than its function's settings allow.
     """
     keep_alive_s: float = 60.0
-    """The fixed time, and the maximum that depends on history, for functions without a setting of their own."""
+    """The fixed time, or with `history` the maximum, for functions without a setting of their own."""
     worker_eviction: WorkerEviction = "cost-aware"
     """Which idle worker is stopped first when others need its resources."""
     eviction: Eviction = "cost-aware"
@@ -69,8 +69,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     alpha: float = 0.85
     """The utilization above which workers are added."""
     beta: float = 0.7
-    """The utilization below which workers are released. Both are closer together than AsyFunc's 0.8 and 0.6, because a
-    missing worker starts in tens of milliseconds (benchmarks/asyfunc).
+    """The utilization below which workers are released. `alpha` and `beta` are closer together than in AsyFunc (0.8 and
+    0.6), because a missing worker starts in tens of milliseconds (benchmarks/asyfunc).
     """
     binds: bool = True
     """Whether functions of one family share workers."""
@@ -79,12 +79,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device_order: DeviceOrder = "overwinter"
     """Whose request gets the next free device: by default those that can be in time, in the order of the time for which
     their runs would wait for blocks, then those without an SLO, then late ones; and some runs are for requests that
-    have waited for long. The others: by the required request count (`rrc`; Torpor, A.3), in the order of arrival, or by
-    due time.
+    have waited for a long time. The others: by the required request count (`rrc`; Torpor, A.3), in the order of
+    arrival, or by due time.
     """
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or at random;
-    `native` and `infless` bind a function to one device for good, or until it was idle for its keep-alive.
+    `native` and `infless` bind a function to one device for good, or until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""
@@ -98,7 +98,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cores_max: int = 16
     batch_max: int = 64
     concurrency_max: int = 16
-    """The limit of every worker's configuration, in addition to those of the function's settings."""
+    """These three limit the configuration of every worker, in addition to the function's settings."""
 
     def __post_init__(self) -> None:
         check_bounds(self, POLICY_BOUNDS)

@@ -1,9 +1,10 @@
 """Decides for each request to a function with `device = "any"` whether it waits for a worker or for a device.
 
-When it arrives, the time until its answer is estimated for both. Both use the same blocks in the host store, so loading
-them is no part of the estimates. A request that waits for one of them moves to the other if that is free while its own
-is not, or, if all of its own are overdue, to a worker or an executor that has to be started. While one waits, that is
-checked at each event of workers and devices, and when an operation that it waits for is overdue.
+When the request arrives, the time until its answer is estimated for both. Both use the same blocks in the host store,
+so loading them is no part of the estimates. A request that waits for a worker moves to a device if a device is free
+while no worker is, and the reverse. If all operations that it waits for are overdue, it also moves to a worker or an
+executor that has to be started. While a request waits, this is checked at each event of workers and devices, and when
+an operation that it waits for is overdue.
 
 If the function has a handler, that runs in a worker, and the same is decided for each call of its program: the worker
 runs it, or it is a request to the counterpart. Such a request is refused if the worker is to run it.
@@ -277,8 +278,8 @@ def _runs_s(cycle: Cycle, parts: Sequence[Function]) -> list[float]:
 
 def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[float], wait_s: float) -> float:
     """How long a request waits for devices and blocks between the slices. If the devices can hold all slices at once,
-    the later ones are brought while earlier ones run. Otherwise each takes the place of an earlier one when it is
-    reached; but the first one, if it is brought, takes that of the last.
+    the later ones are brought while earlier ones run. Otherwise each replaces an earlier one when the request
+    reaches it; but the first slice, if it has to be brought, replaces the last one.
     """
     if wait_s == inf:
         return 0.0

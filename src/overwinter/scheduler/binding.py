@@ -232,7 +232,7 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
             continue
         is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
         if is_old and sum(not other.draining for other in worker.bound.values()) > 1:
-            stop_using(cycle, worker, function, "it was not used for long")
+            stop_using(cycle, worker, function, "it has not been used for a long time")
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:

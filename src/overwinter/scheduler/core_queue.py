@@ -6,7 +6,7 @@ from overwinter.core.ids import FunctionId, TenantId
 
 
 class CoreQueue(msgspec.Struct):
-    """The functions whose requests wait for a core. order.py maintains it."""
+    """The functions whose requests wait for a core."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
     """A heap of (level, due, number, function). An entry is valid while it is in `timely`."""

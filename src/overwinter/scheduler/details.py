@@ -35,12 +35,12 @@ class BindingDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the workers of its family."""
+    """A worker of the function's family."""
 
     worker: WorkerId
     state: WorkerState
     since_s: float
-    """The seconds since its state last changed."""
+    """The seconds since the worker's state last changed."""
     cores: int
     batch: int
     """The most requests in one run."""
@@ -51,7 +51,7 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """The requests in these runs."""
     bound: Sequence[BindingDetail]
-    """The functions that it has bound, in the order of the binds."""
+    """The functions that the worker has bound, in the order of the binds."""
 
 
 class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):

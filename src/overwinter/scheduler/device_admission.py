@@ -67,7 +67,7 @@ def _first(cycle: Cycle) -> list[Function]:
 
 
 def _servable(cycle: Cycle) -> list[Function]:
-    """Return those of them that a device may serve: if functions are bound to devices, only those that are."""
+    """Return the waiting functions that a device may serve: if functions are bound to devices, only those that are."""
     functions = _first(cycle)
     return [each for each in functions if _may_have_device(cycle, each)] if homes.are_used(cycle) else functions
 
@@ -149,7 +149,7 @@ def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) ->
 
 
 def _serve_one(cycle: Cycle, long: Sequence[tuple[Function, Request]], free: list[Device]) -> None:
-    """Begin a run with the first of these requests, which have waited for long, that a free device serves."""
+    """Begin a run with the first of these requests, which have waited for a long time, that a free device serves."""
     for function, request in long:
         function.queue.remove(request.id)
         function.queue.appendleft(request.id)

@@ -66,9 +66,9 @@ def _has_slo(function: Function, first: Request) -> bool:
 
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
-    """Return the requests that have waited for long, one of each function, if the next run is for one of them (one in
-    LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level and arrival, but those of
-    functions without an SLO first, because late requests also get the devices that nobody else uses.
+    """Return the requests that have waited for a long time, one of each function, if the next run is for one of them
+    (one in LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level and arrival, but
+    those of functions without an SLO first, because late requests also get the devices that nobody else uses.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.long_at:

@@ -55,7 +55,7 @@ class FunctionQueue(msgspec.Struct):
             functions[function.spec.id] = functions.pop(function.spec.id)
 
     def first(self, tenant: TenantId | None = None, id_: FunctionId | None = None) -> "Iterator[Function]":
-        """Yield the first functions of each tenant, or only of this one, or one function."""
+        """Yield the first functions of each tenant, or only of this tenant, or only this function."""
         if tenant is None:
             for functions in self.of_tenants.values():
                 yield from islice(functions.values(), CHECKED)
@@ -67,14 +67,16 @@ class FunctionQueue(msgspec.Struct):
             yield functions[id_]
 
     def count(self, tenant: TenantId | None = None, id_: FunctionId | None = None) -> int:
-        """Return how many functions there are of which `first` yields the first."""
+        """Return the number of waiting functions of all tenants or of one, or whether one function waits (1 or 0)."""
         if tenant is None:
             return len(self)
         functions = self.of_tenants.get(tenant, {})
         return len(functions) if id_ is None else int(id_ in functions)
 
     def rest(self, tenants: Container[TenantId | None]) -> "Iterator[list[Function]]":
-        """Yield those of these tenants that `first` does not yield, at most CHECKED at a time; None: of all tenants."""
+        """Yield the functions of these tenants that `first` does not yield, in lists of at most CHECKED. If `tenants`
+        contains None: those of all tenants.
+        """
         for tenant, functions in list(self.of_tenants.items()):
             if len(functions) > CHECKED and (tenant in tenants or None in tenants):
                 ordered = list(functions.values())

@@ -1,8 +1,8 @@
 """Binds functions to one device each, under the policies that bind before a request comes (the baselines `native` and
 `infless`).
 
-Under `native` a function stays on its device for good; under `infless` until it was idle for its keep-alive. Its bytes
-are reserved there, so it is never evicted.
+Under `native` a function stays on its device for good; under `infless` until it has been idle for its keep-alive. Its
+bytes are reserved there, so it is never evicted.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def watch(cycle: Cycle, function: Function) -> None:
 
 
 def check(cycle: Cycle, function: Function) -> None:
-    """Let a function leave its device that was idle for its keep-alive."""
+    """Let a function that has been idle for its keep-alive leave its device."""
     if leaves_at(cycle, function) <= cycle.now:
         residency.forget(cycle, function)
         leave(cycle, function)

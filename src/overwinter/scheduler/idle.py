@@ -16,7 +16,7 @@ from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.scheduler.tenant import Tenant
 
 UNUSED_S = 60.0
-"""A function unused for this long is unbound before an idle worker is stopped."""
+"""A function that is unused for this long is unbound before an idle worker is stopped."""
 
 
 class UnusedBinding(NamedTuple):
@@ -67,14 +67,14 @@ def _any_of(worker: Worker) -> Function:
 
 
 def unused_bindings(cycle: Cycle) -> list[UnusedBinding]:
-    """Return the functions that are bound with others and unused for long, the least recently used first."""
+    """Return the functions that are bound with others and unused for UNUSED_S, the least recently used first."""
     found = [unused for worker in cycle.state.workers.values() for unused in _unused_in(cycle, worker)]
     return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
-    """Yield the functions of a worker that are unused for long. Unbinding one frees the blocks that only it uses, and
-    its part of the worker's excess memory.
+    """Yield the functions of a worker that are unused for UNUSED_S. Unbinding one frees the blocks that only it uses,
+    and its part of the worker's excess memory.
     """
     if not worker.is_serving or len(worker.bound) < 2:
         return

@@ -14,8 +14,9 @@ def never_fits(function: Function, limit: int, pinned: int) -> str | None:
     size = sum(function.sizes.values())
     if size + pinned <= limit:
         return None
-    beside = " beside what others have pinned: make it larger, or unpin" if pinned else ": make it larger"
-    return f"function {function.spec.id} needs {size} bytes of the host store, which has less{beside}"
+    beside = " beside what others have pinned" if pinned else ""
+    remedy = "make the host store larger (host_bytes)" + (", or unpin functions" if pinned else "")
+    return f"function {function.spec.id} needs {size} bytes of the host store, which has less{beside}: {remedy}"
 
 
 def never_runs(function: Function) -> str | None:

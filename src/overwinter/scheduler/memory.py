@@ -2,7 +2,7 @@
 
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
 assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
-stopped first: those of tenants that exceed their needs, and any that has been idle for long. Then only workers that
+stopped first: those of tenants that exceed their needs, and any that has been idle for OWN_S. Then only workers that
 exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory beyond the needs
 is free until another function needs it. Then a worker of another tenant that takes far more than its need is killed at
 once.

@@ -308,7 +308,8 @@ class Pool(msgspec.Struct):
     bindings: int = 0
     """The number of runs that were bound to a device."""
     long_at: int = 0
-    """From this number of bindings on, the next run is for a request that has waited for long, if there is one."""
+    """From this number of bindings on, the next run is for a request that has waited for a long time, if there is one.
+    """
     judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window (policies/device_queueing.py)."""
     rate_changed: dict[FunctionId, None] = msgspec.field(default_factory=dict)

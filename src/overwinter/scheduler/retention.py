@@ -81,8 +81,8 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
 
 
 def release_idle(cycle: Cycle, nbytes: int) -> int:
-    """Unbind functions that are bound with others and unused for long, because a bind is cheap; then stop idle workers;
-    until this many bytes are freed or nothing is left. Returns the freed bytes.
+    """Unbind functions that are bound with others and have long been unused, because a bind is cheap; then stop idle
+    workers; until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
     freed = 0
     for unused in idle.unused_bindings(cycle) if nbytes > 0 else ():

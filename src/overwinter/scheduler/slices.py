@@ -27,15 +27,15 @@ from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import later_slices, owner_of
 
 NEVER = (True, inf)
-"""When a device's slices of a program are needed, if it has none."""
+"""The value of `_needed` for a device from which no slice of the program would be evicted."""
 
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
     """Return those of the devices that serve a function on which it may run: all, unless it is a slice. Because each
     request needs all slices, a later one runs where nothing is evicted for it. It waits for the end of its transfer, or
-    for an executor on such a device, which can be started or starts, unless the start is overdue. If there is no such
-    device, a slice runs where it takes the place of other functions, or of the slice that is needed last. A slice also
-    waits for a device that has it, if that is free sooner than the slice is brought to another.
+    for an executor on such a device that can be started or is starting, unless the start is overdue. If there is no
+    such device, a slice runs where it takes the place of other functions, or of the slice that is needed last. A slice
+    also waits for a device that has it, if that is free sooner than the slice is brought to another.
     """
     is_later = slice_number(function.spec.id) is not None
     if are_used(cycle) or not (is_later or function.spec.following):
@@ -104,8 +104,8 @@ def _least_needed(cycle: Cycle, function: Function, serving: Sequence[Device]) -
 
 
 def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[bool, float]]:
-    """Yield when the slices of the program that would be evicted from a device for this one are needed: first those
-    that its requests will reach, then those that the next requests need first.
+    """Yield when each slice of the program that would be evicted from a device for this one is needed, as a sort key:
+    slices after this one are needed first, by its own requests, and earlier slices later, by the next requests.
     """
     number = slice_number(function.spec.id) or 1
     for each in _evicted(function, device, swaps.victims(cycle, function, device)):

@@ -179,8 +179,8 @@ def _is_lost(cycle: Cycle, worker: Worker) -> bool:
     """Whether a worker will not become available soon: it drains without a time limit, so its run may take long, as
     other runs slow it down; or its runs are suspected to hang.
     """
-    drains_for_long = worker.drain is not None and worker.drain.until is None
-    return drains_for_long or shared_runs.is_stuck(cycle, worker)
+    drains_without_limit = worker.drain is not None and worker.drain.until is None
+    return drains_without_limit or shared_runs.is_stuck(cycle, worker)
 
 
 def _cores_in_use(cycle: Cycle) -> int:

@@ -13,15 +13,15 @@ class FaultModel:
         self._rng = rng
 
     def run_crash(self) -> float | None:
-        """The share of its time after which a run ends with its worker's death; None: no crash."""
+        """The share of its time after which a run ends with the death of its worker or executor; None: no crash."""
         return self._within(self._faults.run_crash_share)
 
     def start_crash(self) -> float | None:
-        """The share of its time after which a start ends with its worker's death; None: no crash."""
+        """The share of its time after which a start or a bind ends with the death of its process; None: no crash."""
         return self._within(self._faults.start_crash_share)
 
     def slowness(self) -> float:
-        """The factor on the time of a start or a load."""
+        """The factor on the time of a start, a bind or a load."""
         share = self._faults.slow_load_share
         return self._faults.slow_load_factor if share > 0 and self._rng.random() < share else 1.0
 

@@ -53,7 +53,7 @@ class Application(ScenarioPart, frozen=True, kw_only=True):
     stages: Annotated[dict[str, Stage], msgspec.Meta(min_length=1)]
     """The stages, as in the file of a pipeline."""
     slo_ms: float | None = None
-    """The SLO of the application. The functions' settings divide it among the stages."""
+    """The SLO of the application. It is divided among the stages in proportion to the SLOs of their functions."""
     timeout_s: float = 60.0
     workload: Workload
 
@@ -82,12 +82,12 @@ class Faults(ScenarioPart, frozen=True, kw_only=True):
     """The simulated faults and their rates. None or 0: never."""
 
     run_crash_share: float = 0.0
-    """The share of runs during which the worker dies."""
+    """The share of runs during which the worker or executor dies."""
     start_crash_share: float = 0.0
-    """The share of starts during which the worker dies."""
+    """The share of starts and binds during which the process dies."""
     slow_load_share: float = 0.0
     slow_load_factor: float = 10.0
-    """The factor by which slow starts and loads take longer."""
+    """The factor by which slow starts, binds and loads take longer."""
     worker_life_s: float | None = None
     """The mean lifetime of a worker that dies at random."""
     executor_life_s: float | None = None

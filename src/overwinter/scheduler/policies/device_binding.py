@@ -131,8 +131,8 @@ def _mixed(number: int) -> int:
 
 
 def home(free_bytes: Mapping[DeviceId, int]) -> DeviceId | None:
-    """Return the device to which a function is bound: the one on which the most bytes would remain free, given that
-    number for each device, which is negative where the function does not fit; None: it fits on none.
+    """Return the device to which a function is bound: the one on which the most bytes would remain free; None: it fits
+    on none. `free_bytes`: the bytes that would remain on each device, negative where the function does not fit.
     """
     fitting = {device: left for device, left in free_bytes.items() if left >= 0}
     return max(fitting, key=fitting.__getitem__, default=None)

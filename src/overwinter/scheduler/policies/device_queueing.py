@@ -19,7 +19,7 @@ PERCENTILE = 0.98
 WINDOW_S = 60.0
 """How long an answer counts."""
 BUCKET_S = 5.0
-"""The answers of this time are counted and forgotten together."""
+"""The length of a bucket: the answers in it are counted and forgotten together."""
 PERIOD_S = 10.0
 """The time between two changes of alpha."""
 ALPHA_LEAST = 1 / 128
@@ -28,9 +28,9 @@ ALPHA_SCALE = 2.0
 RATIO_CHANGE = 0.04
 """The change of the ratio of compliant functions above which alpha changes."""
 LONG = 0.5
-"""A request has waited for long after this part of the time after which it expires."""
+"""A request has waited for a long time after this part of the time from its arrival to its deadline."""
 LONG_EVERY = 10
-"""Of this many runs, one is for the first of the requests that have waited for long."""
+"""Of this many runs, one is for the first of the requests that have waited for a long time."""
 EPSILON = 1e-9
 
 
