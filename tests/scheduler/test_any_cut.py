@@ -94,7 +94,7 @@ def test_missing_blocks_of_each_slice_count(lost):
     world.deploy(spec("g", 1, [("g-weights", 1_000_000)], device="pool"))
     for each in world.state.pool.devices.values():
         if each is not there:
-            each.residents[next(iter(each.residents))].used = world.now
+            each.residents[next(iter(each.residents))].used_at = world.now
     world.arrive("g")
     world.end()
     gone = [part for part in PARTS if not any(True for _ in world.state.pool.holders(world.state.functions[part]))]

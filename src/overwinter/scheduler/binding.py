@@ -103,7 +103,7 @@ def _least_recently_used(worker: Worker) -> Binding | None:
 def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
     """Order functions by their last use; those with waiting requests come last."""
     function = binding.function
-    return bool(function.queue), function.used, function.spec.id
+    return bool(function.queue), function.used_at, function.spec.id
 
 
 def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
@@ -230,7 +230,7 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
         function = binding.function
         if binding.draining or function.queue or worker.works_for(function.spec.id):
             continue
-        is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
+        is_old = function.used_at + keepalive.at_most_s(function, cycle.policy) <= cycle.now
         if is_old and sum(not other.draining for other in worker.bound.values()) > 1:
             stop_using(cycle, worker, function, "it has not been used for a long time")
 
@@ -243,6 +243,6 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
         each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.draining
     ]
     staying = sum(not each.draining for each in worker.bound.values())
-    unused.sort(key=lambda each: (each.function.used, each.function.spec.id))
+    unused.sort(key=lambda each: (each.function.used_at, each.function.spec.id))
     for binding in unused[: min((len(unused) + 1) // 2, staying - 1)]:
         stop_using(cycle, worker, binding.function, "its worker takes more memory than expected")

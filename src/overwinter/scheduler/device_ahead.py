@@ -47,13 +47,13 @@ def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function
         for each in cycle.state.functions.values()
         if each.pool is not None and each.loaded and each.spec.program not in programs and _suits(cycle, device, each)
     ]
-    return max(candidates, key=lambda each: (each.used, each.spec.id), default=None)
+    return max(candidates, key=lambda each: (each.used_at, each.spec.id), default=None)
 
 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     """Whether a function is likely to run on a device."""
     pooled, name, now = pool_record(function), device.config.name, cycle.now
-    if pooled.preparation_failed or now < function.backoff_until or function.used + KEEP_S <= now:
+    if pooled.preparation_failed or now < function.backoff_until or function.used_at + KEEP_S <= now:
         return False
     if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
         return False

@@ -37,7 +37,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     id_ = family_id if cycle.policy.binds and spec.family else FamilyId(spec.id)
     family = cycle.state.families.get(id_)
     if family is None:
-        family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used=cycle.now)
+        family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used_at=cycle.now)
         model_of = None
     else:
         model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
@@ -82,7 +82,7 @@ def isolate(cycle: Cycle, function: Function) -> None:
     family = function.family
     leave(cycle, function)
     spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
-    function.family = Family(FamilyId(spec.id), latency_model(cycle, spec), used=function.used)
+    function.family = Family(FamilyId(spec.id), latency_model(cycle, spec), used_at=function.used_at)
     function.family.start_s = family.start_s
     function.family.latency.keep_observations(family.latency)
     function.family.members[spec.id] = function

@@ -64,7 +64,7 @@ def leaves_at(cycle: Cycle, function: Function) -> float:
         return inf
     own = function.spec.settings.keep_alive_s
     at_most_s = cycle.policy.keep_alive_s if own is None else own
-    return function.used + keepalive.from_history(function.gaps, at_most_s)
+    return function.used_at + keepalive.from_history(function.gaps, at_most_s)
 
 
 def watch(cycle: Cycle, function: Function) -> None:

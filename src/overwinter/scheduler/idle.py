@@ -69,7 +69,7 @@ def _any_of(worker: Worker) -> Function:
 def unused_bindings(cycle: Cycle) -> list[UnusedBinding]:
     """Return the functions that are bound with others and unused for UNUSED_S, the least recently used first."""
     found = [unused for worker in cycle.state.workers.values() for unused in _unused_in(cycle, worker)]
-    return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
+    return sorted(found, key=lambda each: (each.binding.function.used_at, each.worker.id))
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
@@ -81,7 +81,7 @@ def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
     part = excess(worker) // len(worker.bound)
     for binding in worker.bound.values():
         function = binding.function
-        is_unused = function.used + UNUSED_S <= cycle.now and not (function.queue or function.wants_wake)
+        is_unused = function.used_at + UNUSED_S <= cycle.now and not (function.queue or function.wants_wake)
         if not is_unused or binding.draining or worker.works_for(function.spec.id):
             continue
         alone = len(function.workers) == 1 and not function.spec.settings.pinned

@@ -133,13 +133,13 @@ def slots_changed(cycle: Cycle, worker: Worker) -> None:
 
 def record_use(cycle: Cycle, function: Function) -> None:
     """Record that a run of the function begins."""
-    gap = cycle.now - function.used
+    gap = cycle.now - function.used_at
     if cycle.policy.keep_alive == "history" or function.pool is not None:
         keepalive.remember(function.gaps, gap)
     function.every_s += USE_SMOOTHING * (gap - function.every_s)
     family = function.family
-    family.uses = counted(family.uses, cycle.now - family.used)
-    function.used = family.used = cycle.now
+    family.uses = counted(family.uses, cycle.now - family.used_at)
+    function.used_at = family.used_at = cycle.now
 
 
 def smoothed(before: float | None, seconds: float) -> float:

@@ -85,7 +85,7 @@ class Resident(msgspec.Struct, eq=False):
 
     function: "Function"
     sizes: Mapping[Address, int]
-    used: Seconds
+    used_at: Seconds
     """When its last run there began."""
     draining: bool = False
     """Whether it is removed from the device when its run has ended, because its blocks have left the host store."""

@@ -22,7 +22,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
         resident = Resident(function, function.pool.sizes, cycle.now)
         device.blocks.hold(resident.sizes)
         device.missing.clear()
-    resident.used = cycle.now
+    resident.used_at = cycle.now
     device.residents[id_] = resident
     if device.executor is not None:
         device.executor.handed_over[id_] = function.spec.program

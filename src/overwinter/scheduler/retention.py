@@ -102,7 +102,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     function = binding.function
     stop_using(cycle, worker, function, "the machine is short of memory")
     if _is_unused(function):
-        evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
+        evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used_at:.1f} s ago")
     return True
 
 
@@ -153,7 +153,7 @@ def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
     """Evict the function's blocks if their keep-alive has ended."""
     ends = keep_alive_of_blocks_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
-        evict_blocks_of(cycle, function, f"it was not used for {cycle.now - function.used:.0f} s")
+        evict_blocks_of(cycle, function, f"it was not used for {cycle.now - function.used_at:.0f} s")
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
@@ -165,7 +165,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
             return False
         # The reason does not say how many bytes this frees: that would reveal how many of them other functions hold,
         # perhaps of another tenant.
-        evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used:.1f} s ago")
+        evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used_at:.1f} s ago")
     return True
 
 

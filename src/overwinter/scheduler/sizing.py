@@ -63,7 +63,7 @@ def next_to_start(cycle: Cycle, family: Family) -> Function | None:
     used one.
     """
     candidates = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
-    return max(candidates, key=lambda each: (bool(each.queue), each.used), default=None)
+    return max(candidates, key=lambda each: (bool(each.queue), each.used_at), default=None)
 
 
 def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:

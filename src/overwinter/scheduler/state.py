@@ -168,7 +168,7 @@ class Function(msgspec.Struct, eq=False):
     on_trial: bool
     sizes: Mapping[Address, int]
     """Its blocks, each once."""
-    used: Seconds
+    used_at: Seconds
     """When its last run began."""
     last_worker_before: WorkerId = WorkerId(0)
     """Workers up to this one were forked before the function, possibly without address space for its blocks."""
@@ -238,7 +238,7 @@ class Function(msgspec.Struct, eq=False):
     @property
     def kept_since(self) -> float:
         """When the keep-alive of its blocks began: at its last use, or at the last load before a request."""
-        return self.used if self.pool is None else max(self.used, self.pool.loaded_ahead)
+        return self.used_at if self.pool is None else max(self.used_at, self.pool.loaded_ahead)
 
     @property
     def wants_wake(self) -> bool:
@@ -319,7 +319,7 @@ class Family(msgspec.Struct, eq=False):
     """The smoothed private bytes that a bind adds to a worker; 0 until one was measured."""
     start_s: float | None = None
     """The smoothed seconds from a fork until the worker is ready; None: none was measured."""
-    used: Seconds = Seconds(0.0)
+    used_at: Seconds = Seconds(0.0)
     """When the last run of a member began."""
     uses: float = 0.0
     """The decayed count of its members' uses."""

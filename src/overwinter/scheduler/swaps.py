@@ -207,7 +207,7 @@ def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resid
     holders = [each for each in cycle.state.pool.holders(other) if each is not device]
     rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)
     return Candidate(
-        unused_s=cycle.now - resident.used,
+        unused_s=cycle.now - resident.used_at,
         every_s=other.every_s,
         nbytes=nbytes,
         swap_s=transfer_s(device.config, nbytes, 0),

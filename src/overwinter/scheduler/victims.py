@@ -229,8 +229,8 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
     idle = [each for each in holding if _has_nothing_to_do(each) and _drains_at(each) <= cycle.now]
     if idle:
-        return _least_valuable(cycle, iter(sorted(idle, key=lambda each: each.used))), cycle.now
-    first = min(holding, key=lambda function: (_drains_at(function), function.used), default=None)
+        return _least_valuable(cycle, iter(sorted(idle, key=lambda each: each.used_at))), cycle.now
+    first = min(holding, key=lambda function: (_drains_at(function), function.used_at), default=None)
     if first is None:
         return None, inf
     at = _drains_at(first)
@@ -287,7 +287,7 @@ def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | N
 
 def _candidate(cycle: Cycle, function: Function) -> Candidate:
     nbytes = cycle.state.residents(function).exclusive(function.sizes)
-    return Candidate(cycle.now - function.used, function.every_s, nbytes, len(function.sizes))
+    return Candidate(cycle.now - function.used_at, function.every_s, nbytes, len(function.sizes))
 
 
 def _may_drain(function: Function) -> bool:
@@ -304,7 +304,7 @@ def _drains_at(function: Function) -> float:
         return ends
     often = OFTEN * function.every_s
     return min(
-        ends, max(function.blocks_usable_from + least_s, function.used + (often if often < time_slice_s else 0.0))
+        ends, max(function.blocks_usable_from + least_s, function.used_at + (often if often < time_slice_s else 0.0))
     )
 
 
