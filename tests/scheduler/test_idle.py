@@ -9,7 +9,7 @@ from overwinter.core.events import Alarm, MemoryMeasured, MemoryPressure
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import idle
-from overwinter.scheduler.victims import OWN_S
+from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 from tests.scheduler.world import World, spec
 
 MIB = 1 << 20
@@ -113,7 +113,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
     assert world.state.functions["f@1"].family.start_s == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", OWN_S)])
+@pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", KEPT_FOR_TENANT_S)])
 def test_what_another_tenant_has_not_used_for_long_counts_for_no_share(tenant, after_s):
     """The other tenant has no larger share than the one that needs memory; no function of the same tenant waits."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)

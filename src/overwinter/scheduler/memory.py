@@ -2,7 +2,7 @@
 
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
 assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
-stopped first: those of tenants that exceed their needs, and any that has been idle for OWN_S. Then only workers that
+stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only workers that
 exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory beyond the needs
 is free until another function needs it. Then a worker of another tenant that takes far more than its need is killed at
 once.
@@ -27,7 +27,7 @@ from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import OWN_S, idle_for_place, may_be_stopped_for
+from overwinter.scheduler.victims import KEPT_FOR_TENANT_S, idle_for_place, may_be_stopped_for
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -66,7 +66,7 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
     freed, workers = 0, cycle.state.workers.values()
     beyond = {worker.tenant for worker in workers if not worker.stopping and idle.excess(worker) > 0}
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
-        if freed < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
+        if freed < over and (worker.tenant in beyond or cycle.now - worker.since >= KEPT_FOR_TENANT_S):
             freed += worker.nbytes
             idle.evict(cycle, worker, kill=True)
     return freed

@@ -136,7 +136,7 @@ def record_use(cycle: Cycle, function: Function) -> None:
     gap = cycle.now - function.used_at
     if cycle.policy.keep_alive == "history" or function.pool is not None:
         keepalive.remember(function.gaps, gap)
-    function.every_s += USE_SMOOTHING * (gap - function.every_s)
+    function.use_interval_s += USE_SMOOTHING * (gap - function.use_interval_s)
     family = function.family
     family.uses = counted(family.uses, cycle.now - family.used_at)
     function.used_at = family.used_at = cycle.now

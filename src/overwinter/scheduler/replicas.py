@@ -102,6 +102,6 @@ def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
 def _rate(cycle: Cycle, function: Function) -> float:
     """The expected requests per second of a function: its family's, times the function's share of the recent uses."""
     family = function.family
-    often = {id_: 1 / each.every_s for id_, each in family.members.items() if each.every_s}
+    often = {id_: 1 / each.use_interval_s for id_, each in family.members.items() if each.use_interval_s}
     share = 1.0 if len(family.members) == 1 else often.get(function.spec.id, 0.0) / (sum(often.values()) or 1.0)
     return share * max(sizing.expected_rate(cycle, family), sizing.current_rate(cycle, family))

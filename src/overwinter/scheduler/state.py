@@ -197,7 +197,7 @@ class Function(msgspec.Struct, eq=False):
     backoff_until: Seconds = Seconds(0.0)
     lost_blocks: bool = False
     """Whether its blocks were missing from memory, and no run has succeeded since."""
-    every_s: float = 0.0
+    use_interval_s: float = 0.0
     """The smoothed time between two uses."""
     gaps: list[float] = msgspec.field(default_factory=list)
     """The times between uses, the latest last."""

@@ -208,7 +208,7 @@ def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resid
     rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)
     return Candidate(
         unused_s=cycle.now - resident.used_at,
-        every_s=other.every_s,
+        use_interval_s=other.use_interval_s,
         nbytes=nbytes,
         swap_s=transfer_s(device.config, nbytes, 0),
         run_s=run_s(cycle, other, 1),

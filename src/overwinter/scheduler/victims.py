@@ -5,7 +5,7 @@ gets no more work. Tenants share by max-min fairness: a share is the largest of 
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
 within the drain timeout. A worker's time slice lasts as long as ten wakes, so that replacing workers costs a small
-share of the time. A worker that has been idle for OWN_S may be stopped for any tenant, regardless of shares.
+share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
@@ -35,7 +35,7 @@ from overwinter.scheduler.tenant import Tenant
 
 BYTES_TIME_SLICE_WAKES = 100
 """How long a function may keep its blocks when others wait for a host store, in wakes of the function."""
-OFTEN = 4.0
+KEPT_USE_INTERVALS = 4.0
 """How long after its last use an idle function keeps its blocks, as a multiple of its usual time between uses. If this
 is longer than its time slice, the function is used too rarely to keep them.
 """
@@ -43,7 +43,7 @@ CANDIDATES = 32
 """The number of unused functions that are compared, the longest unused first."""
 TIME_SLICES_CHECKED = 8
 """The number of a tenant's workers that are checked for the earliest end of a time slice."""
-OWN_S = 60.0
+KEPT_FOR_TENANT_S = 60.0
 """How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
@@ -158,7 +158,7 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
     longest = next(iter(tenant.spare.values()), None)
     if longest is None or _is_at_maximum(cycle, function, wanted):
         return None, inf
-    return longest, longest.since + OWN_S
+    return longest, longest.since + KEPT_FOR_TENANT_S
 
 
 def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
@@ -287,7 +287,7 @@ def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | N
 
 def _candidate(cycle: Cycle, function: Function) -> Candidate:
     nbytes = cycle.state.residents(function).exclusive(function.sizes)
-    return Candidate(cycle.now - function.used_at, function.every_s, nbytes, len(function.sizes))
+    return Candidate(cycle.now - function.used_at, function.use_interval_s, nbytes, len(function.sizes))
 
 
 def _may_drain(function: Function) -> bool:
@@ -302,7 +302,7 @@ def _drains_at(function: Function) -> float:
     ends = function.blocks_usable_from + time_slice_s
     if not _has_nothing_to_do(function):
         return ends
-    often = OFTEN * function.every_s
+    often = KEPT_USE_INTERVALS * function.use_interval_s
     return min(
         ends, max(function.blocks_usable_from + least_s, function.used_at + (often if often < time_slice_s else 0.0))
     )

@@ -5,7 +5,7 @@ import pytest
 
 from overwinter.scheduler.policies.device_eviction import RULES, Candidate
 
-PLAIN = Candidate(unused_s=10.0, every_s=10.0, nbytes=100, swap_s=0.05, run_s=0.02, replicas=0)
+PLAIN = Candidate(unused_s=10.0, use_interval_s=10.0, nbytes=100, swap_s=0.05, run_s=0.02, replicas=0)
 
 
 def first(rule, **candidates) -> str:
@@ -30,7 +30,7 @@ def test_lru_evicts_what_was_unused_longest():
         {"run_s": 0.05},
         {"replicas": 1},
         {"replicas": 1, "peer_s": 0.03, "unused_s": 5.0},
-        {"every_s": 100.0, "unused_s": 100.0},
+        {"use_interval_s": 100.0, "unused_s": 100.0},
         {"nbytes": 1000},
     ],
 )
@@ -47,4 +47,7 @@ def test_a_replica_is_not_protected_by_what_waits_for_its_function():
 
 
 def test_what_frees_nothing_is_evicted_last():
-    assert first("cost-aware", nothing={"nbytes": 0, "swap_s": 0.0}, often={"every_s": 0.0, "unused_s": 0.0}) == "often"
+    assert (
+        first("cost-aware", nothing={"nbytes": 0, "swap_s": 0.0}, often={"use_interval_s": 0.0, "unused_s": 0.0})
+        == "often"
+    )

@@ -17,7 +17,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """The input of a policy about a resident function."""
 
     unused_s: float
-    every_s: float
+    use_interval_s: float
     """The smoothed time between two uses."""
     nbytes: int
     """The bytes that an eviction would free: those of blocks that no other resident function has, and that the function
@@ -51,7 +51,7 @@ def cost_aware(candidate: Candidate) -> Value:
         waits_s = max(0.0, candidate.swap_s - candidate.run_s) + LINK_SHARE * candidate.swap_s
     else:
         waits_s = max(0.0, candidate.peer_s - candidate.run_s)
-    cost = waits_s / (1 + candidate.replicas) / max(candidate.unused_s, candidate.every_s, LEAST_S)
+    cost = waits_s / (1 + candidate.replicas) / max(candidate.unused_s, candidate.use_interval_s, LEAST_S)
     is_protected = candidate.is_wanted and not candidate.replicas
     return float(is_protected), cost / candidate.nbytes, -candidate.unused_s
 

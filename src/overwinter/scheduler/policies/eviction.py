@@ -21,7 +21,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """The input of a policy about one function."""
 
     unused_s: float
-    every_s: float
+    use_interval_s: float
     """The smoothed time between two uses."""
     nbytes: int
     """The bytes that an eviction would free: those of blocks that no other function has."""
@@ -37,7 +37,7 @@ def cost_aware(candidate: Candidate) -> float:
     fixed part, so a small head over shared blocks has a higher value per byte than a whole model.
     """
     cost = candidate.nbytes + BLOCK_BYTES * candidate.blocks
-    return cost / candidate.nbytes / max(candidate.unused_s, candidate.every_s, LEAST_S)
+    return cost / candidate.nbytes / max(candidate.unused_s, candidate.use_interval_s, LEAST_S)
 
 
 def least_recently_used(candidate: Candidate) -> float:
