@@ -117,7 +117,7 @@ def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[R
     for id_ in requests:
         request = cycle.state.requests[id_]
         function.queue.remove(id_)
-        request.reached = None if other.spec.id == request.function else other.spec.id
+        request.part = None if other.spec.id == request.function else other.spec.id
         queueing.insert(other.queue, request, cycle.state.requests)
         cycle.timers.arm(other.spec.id, request.deadline)
     _queue_changed(cycle, function)

@@ -264,7 +264,7 @@ def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
     elif following.unloaded and counterpart.usable(cycle, following) is None:
         refuse(cycle, request.id, *why_unloaded(following), cycle.config.retry_after_min_s)
     else:
-        request.reached, request.earlier_start = id_, request.coldest_start
+        request.part, request.earlier_start = id_, request.coldest_start
         request.start = "warm" if following.is_ready else "host"
         queueing.insert(following.queue, request, cycle.state.requests)
         cycle.timers.arm(id_, request.deadline)

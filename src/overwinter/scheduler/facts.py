@@ -157,7 +157,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     due = families.due_at(spec, now) if event.due is None else event.due
     request = Request(event.request, named_id, spec.tenant, now, deadline, queueing.level(event.priority), due)
-    request.reached, request.caller = None if function is named else spec.id, event.caller
+    request.part, request.caller = None if function is named else spec.id, event.caller
     if not function.is_ready:
         request.start = "host"
     open_request(cycle, request)
@@ -182,7 +182,7 @@ def _named(cycle: Cycle, event: Arrived) -> Function | None:
 
 def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     request = close_request(cycle, id_)
-    function = None if request is None else cycle.state.functions.get(request.at)
+    function = None if request is None else cycle.state.functions.get(request.holder)
     if function is not None and queueing.remove(function.queue, id_):
         cycle.mark(function)
         shared_runs.queue_changed(cycle, function)

@@ -45,7 +45,7 @@ def _check_requests(state: State) -> None:
     queued: list[RequestId] = []
     for id_, function in state.functions.items():
         queued += function.queue
-        assert all(state.requests[request].at == id_ for request in function.queue)
+        assert all(state.requests[request].holder == id_ for request in function.queue)
         assert not function.unloaded or not function.queue, f"requests wait for {id_}, which is unloaded"
         levels = [state.requests[request].level for request in function.queue]
         assert levels == sorted(levels), f"the queue of {id_} is out of order"

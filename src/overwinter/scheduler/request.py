@@ -24,7 +24,7 @@ class Request(msgspec.Struct):
     """The attempts that have failed: a worker or an executor died in them, or no worker could start."""
     too_large: bool = False
     """Whether no device has the memory for what it computes."""
-    reached: FunctionId | None = None
+    part: FunctionId | None = None
     """The part of the function that has it: a later slice of its program, or with `any` its program; None: the function
     itself has it.
     """
@@ -34,9 +34,9 @@ class Request(msgspec.Struct):
     """The run of a handler that waits for the answer."""
 
     @property
-    def at(self) -> FunctionId:
+    def holder(self) -> FunctionId:
         """The function in whose queue or run it is."""
-        return self.reached or self.function
+        return self.part or self.function
 
     @property
     def coldest_start(self) -> Start:
