@@ -80,7 +80,7 @@ def _function(cycle: Cycle, function: Function) -> None:
     if function.pool is not None:
         homes.check(cycle, function)
     family = function.family
-    if family.lead is function and family.check_at is not None and family.check_at <= now:
+    if family.first_member is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)
         if scaled is not None:
             _scale_out(cycle, family, [family.latency.point(configuration) for configuration in scaled.start])

@@ -324,7 +324,7 @@ def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
     if worker.is_orphaned and worker.is_idle:
         stop(cycle, worker)
     elif (function.removed or function.family is not worker.family) and worker.family.members:
-        cycle.mark(worker.family.lead)
+        cycle.mark(worker.family.first_member)
 
 
 def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:

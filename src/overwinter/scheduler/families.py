@@ -40,7 +40,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
         family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used_at=cycle.now)
         model_of = None
     else:
-        model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
+        model_of = spec if spec.profile is not None and not family.latency.points else family.first_member.spec
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.last_worker_before = cycle.last_worker
     if not in_workers:
@@ -65,14 +65,14 @@ def leave(cycle: Cycle, function: Function) -> None:
     family.trunks[function.trunk].waiting.pop(function.spec.id, None)
     family.trunks.leave(function.trunk)
     family.waiting.pop(function.spec.id, None)
-    family.wanting.pop(function.spec.id, None)
+    family.wanting_idle_worker.pop(function.spec.id, None)
     family.waking.pop(function.spec.id, None)
     if family.members:
-        _settings_changed(cycle, family, family.lead.spec)
+        _settings_changed(cycle, family, family.first_member.spec)
         # Workers that it waited for may be free.
-        cycle.mark(family.lead)
+        cycle.mark(family.first_member)
         if family.check_at is not None:
-            cycle.timers.arm(family.lead.spec.id, family.check_at)
+            cycle.timers.arm(family.first_member.spec.id, family.check_at)
     elif state.families.get(family.id) is family:
         del state.families[family.id]
 
@@ -98,13 +98,13 @@ def record_waiting(function: Function) -> None:
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
         if function.waits_in in ("places", "bytes"):
-            family.wanting.pop(id_, None)
+            family.wanting_idle_worker.pop(id_, None)
         else:
-            family.wanting[id_] = None
+            family.wanting_idle_worker[id_] = None
     elif id_ in family.waiting:
         del family.waiting[id_]
         family.trunks[function.trunk].waiting.pop(id_, None)
-        family.wanting.pop(id_, None)
+        family.wanting_idle_worker.pop(id_, None)
     if function.wants_wake:
         family.waking[id_] = None
     elif family.waking:

@@ -205,7 +205,7 @@ def watch(cycle: Cycle, function: Function) -> None:
     keep_alive_s = cycle.config.host_keep_alive_s
     if keep_alive_s is not None and function.loaded and function.kept_since + keep_alive_s > cycle.now:
         times.append(function.kept_since + keep_alive_s)
-    check_at = function.family.check_at if function.family.lead is function else None
+    check_at = function.family.check_at if function.family.first_member is function else None
     times += [at for at in (function.batch_at, check_at) if at is not None]
     home_until = inf if function.pool is None else homes.leaves_at(cycle, function)
     if home_until < inf:

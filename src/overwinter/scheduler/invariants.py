@@ -99,7 +99,9 @@ def _check_families(state: State) -> None:
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
         wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("places", "bytes")}
-        assert set(family.wanting) == wanting, f"the members of {family.id} that want an idle worker are wrong"
+        assert set(family.wanting_idle_worker) == wanting, (
+            f"the members of {family.id} that want an idle worker are wrong"
+        )
         for id_, trunk in family.trunks.items():
             own_waiting = {each for each in waiting if family.members[each].trunk == id_}
             assert set(trunk.waiting) == own_waiting, f"the waiting members of trunk {id_} are wrong"
@@ -139,7 +141,7 @@ def _check_tenants(cycle: Cycle) -> None:
 
 
 def _is_spare(worker: Worker) -> bool:
-    return worker.is_idle and not worker.family.wanting
+    return worker.is_idle and not worker.family.wanting_idle_worker
 
 
 def _check_ahead(cycle: Cycle) -> None:
@@ -342,7 +344,7 @@ def _check_timers(cycle: Cycle, function: Function) -> None:
     """Every request is answered or refused by its deadline: a timer is set for it at the latest."""
     at = cycle.timers.at(function.spec.id)
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
-    check_at = function.family.check_at if function.family.lead is function else None
+    check_at = function.family.check_at if function.family.first_member is function else None
     times += [each for each in (function.batch_at, check_at) if each is not None]
     if function.backoff_until > cycle.now:
         times.append(function.backoff_until)

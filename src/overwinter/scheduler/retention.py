@@ -46,7 +46,7 @@ def _note_waiting(cycle: Cycle, function: Function) -> None:
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:
-    is_wanted = bool(family.wanting)
+    is_wanted = bool(family.wanting_idle_worker)
     for worker in family.workers.values():
         if worker.runs or not worker.is_idle:
             continue
@@ -111,7 +111,7 @@ def outlasts_keep_alive(worker: Worker) -> bool:
     rate.
     """
     family = worker.family
-    if family.wanting:
+    if family.wanting_idle_worker:
         return True
     if family.check_at is None or not family.latency.points:
         return False

@@ -30,7 +30,7 @@ def count_arrival(cycle: Cycle, function: Function) -> None:
     family.arrivals += 1
     if family.check_at is None:
         family.check_at = Seconds(cycle.now + cycle.policy.period_s)
-        cycle.timers.arm(family.lead.spec.id, family.check_at)
+        cycle.timers.arm(family.first_member.spec.id, family.check_at)
 
 
 def end_period(cycle: Cycle, family: Family) -> Scaled | None:
@@ -40,7 +40,7 @@ def end_period(cycle: Cycle, family: Family) -> Scaled | None:
     family.arrivals, family.check_at = 0, None
     scaled: Scaled | None = None
     if family.latency.points and any(not worker.stopping for worker in family.workers.values()):
-        function = next_to_start(cycle, family) or family.lead
+        function = next_to_start(cycle, family) or family.first_member
         scaled = call_policy(cycle.state, function, Scaled(), _by_rate, cycle, function)
     if any(family.rates) or _is_watched(cycle, family):
         family.check_at = Seconds(cycle.now + cycle.policy.period_s)
@@ -73,7 +73,7 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
         if worker is not None:
             drain(cycle, worker, "fewer workers serve the rate")
     if scaled.stop:
-        cycle.explain(family.lead, "scale-in", scaling_text(cycle, family, f"{len(scaled.stop)} fewer"))
+        cycle.explain(family.first_member, "scale-in", scaling_text(cycle, family, f"{len(scaled.stop)} fewer"))
 
 
 def scaling_text(cycle: Cycle, family: Family, change: str) -> str:

@@ -302,7 +302,7 @@ class Family(msgspec.Struct, eq=False):
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members with waiting requests."""
-    wanting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    wanting_idle_worker: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members of these that an idle worker could run; members that wait for a place or for bytes are not among
     them.
     """
@@ -333,7 +333,7 @@ class Family(msgspec.Struct, eq=False):
     """Whether no configuration meets its SLO."""
 
     @property
-    def lead(self) -> Function:
+    def first_member(self) -> Function:
         """The first member, whose timer is used for the family."""
         return next(iter(self.members.values()))
 
