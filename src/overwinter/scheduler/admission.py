@@ -55,8 +55,8 @@ PLACES_AT_ONCE = 8
 def admit(cycle: Cycle) -> None:
     """Assign free resources to wants, in order."""
     changed, state = cycle.changed, cycle.state
-    going_on = True
-    while going_on:
+    continues = True
+    while continues:
         while changed:
             id_ = next(iter(changed))
             has_core = changed.pop(id_)
@@ -68,20 +68,20 @@ def admit(cycle: Cycle) -> None:
             cycle.places_changed = False
             return
         if state.waiting_for_places:
-            _give_places(cycle)
+            _assign_places(cycle)
         else:
             cycle.places_changed = False
         if cycle.cores_changed and state.core_queue.waits:
-            _give_cores(cycle)
+            _assign_cores(cycle)
         if cycle.bytes_changed and state.waiting_for_bytes and not changed:
-            _give_bytes(cycle)
+            _assign_bytes(cycle)
         if cycle.devices_changed and _wants_device(cycle) and not changed:
-            device_admission.give(cycle)
+            device_admission.assign_devices(cycle)
             move_to_devices(cycle)
-        going_on = bool(changed) or _is_left(cycle)
+        continues = bool(changed) or _may_continue(cycle)
 
 
-def _is_left(cycle: Cycle) -> bool:
+def _may_continue(cycle: Cycle) -> bool:
     """Whether a function waits for a resource that may have become free."""
     state = cycle.state
     return bool(
@@ -187,7 +187,7 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
     return False
 
 
-def _give_cores(cycle: Cycle) -> None:
+def _assign_cores(cycle: Cycle) -> None:
     """Assign free cores to the functions in the queue, and one more to each tenant that has none."""
     queue, cores = cycle.state.core_queue, cycle.resources.cores
     while queue.waits:
@@ -302,7 +302,7 @@ def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in wanted.items())
 
 
-def _give_places(cycle: Cycle) -> None:
+def _assign_places(cycle: Cycle) -> None:
     """Begin the want of the first function in the queue if there is a place, otherwise make one."""
     may_stop, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
@@ -385,7 +385,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
     return True
 
 
-def _give_bytes(cycle: Cycle) -> None:
+def _assign_bytes(cycle: Cycle) -> None:
     """Space may be free: the function that has waited longest for a host store tries again. If nothing more can be
     evicted, a function in use is drained for it, one at a time.
     """

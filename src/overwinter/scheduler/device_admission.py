@@ -39,7 +39,7 @@ TIME_SLICE_STARTS = 10
 """How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
 
 
-def give(cycle: Cycle) -> None:
+def assign_devices(cycle: Cycle) -> None:
     """Begin runs and start executors until no device is free that a waiting function could use."""
     cycle.devices_changed = False
     devices, now = cycle.state.pool.devices.values(), cycle.now
@@ -82,7 +82,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
     any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
     for function in _first(cycle):
         pooled, id_ = pool_record(function), function.spec.id
-        if homes.are_used(cycle) and homes.find(cycle, function) is None:
+        if homes.are_used(cycle) and homes.find_or_bind(cycle, function) is None:
             if cycle.policy.device_binding == "native":
                 why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
                 refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)

@@ -144,7 +144,7 @@ def give_up(cycle: Cycle, function: Function, why: str) -> None:
     fail(cycle, function, "NoSpaceError", why)
 
 
-def contain(cycle: Cycle) -> None:
+def quarantine(cycle: Cycle) -> None:
     """Take the functions out of service on which a policy failed in this cycle."""
     faults = cycle.state.faults
     while faults:

@@ -24,7 +24,7 @@ def are_used(cycle: Cycle) -> bool:
     return cycle.policy.device_binding in ("native", "infless")
 
 
-def find(cycle: Cycle, function: Function) -> DeviceId | None:
+def find_or_bind(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
     pooled, departures = pool_record(function), cycle.state.pool.departures
     if pooled.home is None and pooled.fitted_nowhere_at != departures:

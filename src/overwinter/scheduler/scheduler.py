@@ -13,7 +13,7 @@ from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler import ahead, device_ahead, due, facts, replicas, slices
 from overwinter.scheduler.admission import admit
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.functions import contain
+from overwinter.scheduler.functions import quarantine
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import State
 
@@ -50,7 +50,7 @@ class Scheduler:
             due.check_queues(cycle)
         admit(cycle)
         while cycle.state.faults:
-            contain(cycle)
+            quarantine(cycle)
             admit(cycle)
         if cycle.ahead_due:
             ahead.check(cycle)

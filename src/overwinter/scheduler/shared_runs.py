@@ -33,7 +33,7 @@ SUSPECT_RUNS = 100
 CANDIDATES_MAX = 64
 """The most functions that are considered for sharing a run with one."""
 
-Estimate = Callable[[Sequence[int]], float]
+RunSeconds = Callable[[Sequence[int]], float]
 """The expected seconds of a run with these numbers of requests of each function; 0 if unknown."""
 Rank = tuple[int, bool, float]
 """The priority level of a request, whether it would be late, and its due time."""
@@ -142,7 +142,7 @@ def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...
 
 
 def joined(
-    cycle: Cycle, function: Function, count: int, seconds: Estimate, others: Sequence[Function]
+    cycle: Cycle, function: Function, count: int, seconds: RunSeconds, others: Sequence[Function]
 ) -> tuple[Part, ...]:
     """Take the requests of a shared run, at most `count`, from the queues of the function and of these others."""
     joint = _Joint(cycle, function, count, seconds)
@@ -180,7 +180,7 @@ class _Joint:
     leading function would answer in time in a separate run, or one that joined before.
     """
 
-    def __init__(self, cycle: Cycle, function: Function, count: int, seconds: Estimate) -> None:
+    def __init__(self, cycle: Cycle, function: Function, count: int, seconds: RunSeconds) -> None:
         self._cycle = cycle
         self._leads = function
         self._seconds = seconds
