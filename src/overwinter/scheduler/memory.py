@@ -2,10 +2,10 @@
 
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
 assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
-stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only workers that
-exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory beyond the needs
-is free until another function needs it. Then a worker of another tenant that takes far more than its need is killed at
-once.
+stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only
+workers that exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory
+beyond the needs is free until another function needs it. Then a worker of another tenant that takes far more than its
+need is killed at once.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant whose workers together

@@ -5,7 +5,8 @@ gets no more work. Tenants share by max-min fairness: a share is the largest of 
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
 within the drain timeout. A worker's time slice lasts as long as ten wakes, so that replacing workers costs a small
-share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares.
+share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of
+shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,

@@ -19,7 +19,7 @@ def by_history(worker: Worker, function: Function, policy: Policy) -> float:
     least one period, because superfluous workers are stopped at the end of a period.
     """
     most_s = at_most_s(function, policy)
-    return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
+    return max(worker.since, function.used_at) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
 
 
 def at_most_s(function: Function, policy: Policy) -> float:
