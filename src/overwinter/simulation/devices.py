@@ -56,7 +56,7 @@ class DeviceMemory:
         self.coming = ()
 
 
-class ModelledDevice:
+class SimulatedDevice:
     """A device and its links."""
 
     def __init__(self, config: DeviceConfig, host: SharedLink, timeline: Timeline) -> None:
@@ -83,14 +83,14 @@ class ModelledDevice:
         return self.transfer_s(min(missing_bytes, first), bytes_per_s)
 
 
-def modelled(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, ModelledDevice]:
+def simulated_devices(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, SimulatedDevice]:
     """Return the devices by name. A switch has the least bandwidth that is configured for a device behind it."""
     bandwidths: dict[str, float] = {}
     for each in configs:
         own = each.switch_bytes_per_s or each.bytes_per_s
         bandwidths[_link(each)] = min(own, bandwidths.get(_link(each), own))
     made = {name: SharedLink(bytes_per_s, timeline) for name, bytes_per_s in bandwidths.items()}
-    return {each.name: ModelledDevice(each, made[_link(each)], timeline) for each in configs}
+    return {each.name: SimulatedDevice(each, made[_link(each)], timeline) for each in configs}
 
 
 def _link(config: DeviceConfig) -> str:

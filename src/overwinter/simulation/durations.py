@@ -7,7 +7,7 @@ from random import Random
 from overwinter.core.ids import FamilyId, FunctionId
 from overwinter.scheduler.latency import joint_s, separate_part_of, sizes_of
 from overwinter.simulation.copies import SimulatedFunction
-from overwinter.simulation.machine import ModelledWorker
+from overwinter.simulation.machine import SimulatedWorker
 
 
 class Durations:
@@ -24,7 +24,7 @@ class Durations:
         jitter = function.model.jitter
         return max(0.1, self._jitter.gauss(1.0, jitter)) if jitter else 1.0
 
-    def run_s(self, worker: ModelledWorker, batch: int, functions: Sequence[FunctionId]) -> float:
+    def run_s(self, worker: SimulatedWorker, batch: int, functions: Sequence[FunctionId]) -> float:
         """Return the seconds of a run with this many requests, next to the worker's other runs.
 
         `functions`: the function of each request in a shared run.
@@ -36,7 +36,7 @@ class Durations:
             seconds = joint_s(seconds, sum(self.alone_s(worker, count) for count in counts.values()), separate_part)
         return seconds * self.variation(worker.function)
 
-    def alone_s(self, worker: ModelledWorker, batch: int) -> float:
+    def alone_s(self, worker: SimulatedWorker, batch: int) -> float:
         """Return the seconds of a run of one function, without variation, next to the worker's other runs."""
         name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
         seconds = self._run_s.get((name, cores, runs, batch))

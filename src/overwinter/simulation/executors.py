@@ -14,7 +14,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
 from overwinter.simulation.copies import SimulatedFunction
-from overwinter.simulation.devices import ModelledDevice, modelled
+from overwinter.simulation.devices import SimulatedDevice, simulated_devices
 from overwinter.simulation.links import SharedLink, Transfer
 from overwinter.simulation.timeline import Timeline
 
@@ -36,7 +36,7 @@ class DeviceRun(msgspec.Struct, eq=False):
 class Executor:
     """The process of a device."""
 
-    def __init__(self, id_: WorkerId, device: ModelledDevice, tenant: TenantId | None) -> None:
+    def __init__(self, id_: WorkerId, device: SimulatedDevice, tenant: TenantId | None) -> None:
         self.id = id_
         self.device = device
         self.tenant = tenant
@@ -49,7 +49,7 @@ class Executors:
     """The executors of all devices. `handle` gets the events."""
 
     def __init__(self, configs: Collection[DeviceConfig], timeline: Timeline, handle: Callable[[Event], None]) -> None:
-        self._devices: Mapping[DeviceId, ModelledDevice] = modelled(configs, timeline)
+        self._devices: Mapping[DeviceId, SimulatedDevice] = simulated_devices(configs, timeline)
         self._timeline = timeline
         self._handle = handle
         self._executors: dict[WorkerId, Executor] = {}

@@ -26,12 +26,12 @@ from overwinter.core.ids import (
 )
 from overwinter.scheduler.policies.queueing import ORDINARY
 from overwinter.simulation.copies import SimulatedFunction
-from overwinter.simulation.machine import ModelledWorker
+from overwinter.simulation.machine import SimulatedWorker
 from overwinter.simulation.timeline import Callback, Timeline
 
 ABANDONED = "nobody waits for this run any more"
 
-Work = Callable[[ModelledWorker, int, float, float | None, Callback], None]
+Work = Callable[[SimulatedWorker, int, float, float | None, Callback], None]
 """Keeps this many cores of a worker busy for these seconds, then calls the last argument. If a share is given (not
 None), the worker dies after this share of the time instead.
 """
@@ -57,7 +57,7 @@ class _Waiting:
 class _HandlerRun:
     """A run of a handler in a worker."""
 
-    def __init__(self, process: ModelledWorker, id_: RunId, requests: int, variation: float) -> None:
+    def __init__(self, process: SimulatedWorker, id_: RunId, requests: int, variation: float) -> None:
         self.process = process
         self.id = id_
         self.requests = requests
@@ -88,7 +88,7 @@ class Handlers:
         timeline: Timeline,
         handle: Callable[[Event], None],
         work: Work,
-        alone_s: Callable[[ModelledWorker, int], float],
+        alone_s: Callable[[SimulatedWorker, int], float],
     ) -> None:
         self._functions = functions
         self._names: set[FunctionName] = {
@@ -130,7 +130,7 @@ class Handlers:
                 call.run.fail(call, action.error, whole_names(action.message))
             self._go_on(call.run)
 
-    def run(self, process: ModelledWorker, action: Run, variation: float, crash: float | None) -> None:
+    def run(self, process: SimulatedWorker, action: Run, variation: float, crash: float | None) -> None:
         """Begin a run: first the handler's part before the program, in which the worker may crash."""
         run = _HandlerRun(process, action.run, len(action.requests), variation)
         self._runs.setdefault(process.worker, []).append(run)

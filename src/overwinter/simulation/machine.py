@@ -98,7 +98,7 @@ class Cores:
             job.then()
 
 
-class ModelledWorker:
+class SimulatedWorker:
     """A simulated worker process: its function, its configuration, and its work."""
 
     __slots__ = ("concurrency", "cores", "function", "jobs", "run_cores", "worker")

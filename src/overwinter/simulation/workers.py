@@ -19,7 +19,7 @@ from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.handlers import Handlers
-from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, SerialResource
+from overwinter.simulation.machine import Cores, HostBlocks, Job, SerialResource, SimulatedWorker
 from overwinter.simulation.models import MIB
 from overwinter.simulation.scenario import Machine
 from overwinter.simulation.timeline import Callback, Timeline
@@ -53,13 +53,13 @@ class Workers:
         self._shares = shares
         self._cores = Cores(self._machine.cores, self._timeline)
         self._prepared: set[tuple[TenantId, Address]] = set()
-        self._workers: dict[WorkerId, ModelledWorker] = {}
+        self._workers: dict[WorkerId, SimulatedWorker] = {}
         self.handlers = Handlers(functions, ids, self._timeline, self._handle, self._work, durations.alone_s)
 
     def start(self, action: StartWorker) -> None:
         """Fork a worker, or use the process that was forked ahead."""
         function = self._by_id[action.function]
-        process = self._workers[action.worker] = ModelledWorker(action, function)
+        process = self._workers[action.worker] = SimulatedWorker(action, function)
         ahead = None if action.ahead is None else self._workers.pop(action.ahead, None)
         if not self._host.holds(function.spec, self._timeline.now):
             self.exit(process.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
@@ -73,7 +73,7 @@ class Workers:
 
     def fork_ahead(self, worker: WorkerId, id_: FunctionId) -> None:
         """Start a process ahead that waits until a start uses it."""
-        process = self._workers[worker] = ModelledWorker(StartWorker(worker, id_), self._by_id[id_])
+        process = self._workers[worker] = SimulatedWorker(StartWorker(worker, id_), self._by_id[id_])
         self._await_death(process)
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
         seconds, crash = self._machine.contain_s * self._faults.slowness(), self._faults.start_crash()
@@ -130,16 +130,16 @@ class Workers:
             self._cores.cancel(job)
         self.handlers.exited(worker, seconds)
 
-    def _await_death(self, process: ModelledWorker) -> None:
+    def _await_death(self, process: SimulatedWorker) -> None:
         life = self._faults.worker_life_s()
         if life is not None:
             self._timeline.after(life, partial(self.exit, process.worker, "WorkerError", "killed by a fault"))
 
-    def _contain(self, process: ModelledWorker, seconds: float, crash: float | None) -> None:
+    def _contain(self, process: SimulatedWorker, seconds: float, crash: float | None) -> None:
         if process.worker in self._workers:
             self._work(process, 1, seconds, crash, partial(self._handle, WorkerReady(process.worker)))
 
-    def _load(self, process: ModelledWorker, done_s: float = 0.0) -> None:
+    def _load(self, process: SimulatedWorker, done_s: float = 0.0) -> None:
         if process.worker not in self._workers:
             return
         model, spec = process.function.model, process.function.spec
@@ -149,13 +149,13 @@ class Workers:
         seconds = max(0.0, seconds - done_s) * self._faults.slowness()
         self._work(process, 1, seconds, self._faults.start_crash(), partial(self._ready, process))
 
-    def _ready(self, process: ModelledWorker) -> None:
+    def _ready(self, process: SimulatedWorker) -> None:
         self._handle(WorkerReady(process.worker))
         if process.function.spec.profile is None:
             # As on a node, memory that no profile tells is measured.
             self._handle(MemoryMeasured(((process.worker, int(process.function.model.worker_mib * MIB)),)))
 
-    def _work(self, process: ModelledWorker, cores: int, seconds: float, crash: float | None, then: Callback) -> None:
+    def _work(self, process: SimulatedWorker, cores: int, seconds: float, crash: float | None, then: Callback) -> None:
         """Keep cores busy; `then` follows, or the worker's death after the share `crash` of the time."""
         if crash is not None:
             seconds *= crash
