@@ -43,28 +43,28 @@ class ApplicationOutcomes(Outcomes):
 class ApplicationRequest:
     """One open request of an application."""
 
-    def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counted: bool) -> None:
-        self.tally = tally
+    def __init__(self, outcomes: ApplicationOutcomes, arrived: Seconds, counted: bool) -> None:
+        self.outcomes = outcomes
         self.arrived = arrived
         self.counted = counted
-        application = tally.application
+        application = outcomes.application
         deadline = Seconds(arrived + application.timeout_s)
-        self.request = PipelineRequest(application.stages, deadline, tally.due_times(arrived))
+        self.request = PipelineRequest(application.stages, deadline, outcomes.due_times(arrived))
         self.ids: dict[str, RequestId] = {}
         """The requests of the stages that were started."""
 
     def succeeded(self, now: Seconds) -> None:
         """Handle the success of the request: all stages were answered."""
         if self.counted:
-            seconds, slo_s = now - self.arrived, self.tally.slo_s
-            self.tally.answered += 1
-            self.tally.latencies.add(seconds)
-            self.tally.in_slo += slo_s is not None and seconds <= slo_s
+            seconds, slo_s = now - self.arrived, self.outcomes.slo_s
+            self.outcomes.answered += 1
+            self.outcomes.latencies.add(seconds)
+            self.outcomes.in_slo += slo_s is not None and seconds <= slo_s
 
     def failed(self, error: str) -> None:
         """Handle a refused stage, which ends the request."""
         if self.counted:
-            self.tally.refused[error] += 1
+            self.outcomes.refused[error] += 1
 
 
 class Applications:
@@ -79,13 +79,13 @@ class Applications:
         settle_s: float,
         slos: Mapping[FunctionName, float | None],
     ) -> None:
-        self._tallies = {application.name: ApplicationOutcomes(application, slos) for application in applications}
+        self._outcomes = {application.name: ApplicationOutcomes(application, slos) for application in applications}
         self._ids = ids
         self._settle_s = settle_s
         self._open: dict[RequestId, tuple[ApplicationRequest, str]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tallies
+        return name in self._outcomes
 
     @property
     def open_stages(self) -> int:
@@ -94,8 +94,8 @@ class Applications:
 
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
         """Start a request of an application: return the requests of its first stages."""
-        open_request = ApplicationRequest(self._tallies[name], now, now >= self._settle_s)
-        open_request.tally.requests += open_request.counted
+        open_request = ApplicationRequest(self._outcomes[name], now, now >= self._settle_s)
+        open_request.outcomes.requests += open_request.counted
         return self._step(open_request, Started(), now)
 
     def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
@@ -114,7 +114,7 @@ class Applications:
 
     def figures(self) -> dict[str, RequestFigures]:
         """Return the figures of each application."""
-        return {name: tally.request_figures() for name, tally in self._tallies.items()}
+        return {name: outcomes.request_figures() for name, outcomes in self._outcomes.items()}
 
     def _step(self, open_request: ApplicationRequest, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
         events: list[Arrived | Cancelled] = []

@@ -89,13 +89,13 @@ class World:
         self._steps = 0
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, SimulatedFunction] = {each.spec.id: each for each in self._functions}
-        self._durations = Durations(self._by_id, self._stream("jitter"))
+        self._durations = Durations(self._by_id, self._random_for("jitter"))
         self._timeline = Timeline()
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
         self._disk, self._zygote = SerialResource(), SerialResource()
         self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
-        self._faults = FaultModel(scenario.faults, self._stream("faults"))
+        self._faults = FaultModel(scenario.faults, self._random_for("faults"))
         config = scenario.bounded_scheduler()
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
@@ -108,7 +108,7 @@ class World:
         self._has_handlers = any(each.model.handler is not None for each in self._functions)
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
-        self._requests = by_time(self._streams(base))
+        self._requests = by_time(self._arrival_streams(base))
         self._rate_forecast = {
             each.spec.id: rates_ahead((at for at, _ in self._own_arrivals(each, base)), self._policy.period_s)
             for each in self._functions
@@ -135,11 +135,11 @@ class World:
         report = self.reader.report(Seconds(timeline.now))
         return msgspec.structs.replace(report, applications=self._applications.figures())
 
-    def _stream(self, *names: object) -> Random:
+    def _random_for(self, *names: object) -> Random:
         """Return a separate random stream for each purpose: a further function changes nothing for the others."""
         return Random(repr((self._scenario.seed, *names)))
 
-    def _streams(self, base: Path) -> Iterator[Iterator[Arrival]]:
+    def _arrival_streams(self, base: Path) -> Iterator[Iterator[Arrival]]:
         yield from (self._own_arrivals(each, base) for each in self._functions)
         for application in self._scenario.applications:
             yield self._arrivals(FunctionName(application.name), application.workload, 0, base)
@@ -150,7 +150,7 @@ class World:
         return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.copy, base)
 
     def _arrivals(self, name: FunctionName, workload: Workload, copy: int, base: Path) -> Iterator[Arrival]:
-        times = arrivals(workload, self._stream("arrivals", name), copy, base)
+        times = arrivals(workload, self._random_for("arrivals", name), copy, base)
         return zip(takewhile(partial(gt, self._scenario.duration_s), times), repeat(name))
 
     def _begin(self) -> None:
