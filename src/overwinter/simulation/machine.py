@@ -87,7 +87,7 @@ class Cores:
                     self._timeline.after(max(0.0, ends - self._work), partial(self._end_if_done, job))
 
     def _end_if_done(self, job: Job) -> None:
-        """End a job, unless the cores have become slower since this moment was set."""
+        """End a job, unless the cores have become slower since its end was scheduled."""
         if job.gone:
             return
         self._settle()
@@ -110,7 +110,7 @@ class SimulatedWorker:
         self.concurrency = action.concurrency
         self.run_cores = max(1, action.cores // action.concurrency)
         self.jobs: dict[Job, None] = {}
-        """The actions in progress, in the order of their starts."""
+        """The jobs in progress, in the order of their starts."""
 
 
 class SerialResource:

@@ -77,7 +77,7 @@ CHECK_EVERY = 32
 
 class World:
     """One simulation of a scenario. `base` is the directory of recorded traces; every step is written to `journal`, if
-    it is given; `checked` checks the scheduler's tables at times, which is slow.
+    it is given. With `checked`, the scheduler's tables are checked at intervals, which is slow.
     """
 
     def __init__(
