@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler.latency import SMOOTHING, LatencyModel, Trunk, separate_part_of
+from overwinter.scheduler.latency import SMOOTHING, LatencyModel
+from overwinter.scheduler.trunks import Trunk, separate_part_of
 from tests.scheduler.world import spec
 
 POINTS = tuple(Point(1, 9, batch, 1, 0.02 + 0.01 * batch) for batch in (1, 2, 4, 8))

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.scheduler.latency import separate_part_of
-from overwinter.scheduler.trunks import COMMON_PART, Trunks
+from overwinter.scheduler.trunks import COMMON_PART, Trunks, separate_part_of
 
 
 def test_who_has_half_of_the_bytes_in_common_with_a_member_shares_its_trunk_and_others_found_one():

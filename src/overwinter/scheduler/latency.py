@@ -6,16 +6,14 @@ A shared run takes, for the shared part, as long as a run of one function with t
 as long as separate runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
-import msgspec
-
 from overwinter.core.function import BlobSize, FunctionSpec
-from overwinter.core.ids import Address, FunctionId
+from overwinter.core.ids import Address
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Configuration, Point, between
-from overwinter.scheduler.sharing_costs import Sharing
+from overwinter.scheduler.trunks import Trunk
 
 WORKER_BYTES = 16 << 20
 """The private memory that is assumed for an unmeasured worker."""
@@ -34,48 +32,9 @@ def joint_s(together: float, apart: float, separate_part: float) -> float:
     return together + separate_part * max(0.0, apart - together)
 
 
-def separate_part_of(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
-    """Return the part of a function's bytes that the others do not all have, relative to the largest function."""
-    common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
-    most = max(sum(each.values()) for each in (blocks, *others))
-    return 1 - common / most if most else 0.0
-
-
 def sizes_of(blobs: Sequence[BlobSize]) -> dict[Address, int]:
     """Return the sizes of the blocks, each once."""
     return {blob.address: blob.nbytes for blob in blobs}
-
-
-class Trunk(msgspec.Struct, eq=False):
-    """Functions of a family that have most of their weights in common."""
-
-    sizes: Mapping[Address, int]
-    """The blocks of the function with which the others have most in common."""
-    separate_part: float = 0.0
-    """The part of a run that is separate for each function: estimated by bytes, then from the times of shared runs."""
-    _spread: float | None = None
-    """The smoothed square of the relative time that shared runs could have saved; None: there was none."""
-    sharing: Sharing = msgspec.field(default_factory=Sharing)
-    """Whether sharing runs reduces their time."""
-    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The functions with waiting requests."""
-
-    def guess(self, separate_part: float) -> None:
-        """Account for a function with this part of separate bytes."""
-        if self._spread is None:
-            self.separate_part = max(self.separate_part, separate_part)
-
-    def observe(self, together: float, apart: float, seconds: float) -> None:
-        """Update `separate_part` by the time of a shared run: least squares, with the latest runs weighted most."""
-        could_save = apart / together - 1
-        if could_save <= 0:
-            # Such a run gives no information.
-            return
-        spread = 1.0 if self._spread is None else self._spread
-        took = self.separate_part * spread
-        more = min(max(seconds / together - 1, 0.0), could_save)
-        self._spread = spread + SMOOTHING * (could_save * could_save - spread)
-        self.separate_part = (took + SMOOTHING * (more * could_save - took)) / self._spread
 
 
 class LatencyModel:

@@ -3,11 +3,54 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
+
 from overwinter.core.ids import Address, FunctionId
-from overwinter.scheduler.latency import Trunk, separate_part_of
+from overwinter.scheduler.sharing_costs import Sharing
 
 COMMON_PART = 0.5
 """The part of their bytes that functions must have in common for their requests to share a run."""
+SMOOTHING = 0.2
+"""The weight of the latest shared run in the estimate of `separate_part`."""
+
+
+def separate_part_of(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
+    """Return the part of a function's bytes that the others do not all have, relative to the largest function."""
+    common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
+    most = max(sum(each.values()) for each in (blocks, *others))
+    return 1 - common / most if most else 0.0
+
+
+class Trunk(msgspec.Struct, eq=False):
+    """Functions of a family that have most of their weights in common."""
+
+    sizes: Mapping[Address, int]
+    """The blocks of the function with which the others have most in common."""
+    separate_part: float = 0.0
+    """The part of a run that is separate for each function: estimated by bytes, then from the times of shared runs."""
+    _spread: float | None = None
+    """The smoothed square of the relative time that shared runs could have saved; None: there was none."""
+    sharing: Sharing = msgspec.field(default_factory=Sharing)
+    """Whether sharing runs reduces their time."""
+    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """The functions with waiting requests."""
+
+    def guess(self, separate_part: float) -> None:
+        """Account for a function with this part of separate bytes."""
+        if self._spread is None:
+            self.separate_part = max(self.separate_part, separate_part)
+
+    def observe(self, together: float, apart: float, seconds: float) -> None:
+        """Update `separate_part` by the time of a shared run: least squares, with the latest runs weighted most."""
+        could_save = apart / together - 1
+        if could_save <= 0:
+            # Such a run gives no information.
+            return
+        spread = 1.0 if self._spread is None else self._spread
+        took = self.separate_part * spread
+        more = min(max(seconds / together - 1, 0.0), could_save)
+        self._spread = spread + SMOOTHING * (could_save * could_save - spread)
+        self.separate_part = (took + SMOOTHING * (more * could_save - took)) / self._spread
 
 
 class Trunks(dict[FunctionId, Trunk]):

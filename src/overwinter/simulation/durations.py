@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from overwinter.core.ids import FamilyId, FunctionId
-from overwinter.scheduler.latency import joint_s, separate_part_of, sizes_of
+from overwinter.scheduler.latency import joint_s, sizes_of
+from overwinter.scheduler.trunks import separate_part_of
 from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import SimulatedWorker
 

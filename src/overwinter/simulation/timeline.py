@@ -1,5 +1,5 @@
-"""The queue of future callbacks of a simulation: a heap of (time, sequence, callback). Callbacks at the same time run in
-the order of their scheduling.
+"""The queue of future callbacks of a simulation: a heap of (time, sequence, callback). Callbacks at the same time run
+in the order of their scheduling.
 """
 
 from collections.abc import Callable
