@@ -11,7 +11,7 @@ from overwinter.core.pipeline import Pipeline, Stage, needs
 from overwinter.core.stepper import (
     Answered,
     Cancel,
-    Dropped,
+    Disconnected,
     Event,
     Fail,
     Failed,
@@ -46,7 +46,7 @@ class Watched:
         self.asked: list[str] = []
         self.running: list[str] = []
         self.answered: set[str] = set()
-        self.ends: list[Order | Dropped] = []
+        self.ends: list[Order | Disconnected] = []
 
     def tell(self, event: Event, now: float) -> None:
         """Pass an event on. An event of a stage that is not in progress, or of a request that has ended, changes
@@ -58,7 +58,7 @@ class Watched:
             self.running.remove(event.stage)
         if isinstance(event, Answered) and known:
             self.answered.add(event.stage)
-        if isinstance(event, Dropped) and known:
+        if isinstance(event, Disconnected) and known:
             self.ends.append(event)
         orders = step(self.request, event, Seconds(now))
         assert known or orders == []
@@ -99,7 +99,7 @@ class Watched:
 def anything(stages: list[str], chance: Random) -> Event:
     """Return any event, possible or not."""
     stage = chance.choice(stages)
-    return chance.choice((Answered(stage), Failed(stage, "OverloadedError", "full", 7.0), Dropped(), Started()))
+    return chance.choice((Answered(stage), Failed(stage, "OverloadedError", "full", 7.0), Disconnected(), Started()))
 
 
 @given(graphs(), st.randoms(use_true_random=False), st.integers(0, 20), st.booleans())
@@ -119,7 +119,7 @@ def test_a_request_ends_once_for_any_results_in_any_order(
     while watched.running:
         watched.tell(Answered(chance.choice(watched.running)), now)
     assert len(watched.ends) == 1
-    for event in (Started(), Dropped(), *map(Answered, pipeline.stages)):
+    for event in (Started(), Disconnected(), *map(Answered, pipeline.stages)):
         watched.tell(event, now)
     assert len(watched.ends) == 1
 
@@ -158,7 +158,7 @@ def test_a_disconnect_of_the_caller_cancels_all_stages() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     for event in (Started(), Answered("first")):
         step(request, event, Seconds(0.0))
-    assert step(request, Dropped(), Seconds(1.0)) == [Cancel("left"), Cancel("right")]
+    assert step(request, Disconnected(), Seconds(1.0)) == [Cancel("left"), Cancel("right")]
     assert step(request, Answered("left"), Seconds(1.0)) == []
 
 

@@ -20,7 +20,7 @@ from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.stepper import (
     Answered,
     Cancel,
-    Dropped,
+    Disconnected,
     Event,
     Fail,
     Failed,
@@ -202,7 +202,7 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
         stage = stages[sorted(map(functions.__getitem__, request.running))[which % len(request.running)]]
         send(Failed(stage, error) if error else Answered(stage), now)
     if drops:
-        send(Dropped(), now)
+        send(Disconnected(), now)
     return log
 
 

@@ -47,11 +47,11 @@ class Failed(_Data, frozen=True):
     retry_after_s: float | None = None
 
 
-class Dropped(_Data, frozen=True):
+class Disconnected(_Data, frozen=True):
     """The caller has disconnected."""
 
 
-Event = Started | Answered | Failed | Dropped
+Event = Started | Answered | Failed | Disconnected
 
 
 # Orders
@@ -128,7 +128,7 @@ def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
                 return []
             del request.running[stage]
             return [*_give_up(request), Fail(stage, error, message, retry_after_s)]
-        case Dropped():
+        case Disconnected():
             return _give_up(request)
         case _:
             assert_never(event)

@@ -17,7 +17,7 @@ from overwinter.core.pipeline import INPUT, Pipeline, Stage
 from overwinter.core.stepper import (
     Answered,
     Cancel,
-    Dropped,
+    Disconnected,
     Event,
     Fail,
     Failed,
@@ -73,7 +73,7 @@ class PipelineRun:
                 try:
                     await self._over.wait()
                 except asyncio.CancelledError:
-                    self._step(Dropped(), group)
+                    self._step(Disconnected(), group)
                     raise
             if self._failed is not None:
                 message = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
