@@ -25,7 +25,7 @@ from overwinter.scheduler.tenant import Tenant
 
 KEY = "ahead"
 """The key of the timer."""
-TENANT_MOST = 2
+TENANT_AHEAD_MAX = 2
 """The most processes of one tenant: one for its next start, and one for the function that is called after it, as in
 a pipeline. A used process is replaced soon.
 """
@@ -125,7 +125,7 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
         if each.need.function and each.functions and state.prepared.get(each.id) and each.need.started + KEEP_S > now
     ]
     able.sort(key=lambda each: (-each.need.started, each.id))
-    share = max(1, min(TENANT_MOST, most // max(1, len(able))))
+    share = max(1, min(TENANT_AHEAD_MAX, most // max(1, len(able))))
     for tenant in able:
         pauses_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
         # Functions with the same program usually share a worker.

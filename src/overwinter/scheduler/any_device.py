@@ -127,7 +127,7 @@ def move_to_devices(cycle: Cycle) -> None:
         begins = could_begin(cycle, other)
         if not (begins or could_start(cycle, other)):
             continue
-        in_progress = [each for worker in function.usable() for each in _in_worker_now(worker)]
+        in_progress = [each for worker in function.usable_workers() for each in _in_worker_now(worker)]
         is_stuck = _are_overdue(cycle, in_progress) if in_progress else function.waits_in == "places"
         if (begins or is_stuck) and _device_is_sooner(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
@@ -138,7 +138,7 @@ def move_to_devices(cycle: Cycle) -> None:
 
 def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
     """Whether a worker may take a request that waits for a device: a free one, or a new one if devices are overdue."""
-    if function.usable():
+    if function.usable_workers():
         return _has_free_worker(cycle, function)
     return counterpart.is_usable(cycle, function) and _are_overdue(cycle, _on_devices_now(cycle, other))
 
@@ -191,7 +191,7 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
     is_known = bool(latency.points) or latency.run_s is not None
     run_s = expected_s(cycle.state, function, point, 1) if is_known else None
     if not is_first:
-        serving = [each.point for each in function.usable() if each.is_serving] or [point]
+        serving = [each.point for each in function.usable_workers() if each.is_serving] or [point]
         wait_s += len(function.queue) * (run_s or 0.0) / sum(each.batch * each.concurrency for each in serving)
     if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
         cores = cycle.state.core_queue
@@ -203,7 +203,7 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
 
 def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
     """Yield each worker that may run a request, and a new one, with the time until it could begin."""
-    family, latency, id_, usable = function.family, function.latency, function.spec.id, function.usable()
+    family, latency, id_, usable = function.family, function.latency, function.spec.id, function.usable_workers()
     for worker in usable:
         if worker.stopping or worker.drain is not None:
             continue

@@ -65,7 +65,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
     have work stay.
     """
     resources = cycle.resources
-    at_work = [each for each in function.usable() if each.is_serving and not each.is_idle]
+    at_work = [each for each in function.usable_workers() if each.is_serving and not each.is_idle]
     staying = [resources.of_worker(each.point, each.nbytes) for each in at_work]
     wanted = claim_of_queued(cycle, function).items()
     return all(each.fits(amount, sum(claim[each] for claim in staying)) for each, amount in wanted)

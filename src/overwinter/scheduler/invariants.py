@@ -330,7 +330,7 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
         return
     free = [worker.id for worker in function.workers_with_slot()]
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
-    comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
+    comes = function.loading is not None or any(not worker.is_idle for worker in function.usable_workers())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
     host = worker_to_bind_in(cycle, function, free_workers(function))
     if host is not None and not function.on_trial and not waits:

@@ -8,12 +8,11 @@ they replace only functions that are not in use and are worth less, by the evict
 from collections.abc import Iterator, Sequence
 
 from overwinter.core.ids import FunctionId
-from overwinter.scheduler import device_runs, sizing, swaps
+from overwinter.scheduler import device_runs, homes, sizing, swaps
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.homes import are_used
 from overwinter.scheduler.policies.device_ahead import Demand, wants_replica
-from overwinter.scheduler.policies.device_binding import least_start
+from overwinter.scheduler.policies.device_binding import least_wait
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
@@ -21,7 +20,7 @@ from overwinter.scheduler.swaps import owner_of
 
 def watch(cycle: Cycle, function: Function) -> None:
     """The expected rate of a function has changed."""
-    if cycle.policy.device_ahead == "replicas" and function.pool is not None and not are_used(cycle):
+    if cycle.policy.device_ahead == "replicas" and function.pool is not None and not homes.are_used(cycle):
         cycle.state.pool.rate_changed.setdefault(function.spec.id)
 
 
@@ -63,7 +62,7 @@ def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> No
     if not victims:
         return
     options = swaps.options(cycle, function, list(victims))
-    choice = least_start(options, 0)
+    choice = least_wait(options, 0)
     chosen = next(each for each in options if each.device == choice.device)
     # A transfer behind the same switch would slow down those for which requests wait.
     if chosen.neighbour != "nothing" or not chosen.missing_bytes:

@@ -16,12 +16,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from overwinter.core.ids import Seconds, slice_number, whole_id
-from overwinter.scheduler import device_runs, executors, swaps
+from overwinter.scheduler import device_runs, executors, homes, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.homes import are_used
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.policies.device_binding import least_start
+from overwinter.scheduler.policies.device_binding import least_wait
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import later_slices, owner_of
@@ -38,7 +37,7 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
     also waits for a device that has it, if that is free sooner than the slice is brought to another.
     """
     is_later = slice_number(function.spec.id) is not None
-    if are_used(cycle) or not (is_later or function.spec.following):
+    if homes.are_used(cycle) or not (is_later or function.spec.following):
         return serving
     if is_later and _waits(cycle, function, serving):
         return []
@@ -135,7 +134,7 @@ def _is_overdue(cycle: Cycle, device: Device) -> bool:
 
 def check(cycle: Cycle) -> None:
     """Begin the loads and transfers of the slices that requests will reach, and start executors for them."""
-    if cycle.policy.device_ahead != "replicas" or are_used(cycle):
+    if cycle.policy.device_ahead != "replicas" or homes.are_used(cycle):
         return
     coming = dict(_coming(cycle))
     starting = [each for each in cycle.state.pool.devices.values() if each.coming_owner is not None]
@@ -198,7 +197,7 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
     if not victims:
         _want_executor(cycle, function, starting)
         return
-    choice = least_start(swaps.options(cycle, function, list(victims)), 0)
+    choice = least_wait(swaps.options(cycle, function, list(victims)), 0)
     device = cycle.state.pool.devices[choice.device]
     device_runs.bring(cycle, function, device, choice, victims[device])
     cycle.explain(function, "ahead", f"{choice.device} gets its blocks while an earlier slice runs")

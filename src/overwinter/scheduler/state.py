@@ -268,7 +268,7 @@ class Function(msgspec.Struct, eq=False):
     @property
     def has_worker(self) -> bool:
         """Whether a worker that is not being stopped has bound it, or can bind it."""
-        return any(not worker.stopping for worker in self.usable())
+        return any(not worker.stopping for worker in self.usable_workers())
 
     @property
     def has_slot(self) -> bool:
@@ -281,7 +281,7 @@ class Function(msgspec.Struct, eq=False):
         id_ = self.spec.id
         return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(id_)]
 
-    def usable(self) -> list[Worker]:
+    def usable_workers(self) -> list[Worker]:
         """The workers of its family that have bound it, or can: not those forked before it was deployed, which have no
         address space for its blocks, nor those in which a bind failed.
         """

@@ -128,14 +128,14 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     eager, a core is free, no worker has a free slot, and the family's last request would wait longer than a wake takes
     and than the SLO of this function allows.
     """
-    workers, ready = function.usable(), []
+    workers, ready = function.usable_workers(), []
     if len(workers) >= function.family.max_workers or function.is_starting:
         return False
     for worker in workers:
         if worker.start is not None:
             if _will_serve_family(worker):
                 return False
-        elif not worker.stopping and not _is_lost(cycle, worker):
+        elif not worker.stopping and not _is_unavailable(cycle, worker):
             ready.append(worker)
     if not ready:
         return True
@@ -175,7 +175,7 @@ def _will_serve_family(worker: Worker) -> bool:
     return function is not None and not worker.stopping and not function.on_trial
 
 
-def _is_lost(cycle: Cycle, worker: Worker) -> bool:
+def _is_unavailable(cycle: Cycle, worker: Worker) -> bool:
     """Whether a worker will not become available soon: it drains without a time limit, so its run may take long, as
     other runs slow it down; or its runs are suspected to hang.
     """

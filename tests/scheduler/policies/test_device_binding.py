@@ -9,7 +9,7 @@ from overwinter.scheduler.policies.device_binding import (
     Peer,
     at_random,
     home,
-    least_start,
+    least_wait,
     torpor,
     transfer_s,
 )
@@ -29,18 +29,18 @@ def test_devices_behind_one_switch_share_its_bandwidth():
 
 def test_the_default_is_the_device_on_which_the_execution_waits_least():
     options = [Option("a", 10, 0.3), Option("b", 50, 0.1), Option("c", 40, 0.1)]
-    assert least_start(options, 1) == Choice("c")
+    assert least_wait(options, 1) == Choice("c")
     full, empty = Option("a", 10, 0.0, short_bytes=5), Option("b", 10, 0.0)
     assert torpor([full, empty], 1) == Choice("b")
     fast = Option("a", 10, 0.3, peers=(Peer("b", 1e9, 0.05, has_all=False),))
-    assert least_start([fast, *options[1:]], 1) == Choice("a", "b")
+    assert least_wait([fast, *options[1:]], 1) == Choice("a", "b")
 
 
 def test_the_default_spares_the_host_where_the_execution_hides_every_transfer():
     near = Option("b", 10, 0.0, "heavy", peers=(Peer("x", 1e9, 0.0, has_all=False, host_bytes=4),))
-    assert least_start([Option("a", 10, 0.0), near], 1) == Choice("b", "x")
-    assert least_start([Option("a", 10, 0.0, "heavy"), Option("b", 10, 0.0, "light")], 1) == Choice("b")
-    assert least_start([near, Option("c", 0, 0.0)], 1) == Choice("c")
+    assert least_wait([Option("a", 10, 0.0), near], 1) == Choice("b", "x")
+    assert least_wait([Option("a", 10, 0.0, "heavy"), Option("b", 10, 0.0, "light")], 1) == Choice("b")
+    assert least_wait([near, Option("c", 0, 0.0)], 1) == Choice("c")
 
 
 def test_torpor_takes_a_device_with_the_function_then_the_fastest_pair_then_a_quiet_switch():

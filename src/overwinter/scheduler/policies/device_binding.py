@@ -77,7 +77,7 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
     return swap_s > run_s
 
 
-def least_start(options: Sequence[Option], run: int) -> Choice:
+def least_wait(options: Sequence[Option], run: int) -> Choice:
     """The device and the peer with which the execution waits least for blocks. A hidden transfer is not free either, so
     among equals: the fewest bytes from the host, then the fewest bytes in all, then the switch through which the host
     transfers least now, then the device that was idle longest.
@@ -140,10 +140,10 @@ def home(free_bytes: Mapping[DeviceId, int]) -> DeviceId | None:
 
 RULES: Mapping[DeviceBinding, Rule] = MappingProxyType(
     {
-        "missing-bytes": least_start,
+        "missing-bytes": least_wait,
         "torpor": torpor,
         "random": at_random,
-        "native": least_start,
-        "infless": least_start,
+        "native": least_wait,
+        "infless": least_wait,
     }
 )

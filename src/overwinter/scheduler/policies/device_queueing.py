@@ -130,7 +130,7 @@ def required_requests(waiting: Waiting, last: Boundary) -> Rank:
     return waiting.level, is_low, count, waiting.arrived, waiting.function
 
 
-def least_start_in_time(waiting: Waiting, last: Boundary) -> Rank:
+def least_wait_in_time(waiting: Waiting, last: Boundary) -> Rank:
     """Requests that can be in time first, in the order of the time for which their runs would wait for blocks: so the
     links, which overload fills first, are used for the fewest requests. Then those without an SLO, then late ones, both
     in the order of arrival.
@@ -151,7 +151,7 @@ def earliest_due(waiting: Waiting, last: Boundary) -> Rank:
 
 RULES: Mapping[DeviceOrder, Rule] = MappingProxyType(
     {
-        "overwinter": least_start_in_time,
+        "overwinter": least_wait_in_time,
         "rrc": required_requests,
         "fifo": first_in_first_out,
         "deadline": earliest_due,
