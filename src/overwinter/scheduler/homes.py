@@ -20,7 +20,7 @@ from overwinter.scheduler.swaps import owner_of
 
 
 def are_used(cycle: Cycle) -> bool:
-    """Whether functions are bound to one device each."""
+    """Whether each function is bound to one device, under the policy in use."""
     return cycle.policy.device_binding in ("native", "infless")
 
 

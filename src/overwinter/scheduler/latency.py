@@ -2,7 +2,7 @@
 
 It uses the profile, corrected by observations in service; without a profile, the settings and the runs so far.
 
-A shared run takes, for the shared part, as long as a run of one function with the whole batch and, for the own parts,
+For the shared part, a shared run takes as long as a run of one function with the whole batch; for the separate parts,
 as long as separate runs.
 """
 

@@ -22,6 +22,7 @@ from overwinter.scheduler.state import Family, Function, Worker
 RATE_TIME_MIN_S = 0.25
 """The shortest time over which a rate is measured."""
 LOW_RATE = 1e-3
+"""The requests per second for which the only worker of a family is configured."""
 
 
 def count_arrival(cycle: Cycle, function: Function) -> None:

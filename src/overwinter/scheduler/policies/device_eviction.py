@@ -11,6 +11,7 @@ from overwinter.scheduler.policies.device_binding import is_heavy
 LINK_SHARE = 0.1
 """The cost of a transfer besides the wait for it, as a part of its time: it slows other transfers."""
 LEAST_S = 1e-3
+"""The least time by which a cost is divided."""
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from overwinter.core.policies import Eviction
 BLOCK_BYTES = 1 << 20
 """The fixed cost of a block (opening, checking, naming), as bytes copied."""
 LEAST_S = 1e-3
+"""The least time by which a cost is divided."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
