@@ -135,7 +135,7 @@ class StoreError(MachineError):
 
 
 class WorkerError(MachineError):
-    """A worker process died, or could not start."""
+    """A worker process died, could not start, or sent an impossible answer."""
 
 
 def error_named(name: str) -> type[OverwinterError]:

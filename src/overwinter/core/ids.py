@@ -28,7 +28,7 @@ RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)
 OperationId = NewType("OperationId", int)
-"""Identifies one load or one bind; never reused within its kind."""
+"""Identifies one load, one bind, or one preparation on a device; never reused within its kind."""
 
 
 @lru_cache(maxsize=1 << 15)

@@ -98,7 +98,9 @@ def _wants_device(cycle: Cycle) -> bool:
 
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
-    """Begin the function's wants one after the other, until it has none or must wait."""
+    """Begin the function's wants one after the other, until it has none or must wait. For the first
+    want, `has_core`: a core is reserved; `late_first`: late requests go first.
+    """
     cycle.current, function.batch_at = function.spec.id, None
     is_any_device = function.spec.settings.device == "any"
     if is_any_device:

@@ -61,8 +61,8 @@ def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:
-    """Whether what a function in that queue waits for would fit if all others ended. The workers of its family that
-    have work stay.
+    """Whether what a function in the queue for places waits for would fit if all other workers ended. The workers of
+    its family that have work stay.
     """
     resources = cycle.resources
     at_work = [each for each in function.usable_workers() if each.is_serving and not each.is_idle]
@@ -72,7 +72,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
 
 
 def free_workers(function: Function) -> list[Worker]:
-    """The workers of its family with a free slot that have not bound it, and can."""
+    """The workers of the function's family that have a free slot, have not bound the function, and can bind it."""
     return [each for each in function.family.workers.values() if each.has_slot and function.can_bind_in(each)]
 
 

@@ -42,7 +42,7 @@ class Cycle:
         self.timers = Timers()
         self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
         self.last_worker = WorkerId(0)
-        """The last worker that was forked."""
+        """The last process that was forked: workers, executors and processes forked ahead are numbered together."""
         self.eviction_clock = 0.0
         """The value of the last idle worker that was stopped to free its place (the clock of GreedyDual)."""
         self.ahead_due = False

@@ -81,7 +81,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
         assert device.executor.owner == owner_of(cycle, function), f"{id_} is on {name}, which serves another owner"
         if resident.draining:
             assert device.operation is not None
-            assert function in device.operation.functions, f"{id_} should be forgotten on {name}"
+            assert function in device.operation.functions, f"{id_} should have left {name}"
         else:
             assert function.loaded, f"{id_} is on {name} but not in the host store"
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"

@@ -1,4 +1,4 @@
-"""Applies events to the tables, each in one Python function: operations end by their ids, and replies are sent.
+"""Applies events to the tables, each in one Python function: ends the operations that they name, and sends replies.
 
 No waiting request gets a resource here. Functions whose wants may have changed are marked; admission.py asks for these
 wants.

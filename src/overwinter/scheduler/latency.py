@@ -90,9 +90,9 @@ class LatencyModel:
             0.0,
         )
         """The default configuration of a worker: the simplest that meets the SLO."""
-        self.first: Configuration | None = None
+        self.low_rate_configuration: Configuration | None = None
         """The configuration that the scaler chooses for the only worker at a low rate; None: not chosen yet."""
-        self.first_rate = 0.0
+        self.low_rate_max = 0.0
         """Up to this rate one such worker suffices, and the scaler need not be called."""
 
     def point(self, configuration: Configuration) -> Point:

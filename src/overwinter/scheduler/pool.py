@@ -211,7 +211,8 @@ class LastBinding(msgspec.Struct, frozen=True):
         text = f"{self.device}: all its blocks were there"
         if self.missing_bytes:
             wait_ms = 1e3 * self.swap_wait_s
-            text = f"{self.device}: {self.missing_bytes} bytes were missing there, for which it waits {wait_ms:.1f} ms"
+            missing = f"{self.device}: {self.missing_bytes} bytes were missing there"
+            text = f"{missing}, and the run waits {wait_ms:.1f} ms for them"
         if self.peer is not None:
             text += f"; {self.peer} provides what it has"
         others = [f"{name} ({missing} missing, {1e3 * swap_wait_s:.1f} ms)" for name, missing, swap_wait_s in self.free]

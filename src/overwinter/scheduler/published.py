@@ -52,7 +52,7 @@ NO_BLOCKS = StoreBlocks({}, settled=True)
 
 
 class WorkerNeed(NamedTuple):
-    """A worker, and its expected memory."""
+    """The function of a worker, and the memory that the profile states for it."""
 
     function: FunctionId
     """The function for which it was forked."""
@@ -156,7 +156,7 @@ class Published:
         return {id_: worker.expected_bytes for id_, worker in self._state.workers.items()}
 
     def needs(self) -> dict[WorkerId, WorkerNeed]:
-        """Return each worker with its memory by the profile."""
+        """Return for each worker what it should need."""
         needs = {}
         for id_, worker in self._state.workers.items():
             function = self._state.functions.get(worker.function)

@@ -121,7 +121,7 @@ def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Confi
     rate = max(expected_rate(cycle, function.family), current_rate(cycle, function.family))
     if not function.has_worker:
         usual = (_low_rate_configuration(cycle, function),)
-        if rate <= latency.first_rate and _fits(cycle, latency.point(usual[0])):
+        if rate <= latency.low_rate_max and _fits(cycle, latency.point(usual[0])):
             return usual
     else:
         rate += _backlog(cycle, function)
@@ -139,7 +139,7 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
     another, and temporary limits must not be remembered.
     """
     latency, config = function.latency, cycle.config
-    if latency.first is None:
+    if latency.low_rate_configuration is None:
         demand = msgspec.structs.replace(
             _demand(cycle, function, LOW_RATE),
             workers=(),
@@ -149,21 +149,21 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
         )
         scaled = cycle.scaler(demand)
         report_slo_infeasible(cycle, function, scaled.slo_infeasible)
-        latency.first = scaled.start[0] if scaled.start else latency.usual.configuration
-        point = latency.point(latency.first)
+        latency.low_rate_configuration = scaled.start[0] if scaled.start else latency.usual.configuration
+        point = latency.point(latency.low_rate_configuration)
         alone = latency.latency_s(point, 1)
         if alone and not scaled.slo_infeasible:
-            latency.first_rate = cycle.policy.alpha * point.concurrency / alone
-    return latency.first
+            latency.low_rate_max = cycle.policy.alpha * point.concurrency / alone
+    return latency.low_rate_configuration
 
 
 def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
     """Return the scaler's answer for the expected rate; None: it need not be called."""
     family = function.family
     rate = expected_rate(cycle, family)
-    if len(family.workers) == 1 and rate <= family.latency.first_rate:
+    if len(family.workers) == 1 and rate <= family.latency.low_rate_max:
         [worker] = family.workers.values()
-        if worker.point.configuration == family.latency.first:
+        if worker.point.configuration == family.latency.low_rate_configuration:
             return None
     scaled = cycle.scaler(_demand(cycle, function, rate))
     report_slo_infeasible(cycle, function, scaled.slo_infeasible)

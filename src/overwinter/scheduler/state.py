@@ -349,7 +349,7 @@ class State(msgspec.Struct):
     """The tenants that have functions, workers or requests."""
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     ahead: dict[WorkerId, ForkedAhead] = msgspec.field(default_factory=dict)
-    """The processes that wait to be used by a start, the oldest first."""
+    """The processes that were forked ahead, the oldest first."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
     stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
