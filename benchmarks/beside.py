@@ -113,7 +113,7 @@ def scenario_from(profiles: Mapping[str, Profile], entries: Sequence[Entry], sec
     if in_journal.disk_bytes_per_s is not None:
         machine = msgspec.structs.replace(machine, disk_mib_per_s=in_journal.disk_bytes_per_s / MIB)
     functions = tuple(
-        calibration.simulated_devices(
+        calibration.modelled(
             name, setup.settings, setup.workload, profiles[name], in_journal.functions[function_id(name, 1)], machine
         )
         for name, setup in SETUPS.items()

@@ -75,7 +75,7 @@ def observed(entries: Iterable[Entry]) -> JournalFigures:
     return JournalFigures(dict(functions), loaded_bytes / loading_s if loading_s else None)
 
 
-def simulated_devices(
+def modelled(
     name: str, settings: Settings, workload: Workload, profile: Profile, seen: Observed, machine: Machine
 ) -> FunctionModel:
     """Return the simulator's model of the function: its profile, and the additional time of runs in service.

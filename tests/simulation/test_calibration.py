@@ -28,7 +28,7 @@ def test_the_machine_and_the_function_come_back():
     assert journey.disk_bytes_per_s == pytest.approx(400 * MIB)
     [known], seen = scenario.functions, journey.functions["f@1"]
     assert len(seen.first) > 10
-    made = calibration.simulated_devices("f", known.settings, known.workload, known.measured(), seen, scenario.node)
+    made = calibration.modelled("f", known.settings, known.workload, known.measured(), seen, scenario.node)
     assert made.start_s == pytest.approx(0.05)
     assert made.prepare_s == pytest.approx(0.2)
     assert made.jitter == pytest.approx(0.0)
@@ -40,7 +40,7 @@ def test_runs_in_service_that_take_longer_than_the_profile_are_reported():
     scenario, _, steps = journal()
     [known], seen = scenario.functions, calibration.observed(steps).functions["f@1"]
     slower = seen._replace(later=[0.01 + each for each in seen.later])
-    made = calibration.simulated_devices("f", known.settings, known.workload, known.measured(), slower, scenario.node)
+    made = calibration.modelled("f", known.settings, known.workload, known.measured(), slower, scenario.node)
     assert [point.latency_s for point in made.measured().points] == pytest.approx([0.04, 0.08])
 
 

@@ -61,7 +61,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reserves: bool = False
     """Whether a worker keeps its cores while it is idle."""
     shares: bool = True
-    """Whether modelled workers share their weights. Real workers always do."""
+    """Whether simulated workers share their weights. Real workers always do."""
     period_s: float = 10.0
     """The seconds between two decisions on the number of workers."""
     history: int = 6

@@ -1,1 +1,1 @@
-"""Runs the scheduler of a node in a modelled world in virtual time: workloads, faults and reports."""
+"""Runs the scheduler of a node on a simulated machine in virtual time: workloads, faults and reports."""

@@ -67,7 +67,7 @@ class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
 
 
 class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
-    """A modelled function, and the number of its copies."""
+    """A simulated function, and the number of its copies."""
 
     name: str
     variants: int = 1

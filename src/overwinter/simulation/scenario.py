@@ -23,7 +23,7 @@ from overwinter.simulation.workloads import Workload
 
 
 class Machine(ScenarioPart, frozen=True, kw_only=True):
-    """The modelled node."""
+    """The simulated node."""
 
     cores: int = 16
     host_mib: float | None = None
