@@ -41,7 +41,7 @@ from overwinter.scheduler.wants import (
     Fork,
     FreeMemory,
     GiveUp,
-    LoadBlocks,
+    NeedBlocks,
     UseDevice,
     Want,
     next_want,
@@ -126,7 +126,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
     match want:
         case Send():
             return _run(cycle, function, want, has_core)
-        case Fork() | LoadBlocks() if (why := never_runs(function)) is not None:
+        case Fork() | NeedBlocks() if (why := never_runs(function)) is not None:
             give_up(cycle, function, why)
             return False
         case BindIn(worker):
@@ -136,7 +136,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
         case FreeMemory():
             _wait_for_place(cycle, function, None, lacks_memory=True)
             return False
-        case LoadBlocks():
+        case NeedBlocks():
             return _load(cycle, function)
         case GiveUp(why):
             give_up(cycle, function, why)

@@ -17,8 +17,8 @@ from overwinter.scheduler.sizing import keeps_up
 from overwinter.scheduler.state import Function, Worker
 
 
-class LoadBlocks(msgspec.Struct, frozen=True):
-    """Load the function's blocks into the host store."""
+class NeedBlocks(msgspec.Struct, frozen=True):
+    """Get the function's blocks into the host store."""
 
 
 class BindIn(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ class UseDevice(msgspec.Struct, frozen=True):
     """Run on a device of the pool."""
 
 
-Want = Send | Wait | LoadBlocks | BindIn | FreeMemory | Fork | GiveUp | UseDevice
+Want = Send | Wait | NeedBlocks | BindIn | FreeMemory | Fork | GiveUp | UseDevice
 """Send: send a run of the first requests to a worker with a free slot. Wait: do nothing for this many seconds."""
 
-LOAD_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = LoadBlocks(), FreeMemory(), Fork(), UseDevice()
+NEED_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = NeedBlocks(), FreeMemory(), Fork(), UseDevice()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
@@ -77,14 +77,14 @@ def _in_workers(cycle: Cycle, function: Function) -> Want | None:
     if wants_bind:
         worker = worker_to_bind_in(cycle, function, free) if free else None
         if worker is not None:
-            return BindIn(worker) if function.loaded else LOAD_BLOCKS
+            return BindIn(worker) if function.loaded else NEED_BLOCKS
         if not function.workers and not function.loaded and function.has_worker:
             # It waits for a slot, and needs its blocks in any worker.
-            return LOAD_BLOCKS
+            return NEED_BLOCKS
     if _needs_worker_now(cycle, function):
-        return FORK if function.loaded else LOAD_BLOCKS
+        return FORK if function.loaded else NEED_BLOCKS
     if function.queue and free:
-        return FREE_MEMORY if function.loaded else LOAD_BLOCKS
+        return FREE_MEMORY if function.loaded else NEED_BLOCKS
     return None
 
 
@@ -96,7 +96,7 @@ def _on_device(cycle: Cycle, function: Function) -> Want | None:
     if not _may_wake(cycle, function):
         return None
     if not function.loaded:
-        return LOAD_BLOCKS
+        return NEED_BLOCKS
     return USE_DEVICE if function.queue else None
 
 
