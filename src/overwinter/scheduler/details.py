@@ -175,7 +175,7 @@ def _slice(cycle: Cycle, function: Function) -> SliceDetail:
         nbytes=pooled.nbytes,
         devices=[device.config.name for device in cycle.state.pool.holders(function)],
         run_s=run_s(cycle, function, 1),
-        last_device="" if pooled.last is None else pooled.last.text(own),
+        last_device="" if pooled.last_binding is None else pooled.last_binding.text(own),
     )
 
 

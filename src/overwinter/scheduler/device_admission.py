@@ -155,7 +155,7 @@ def _serve_one(cycle: Cycle, long: Sequence[tuple[Function, Request]], free: lis
         function.queue.appendleft(request.id)
         if _begin(cycle, function, free):
             cycle.mark(function)
-            cycle.state.pool.long_at = cycle.state.pool.bindings + LONG_EVERY - 1
+            cycle.state.pool.next_long_binding = cycle.state.pool.bindings + LONG_EVERY - 1
             return
 
 

@@ -71,7 +71,7 @@ def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Func
     those of functions without an SLO first, because late requests also get the devices that nobody else uses.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
-    if cycle.policy.device_order != "overwinter" or pool.bindings < pool.long_at:
+    if cycle.policy.device_order != "overwinter" or pool.bindings < pool.next_long_binding:
         return []
     found: list[tuple[int, bool, Seconds, FunctionId, Request]] = []
     for function in functions:
@@ -88,7 +88,7 @@ def count_answer(cycle: Cycle, function: Function, in_time: bool) -> None:
     if cycle.policy.device_order != "rrc" or function.removed:
         return
     pool_record(function).outcomes.add(cycle.now, in_time)
-    pool.judged[id_] = function
+    pool.with_answers[id_] = function
     _require(pool, function)
     if cycle.timers.at(KEY) is None:
         cycle.timers.arm(KEY, cycle.now + PERIOD_S)
@@ -97,17 +97,17 @@ def count_answer(cycle: Cycle, function: Function, in_time: bool) -> None:
 def end_period(cycle: Cycle) -> None:
     """Forget old answers, and change alpha if the share of functions that comply with their SLO has changed."""
     pool = cycle.state.pool
-    for id_, function in list(pool.judged.items()):
+    for id_, function in list(pool.with_answers.items()):
         outcomes = pool_record(function).outcomes
         outcomes.forget(cycle.now)
         _require(pool, function)
         if not outcomes.count:
-            del pool.judged[id_]
+            del pool.with_answers[id_]
     pool.is_boundary_stale = True
-    if not pool.judged:
+    if not pool.with_answers:
         pool.ratio = None
         return
-    ratio = sum(pool_record(each).outcomes.complies for each in pool.judged.values()) / len(pool.judged)
+    ratio = sum(pool_record(each).outcomes.complies for each in pool.with_answers.values()) / len(pool.with_answers)
     if pool.ratio is not None:
         pool.alpha = next_alpha(pool.alpha, pool.ratio, ratio)
     pool.ratio = ratio

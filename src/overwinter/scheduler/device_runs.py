@@ -91,7 +91,7 @@ def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBind
     residency.hold(cycle, device, function)
     function.runs += 1
     pooled.running += 1
-    pooled.last = last
+    pooled.last_binding = last
     record_use(cycle, function)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = cycle.now

@@ -199,7 +199,7 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
         hung += operation.functions
         if len(operation.parts) > 1:
             for function in operation.functions:
-                function.killed_at = function.runs
+                function.runs_at_death = function.runs
             continue
         alone.append(operation.function)
         end_run(cycle, worker, run)

@@ -73,7 +73,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     for part in operation.parts:
         _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
         # Each time the device is lost to all tenants for a start, so good runs in between do not clear what is counted.
-        part.function.killed_at = part.function.runs
+        part.function.runs_at_death = part.function.runs
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> None:
@@ -193,7 +193,7 @@ def _hung(cycle: Cycle, device: Device) -> None:
     _failed(cycle, device, function, f"a run of function {id_} hung")
     if len(operation.parts) > 1:
         for part in operation.parts:
-            part.function.killed_at = part.function.runs
+            part.function.runs_at_death = part.function.runs
             _try_again(cycle, part, "DeadlineError", f"a run on {device.config.name} hung and was stopped")
         return
     for request in operation.requests:
@@ -242,7 +242,7 @@ def _count_failure(cycle: Cycle, function: Function, error: str, reason: str, is
     """An executor ended in a run of a function, which was alone in it or not."""
     if not is_alone:
         # Separate runs will show which function it was.
-        function.killed_at = function.runs
+        function.runs_at_death = function.runs
     elif function.failures and not function.removed:
         functions.fail(cycle, function, error, reason)
     else:

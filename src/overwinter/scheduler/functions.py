@@ -101,7 +101,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     function.removed = cycle.ahead_due = True
     state.pool.waiting_for_workers.leave(function)
     state.pool.departures += function.pool is not None
-    if state.pool.judged.pop(id_, None) is not None:
+    if state.pool.with_answers.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
         state.pool.is_boundary_stale = True
     families.leave(cycle, function)

@@ -27,9 +27,9 @@ def are_used(cycle: Cycle) -> bool:
 def find_or_bind(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
     pooled, departures = pool_record(function), cycle.state.pool.departures
-    if pooled.home is None and pooled.fitted_nowhere_at != departures:
+    if pooled.home is None and pooled.departures_at_misfit != departures:
         pooled.home = home(dict(_bytes_left(cycle, function)))
-        pooled.fitted_nowhere_at = departures if pooled.home is None else None
+        pooled.departures_at_misfit = departures if pooled.home is None else None
     return pooled.home
 
 
@@ -38,7 +38,7 @@ def can_be_bound(cycle: Cycle, function: Function) -> bool:
     pooled, departures = pool_record(function), cycle.state.pool.departures
     if not are_used(cycle) or pooled.home is not None:
         return True
-    return pooled.fitted_nowhere_at != departures and home(dict(_bytes_left(cycle, function))) is not None
+    return pooled.departures_at_misfit != departures and home(dict(_bytes_left(cycle, function))) is not None
 
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:

@@ -275,9 +275,9 @@ class PoolRecord(msgspec.Struct, eq=False):
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first request."""
-    fitted_nowhere_at: int | None = None
+    departures_at_misfit: int | None = None
     """The `departures` of the pool when it last fitted on no device beside the functions that are bound there."""
-    loaded_ahead: float = -inf
+    loaded_ahead_at: float = -inf
     """When a load of its blocks last began before a request reached it."""
     preparation_failed: bool = False
     """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
@@ -285,7 +285,7 @@ class PoolRecord(msgspec.Struct, eq=False):
     """The devices on which its blocks did not fit, because the free memory was not contiguous; True: nothing was left
     there that could be evicted.
     """
-    last: LastBinding | None = None
+    last_binding: LastBinding | None = None
 
 
 def pool_record(function: "Function") -> PoolRecord:
@@ -308,21 +308,21 @@ class Pool(msgspec.Struct):
     """The smoothed seconds from a fork until the executor is ready."""
     bindings: int = 0
     """The number of runs that were bound to a device."""
-    long_at: int = 0
+    next_long_binding: int = 0
     """From this number of bindings on, the next run is for a request that has waited for a long time, if there is one.
     """
-    judged: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
+    with_answers: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window (policies/device_queueing.py)."""
     rate_changed: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions whose expected rate has changed since it was compared with what their devices can do."""
     departures: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
-    """The required requests (RRC, the same file) of each judged function that needs some."""
+    """The required requests (RRC, the same file) of each function in `with_answers` that needs some."""
     alpha: float = 1.0
     """Functions have high priority, those with the smallest RRC first, up to this part of the sum of all RRCs."""
     ratio: float | None = None
-    """The share of the judged functions that complied with their SLO at the end of the last period."""
+    """The share of the functions in `with_answers` that complied with their SLO at the end of the last period."""
     boundary: Boundary = EVERYONE
     """The last function with high priority."""
     is_boundary_stale: bool = False

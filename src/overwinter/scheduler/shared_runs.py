@@ -42,7 +42,7 @@ FIRST: Rank = (-1, False, 0.0)
 
 def is_suspect(function: Function) -> bool:
     """Whether a worker recently died or hung, or a device broke, in a run or a bind of it."""
-    return function.killed_at is not None and function.runs - function.killed_at <= SUSPECT_RUNS
+    return function.runs_at_death is not None and function.runs - function.runs_at_death <= SUSPECT_RUNS
 
 
 def is_stuck(cycle: Cycle, worker: Worker) -> bool:

@@ -145,9 +145,11 @@ def check(cycle: Cycle) -> None:
             _bring(cycle, function, coming, starting)
         # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
         elif (
-            pool_record(function).loaded_ahead < since and not cycle.state.waiting_for_bytes and _fits(cycle, function)
+            pool_record(function).loaded_ahead_at < since
+            and not cycle.state.waiting_for_bytes
+            and _fits(cycle, function)
         ):
-            pool_record(function).loaded_ahead = cycle.now
+            pool_record(function).loaded_ahead_at = cycle.now
             begin_load(cycle, function)
 
 

@@ -189,7 +189,7 @@ class Function(msgspec.Struct, eq=False):
     """Why it is out of service without being unloaded."""
     failures: int = 0
     """Its failures (functions.fail, executors.py) since its last good run; the backoff grows with them."""
-    killed_at: int | None = None
+    runs_at_death: int | None = None
     """The number of its runs when a worker last died or hung, or a device broke, in a run or a bind of it."""
     trunk: FunctionId = FunctionId("")
     """The member of its family that shares most of its blocks, or itself. Functions with the same trunk may share runs.
@@ -238,7 +238,7 @@ class Function(msgspec.Struct, eq=False):
     @property
     def kept_since(self) -> float:
         """When the keep-alive of its blocks began: at its last use, or at the last load before a request."""
-        return self.used_at if self.pool is None else max(self.used_at, self.pool.loaded_ahead)
+        return self.used_at if self.pool is None else max(self.used_at, self.pool.loaded_ahead_at)
 
     @property
     def wants_wake(self) -> bool:

@@ -70,7 +70,7 @@ def record_death(cycle: Cycle, function: Function) -> None:
     """Record that a worker died or hung in a run or a bind of the function; the second time it gets a separate
     family.
     """
-    again, function.killed_at = is_suspect(function), function.runs
+    again, function.runs_at_death = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return
     cycle.explain(function, "isolate", "it killed or hung workers twice: it no longer shares them")
