@@ -268,7 +268,7 @@ def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
     if order.is_behind(cycle, function):
         return False
     resources, usual = cycle.resources, function.latency.usual
-    if not resources.workers.fits(1) and ahead.fitting(cycle, function, resources.of_start(usual)) is None:
+    if not resources.workers.fits(1) and ahead.usable_process(cycle, function, resources.of_start(usual)) is None:
         return False
     return has_core or resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
 
@@ -297,7 +297,7 @@ def has_place(cycle: Cycle, function: Function) -> bool:
 def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     workers = cycle.resources.workers
     # A start can take over the claim of the process forked ahead that it uses.
-    own = {} if ahead.fitting(cycle, function, wanted) is None else ahead.claim(cycle)
+    own = {} if ahead.usable_process(cycle, function, wanted) is None else ahead.claim(cycle)
     most = order.tenant_workers_max(cycle)
     if wanted.get(workers) and workers.of(function.spec.tenant) - own.get(workers, 0) >= most:
         return False

@@ -46,7 +46,7 @@ START_S = 0.01
 # Using a process for a start
 
 
-def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
+def usable_process(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
     """Return the process that a start of the function with this claim would use: the one that has waited longest."""
     if wanted.get(cycle.resources.runs) != 1 or function.on_trial:
         return None
@@ -65,7 +65,7 @@ def claim(cycle: Cycle) -> Claim:
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
     """Remove the process that a start of the function uses, if there is one; the worker takes over its claim."""
-    found = fitting(cycle, function, cycle.resources.of_start(point))
+    found = usable_process(cycle, function, cycle.resources.of_start(point))
     need = cycle.state.tenants[function.spec.tenant].need
     need.function, need.started = function.spec.id, cycle.now
     set_check(cycle, cycle.now + REFILL_S)
@@ -256,7 +256,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
 
     The process that the function's own start would use is excluded, because its claim already counts for the start.
     """
-    mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, wanted)
+    mine, workers, fits = function.spec.tenant, cycle.resources.workers, usable_process(cycle, function, wanted)
     found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
     own = next((each for each in found if each.tenant == mine), None)
     if own is not None or (wanted.get(workers) and workers.of(mine) - (fits is not None) >= tenant_workers_max(cycle)):

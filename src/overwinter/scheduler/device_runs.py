@@ -57,8 +57,8 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
         if request.start != "disk":
             request.start = "host" if missing else "warm"
     peer = choice.peer if missing else None
-    whose = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
-    order = RunOnDevice(executor.id, name, run, function.spec.id, operation.requests, missing, evicted, peer, whose)
+    functions = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
+    order = RunOnDevice(executor.id, name, run, function.spec.id, operation.requests, missing, evicted, peer, functions)
     cycle.actions.append(order)
 
 

@@ -101,9 +101,9 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     operation = worker.runs[run] = Operation(function, now, ends, now + overdue_s, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
-    whose = None if function.spec.id == worker.function else function.spec.id
+    function_id = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
-    cycle.actions.append(Run(worker.id, run, operation.requests, whose, of_each))
+    cycle.actions.append(Run(worker.id, run, operation.requests, function_id, of_each))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:

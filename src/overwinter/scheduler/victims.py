@@ -102,7 +102,7 @@ class FutureClaims:
 
     def _process_for(self, function: Function, wanted: Claim) -> ForkedAhead | None:
         """Return the process forked ahead that a start of the function will use, or None."""
-        found = ahead.fitting(self._cycle, function, wanted)
+        found = ahead.usable_process(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 
 

@@ -32,8 +32,8 @@ def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
         if function.removed:
             _refuse_removed(cycle, worker, function)
         else:
-            may_be_why = not was_stopping and (id_ in at_work or not at_work)
-            _lose(cycle, function, worker, event, was_starting or id_ in worker.binds, may_be_why)
+            may_be_at_fault = not was_stopping and (id_ in at_work or not at_work)
+            _lose_worker(cycle, function, worker, event, was_starting or id_ in worker.binds, may_be_at_fault)
     families.mark(cycle, worker.family)
 
 
@@ -44,10 +44,10 @@ def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
                 refuse(cycle, id_, "NotFoundError", f"function {function.spec.id} was removed")
 
 
-def _lose(
-    cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_starting: bool, may_be_why: bool
+def _lose_worker(
+    cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_starting: bool, may_be_at_fault: bool
 ) -> None:
-    """Remove a dead worker from a function."""
+    """Handle the death of a worker for one of its functions."""
     if event.lost_blocks and function.loaded:
         release(cycle, function)
     # Missing blocks do not count as a failure, unless it happens twice in a row. Callers that wait for a deploy or a
@@ -59,7 +59,7 @@ def _lose(
     if function.unloaded:
         refuse_unloaded(cycle, function)
     cycle.mark(function)
-    if may_be_why and not spared:
+    if may_be_at_fault and not spared:
         functions.fail(cycle, function, event.error, event.reason)
         has_siblings = len(function.family.members) > 1
         if has_siblings and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):

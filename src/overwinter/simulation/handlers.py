@@ -134,13 +134,13 @@ class Handlers:
         """Begin a run: first the handler's part before the program, in which the worker may crash."""
         run = _HandlerRun(process, action.run, len(action.requests), variation)
         self._runs.setdefault(process.worker, []).append(run)
-        whose = action.functions or (action.function or process.function.spec.id,) * len(action.requests)
-        of: dict[FunctionId, list[RequestId]] = {}
-        for function, request in zip(whose, action.requests, strict=True):
-            of.setdefault(function, []).append(request)
+        function_ids = action.functions or (action.function or process.function.spec.id,) * len(action.requests)
+        requests_of: dict[FunctionId, list[RequestId]] = {}
+        for function, request in zip(function_ids, action.requests, strict=True):
+            requests_of.setdefault(function, []).append(request)
             if request in self._waiting:
                 self._waiting[request].run = run
-        run.left = [_Call(run, self._functions[id_], tuple(requests)) for id_, requests in of.items()]
+        run.left = [_Call(run, self._functions[id_], tuple(requests)) for id_, requests in requests_of.items()]
         handler = process.function.model.handler
         assert handler is not None
         seconds = handler.before_s(run.requests) * variation

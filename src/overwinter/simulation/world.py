@@ -278,12 +278,12 @@ class World:
         self.executors.start(action, seconds, self._faults.start_crash(), self._faults.executor_life_s())
 
     def _run_on_device(self, action: RunOnDevice) -> None:
-        whose = action.functions or (action.function,) * len(action.requests)
-        functions = [self._by_id[id_] for id_ in dict.fromkeys(whose or (action.function,))]
+        function_ids = action.functions or (action.function,) * len(action.requests)
+        functions = [self._by_id[id_] for id_ in dict.fromkeys(function_ids or (action.function,))]
         if not all(self._host.holds(each.spec, self._timeline.now) for each in functions):
             raise RuntimeError(f"run {action.run} is sent to a device, and its blocks are not in the host store")
         rows = map(self._workers.handlers.rows, action.requests)
-        rowwise = [id_ for id_, count in zip(whose, rows, strict=True) for _ in range(count)]
+        rowwise = [id_ for id_, count in zip(function_ids, rows, strict=True) for _ in range(count)]
         seconds = self._durations.on_device_s(rowwise) if rowwise else 0.0
         self.executors.run(action, functions, seconds, self._faults.run_crash(), self._faults.unplaced())
 
