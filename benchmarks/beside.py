@@ -119,7 +119,7 @@ def scenario_from(profiles: Mapping[str, Profile], entries: Sequence[Entry], sec
         for name, setup in SETUPS.items()
     )
     for each in functions:
-        run_ms = 1e3 * (each.measured().latency_s(1, 1, 1) or 0.0)
+        run_ms = 1e3 * (each.scheduler_profile().latency_s(1, 1, 1) or 0.0)
         start = f"start {1e3 * each.start_s:.0f} ms, the first time {1e3 * each.prepare_s:.0f} more"
         print(f"  {each.name:9} run {run_ms:.1f} ms, spread {each.jitter:.0%}, {start}, {each.blocks[0].mib:.0f} MiB")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())

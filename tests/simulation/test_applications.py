@@ -182,7 +182,7 @@ def test_an_application_that_does_not_hold_together_is_refused(changes, word):
 
 def test_copies_of_an_application_are_refused():
     with pytest.raises(CallerError, match="applications"):
-        diamond().times(2)
+        diamond().multiplied(2)
 
 
 @pytest.mark.parametrize("path", TETRIS, ids=lambda path: path.stem)

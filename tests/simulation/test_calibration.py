@@ -28,20 +28,20 @@ def test_the_machine_and_the_function_come_back():
     assert journey.disk_bytes_per_s == pytest.approx(400 * MIB)
     [known], seen = scenario.functions, journey.functions["f@1"]
     assert len(seen.first) > 10
-    made = calibration.modelled("f", known.settings, known.workload, known.measured(), seen, scenario.node)
+    made = calibration.modelled("f", known.settings, known.workload, known.scheduler_profile(), seen, scenario.node)
     assert made.start_s == pytest.approx(0.05)
     assert made.prepare_s == pytest.approx(0.2)
     assert made.jitter == pytest.approx(0.0)
-    assert made.measured().points == known.measured().points
-    assert made.measured().weight_bytes == 40 * MIB
+    assert made.scheduler_profile().points == known.scheduler_profile().points
+    assert made.scheduler_profile().weight_bytes == 40 * MIB
 
 
 def test_runs_in_service_that_take_longer_than_the_profile_are_reported():
     scenario, _, steps = journal()
     [known], seen = scenario.functions, calibration.observed(steps).functions["f@1"]
     slower = seen._replace(later=[0.01 + each for each in seen.later])
-    made = calibration.modelled("f", known.settings, known.workload, known.measured(), slower, scenario.node)
-    assert [point.latency_s for point in made.measured().points] == pytest.approx([0.04, 0.08])
+    made = calibration.modelled("f", known.settings, known.workload, known.scheduler_profile(), slower, scenario.node)
+    assert [point.latency_s for point in made.scheduler_profile().points] == pytest.approx([0.04, 0.08])
 
 
 def test_a_journal_that_begins_elsewhere_reads_as_the_simulation_does():

@@ -17,8 +17,8 @@ def test_the_most_that_fit_fit_and_one_more_does_not():
     assert found.copies > 1
     assert found.functions == found.copies
     assert tuple(tries) == found.attempts
-    assert World(scenario.times(found.copies)).run().total.attainment >= 0.9
-    assert World(scenario.times(found.copies + 1)).run().total.attainment < 0.9
+    assert World(scenario.multiplied(found.copies)).run().total.attainment >= 0.9
+    assert World(scenario.multiplied(found.copies + 1)).run().total.attainment < 0.9
     assert found.report.total.attainment >= 0.9
 
 

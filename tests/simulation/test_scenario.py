@@ -37,21 +37,21 @@ def test_siblings_share_blocks_and_programs():
 
 
 def test_copies_multiply_the_siblings():
-    assert len(scene(function(variants=3), function("g")).times(4).simulated()) == 16
+    assert len(scene(function(variants=3), function("g")).multiplied(4).simulated()) == 16
 
 
 def test_latency_lies_between_the_batches_given():
     [model] = scene(function(latency_ms={"2": 50, "4": 110})).functions
-    known = model.measured()
+    known = model.scheduler_profile()
     assert [known.latency_s(1, batch, 1) for batch in (1, 2, 3, 4, 6)] == pytest.approx([0.05, 0.05, 0.08, 0.11, 0.17])
     [alone] = scene(function(latency_ms={"1": 50})).functions
-    assert alone.measured().latency_s(1, 4, 1) == pytest.approx(0.2)
+    assert alone.scheduler_profile().latency_s(1, 4, 1) == pytest.approx(0.2)
 
 
 def test_more_cores_shorten_all_but_the_serial_part():
     changes = {"serial": 0.2, "latency_ms": {"1": 100, "4": 400}, "settings": {"threads": 4, "max_batch": 2}}
     [model] = scene(function(**changes)).functions
-    known = model.measured()
+    known = model.scheduler_profile()
     assert [(point.cores, point.batch) for point in known.points] == [(c, b) for c in (1, 2, 3, 4) for b in (1, 2)]
     assert known.latency_s(1, 2, 1) == pytest.approx(0.2)
     assert known.latency_s(4, 2, 1) == pytest.approx(0.2 * (0.2 + 0.8 / 4))
@@ -60,7 +60,7 @@ def test_more_cores_shorten_all_but_the_serial_part():
 def test_the_slos_of_asyfunc_are_runs_of_the_largest_workers():
     [path] = [path for path in SCENARIOS if path.stem == "asyfunc"]
     for model in read_scenario(path).functions:
-        largest = model.measured().latency_s(16, 8, 1)
+        largest = model.scheduler_profile().latency_s(16, 8, 1)
         assert largest is not None
         assert 1000 * largest <= model.settings.slo_ms == pytest.approx(1000 * largest, abs=0.11)
 

@@ -48,7 +48,7 @@ def capacity(
 
     def fits(copies: int) -> bool:
         nonlocal best
-        report = World(scenario.times(copies), base).run()
+        report = World(scenario.multiplied(copies), base).run()
         attained = report.total.attainment
         if attained is None:
             raise CallerError("no request comes within duration_s, so there is no attainment to reach")

@@ -89,7 +89,7 @@ def _copy(model: FunctionModel, name: FunctionName, index: int) -> SimulatedFunc
         program=_address(model.name, "program"),
         has_handler=model.has_handler or model.handler is not None,
         blobs=_blobs(model.blocks, name),
-        profile=model.measured(),
+        profile=model.scheduler_profile(),
         family=FamilyId("" if model.settings.isolation == "function" else f"{model.tenant}/{model.name}"),
     )
     return SimulatedFunction(spec, model, index)
@@ -98,7 +98,7 @@ def _copy(model: FunctionModel, name: FunctionName, index: int) -> SimulatedFunc
 def _program(function: SimulatedFunction) -> SimulatedFunction:
     """Return the function that runs on devices for this one, as a node makes it."""
     spec, model = function.spec, function.model.on_device()
-    own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.measured()}
+    own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.scheduler_profile()}
     if function.model.handler is not None:
         # A handler's function itself refuses what is too late.
         own |= {"has_handler": False, "settings": msgspec.structs.replace(spec.settings, late="serve")}
@@ -128,10 +128,10 @@ def _slices(function: SimulatedFunction, begins: Sequence[int]) -> Iterator[Simu
         return
     spec, ends = function.spec, [*begins[1:], len(function.spec.blobs)]
     blobs = [spec.blobs[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    works = function.model.works()
+    relative_times = function.model.relative_times()
     following: FunctionId | None = None
     for number in range(len(begins), 0, -1):
-        share = sum(works[begins[number - 1] : ends[number - 1]]) / sum(works)
+        share = sum(relative_times[begins[number - 1] : ends[number - 1]]) / sum(relative_times)
         name = spec.name if number == 1 else slice_name(spec.name, number)
         own = msgspec.structs.replace(
             spec,

@@ -124,11 +124,11 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
             return (FunctionName(self.name),)
         return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
 
-    def works(self) -> list[float]:
+    def relative_times(self) -> list[float]:
         """Return the relative time of each block's calls."""
         return [part.mib if part.work is None else part.work for part in self.blocks for _ in range(part.count)]
 
-    def measured(self) -> Profile:
+    def scheduler_profile(self) -> Profile:
         """The profile that the scheduler gets."""
         points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
         return Profile(
@@ -171,7 +171,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
         self._check_handler()
         if any(min(row) <= 0 for row in self.profile):
             raise ValueError("every number of a row of profile must be above 0")
-        fault = self.measured().fault()
+        fault = self.scheduler_profile().fault()
         if fault is not None:
             raise ValueError(f"its latencies and memory are not possible: {fault}")
         if not self.name or "@" in self.name or is_part(FunctionName(self.name)):

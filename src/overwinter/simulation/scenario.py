@@ -162,7 +162,7 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
                 f"nothing calls {', '.join(sorted(uncalled))}: add a workload, or a stage of an application"
             )
 
-    def bounded_scheduler(self) -> SchedulerConfig:
+    def scheduler_config(self) -> SchedulerConfig:
         """The scheduler's configuration with the machine's resources."""
         host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
         return msgspec.structs.replace(
@@ -172,7 +172,7 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
             devices=self.devices,
         )
 
-    def times(self, copies: int) -> "Scenario":
+    def multiplied(self, copies: int) -> "Scenario":
         """Return the scenario with this many times as many variants of each function. Raises CallerError if there are
         applications, because they name their functions.
         """

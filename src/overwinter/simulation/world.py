@@ -96,7 +96,7 @@ class World:
         self.executors = Executors(scenario.devices, self._timeline, self._handle)
         self._alarm_at = inf
         self._faults = FaultModel(scenario.faults, self._random_for("faults"))
-        config = scenario.bounded_scheduler()
+        config = scenario.scheduler_config()
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
