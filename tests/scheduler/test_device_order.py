@@ -105,7 +105,7 @@ def test_a_function_that_misses_its_slo_most_has_low_priority_under_overload_unt
     # It needs fewer answers in time than the other one.
     assert first_of(world, "timely", "late", "later") == "later@1"
     world.calm()
-    assert not world.state.pool.judged
+    assert not world.state.pool.with_answers
     assert first_of(world, "late", "timely") == "late@1"
 
 
@@ -126,9 +126,9 @@ def test_the_answers_of_removed_functions_do_not_count():
     world.settle_processes()
     for name in ("late", "later", "timely"):
         world.send(Removed(f"{name}@1"))
-    assert world.state.pool.judged == world.state.pool.required == {}
+    assert world.state.pool.with_answers == world.state.pool.required == {}
     world.settle()
-    assert world.state.pool.judged == world.state.pool.required == {}
+    assert world.state.pool.with_answers == world.state.pool.required == {}
 
 
 def busy_world(**slos) -> World:

@@ -347,7 +347,7 @@ def test_alpha_is_halved_when_fewer_functions_comply_and_old_answers_are_forgott
     assert (pool.ratio, pool.alpha) == (0.0, 0.5)
     world.calm()
     assert pool.ratio is None
-    assert not pool.judged
+    assert not pool.with_answers
 
 
 def test_a_tenant_gets_a_device_although_another_one_always_has_requests():
