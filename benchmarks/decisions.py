@@ -194,7 +194,7 @@ def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
 
 def bounded(scenario: Scenario, policy: str, bounds: str, most: int) -> Scenario:
     """Return the scenario under a policy with scarcer resources: at most this many workers and cores."""
-    functions = scenario.simulated()
+    functions = scenario.simulated_functions()
     workers = [min(point.memory_bytes for point in each.spec.profile.points) for each in functions]
     blocks = {blob.address: blob.nbytes for each in functions for blob in each.spec.blobs}
     largest = max(sum({blob.address: blob.nbytes for blob in each.spec.blobs}.values()) for each in functions)

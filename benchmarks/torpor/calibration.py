@@ -35,7 +35,7 @@ class Devices:
     """The devices of a node without a scheduler."""
 
     def __init__(self, node: Scenario) -> None:
-        self.functions = {each.model.name: each for each in reversed(node.simulated())}
+        self.functions = {each.model.name: each for each in reversed(node.simulated_functions())}
         self.timeline = Timeline()
         self.names = [device.name for device in node.devices]
         self.took_s: dict[WorkerId, list[float]] = {}

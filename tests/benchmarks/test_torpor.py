@@ -31,14 +31,16 @@ def test_every_function_has_its_own_row_of_the_trace_and_its_own_blocks():
     node = with_functions(NODE, 21, first_row=5)
     assert [model.variants for model in node.functions] == [3, 3, 3, 3, 3, 2, 2, 2]
     assert [model.workload.row for model in node.functions] == [5, 8, 11, 14, 17, 20, 22, 24]
-    specs = [each.spec for each in node.simulated()]
+    specs = [each.spec for each in node.simulated_functions()]
     assert len(specs) == 21
     assert len({blob.address for spec in specs for blob in spec.blobs}) == sum(len(spec.blobs) for spec in specs)
     assert [model.name for model in with_functions(NODE, 2).functions] == ["densenet-169", "densenet-201"]
 
 
 def test_variants_differ_in_their_heads_only():
-    before, after = ({each.spec.id: each.spec.blobs for each in node.simulated()} for node in (FEW, sharing_bases(FEW)))
+    before, after = (
+        {each.spec.id: each.spec.blobs for each in node.simulated_functions()} for node in (FEW, sharing_bases(FEW))
+    )
     assert {id_: sum(blob.nbytes for blob in blobs) for id_, blobs in before.items()} == {
         id_: sum(blob.nbytes for blob in blobs) for id_, blobs in after.items()
     }

@@ -8,7 +8,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from overwinter.core.actions import Reply, StopWorker
 from overwinter.core.events import LoadAsked, UnloadAsked
 from overwinter.core.policies import POLICIES
-from overwinter.scheduler.order import TENANT_PART
+from overwinter.scheduler.order import FREE_ONE_IN
 from tests.scheduler.test_properties import TIMEOUT_S, AnyOrder
 from tests.scheduler.world import World, spec
 
@@ -62,7 +62,7 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
     world = World(workers_max=32)
     well(world)
     sleepers(world, 40)
-    assert workers_of(world, "a") == 32 - 32 // TENANT_PART
+    assert workers_of(world, "a") == 32 - 32 // FREE_ONE_IN
     for _ in range(20):
         assert isinstance(answered(world, "b"), Reply)
         world.now += 1.0

@@ -39,7 +39,7 @@ class Pool:
         pool = {"settings": {"device": "pool"}, **changes}
         models = [function("f", variants=2, **pool), function("g", blocks=[{"mib": 60}], **pool)]
         made = scene(*models, devices=[{"name": each.name, "memory_bytes": each.memory_bytes} for each in configs])
-        self.functions = {each.spec.id: each for each in made.simulated()}
+        self.functions = {each.spec.id: each for each in made.simulated_functions()}
         self.names = [each.name for each in configs]
         for number, name in enumerate(self.names, 1):
             self.executors.start(StartExecutor(number, name, tenant), 0.0, None, None)

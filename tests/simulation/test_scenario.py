@@ -22,11 +22,11 @@ workload = { kind = "poisson", rate = 1 }
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_of_the_repository_can_be_read(path):
-    assert read_scenario(path).simulated()
+    assert read_scenario(path).simulated_functions()
 
 
 def test_siblings_share_blocks_and_programs():
-    first, second, other = scene(function("a", variants=2), function("b")).simulated()
+    first, second, other = scene(function("a", variants=2), function("b")).simulated_functions()
     assert [each.spec.id for each in (first, second, other)] == ["a-0000@1", "a-0001@1", "b@1"]
     blocks = [{blob.address for blob in each.spec.blobs} for each in (first, second, other)]
     assert len(blocks[0] & blocks[1]) == len(blocks[0] & blocks[2]) == 3
@@ -37,7 +37,7 @@ def test_siblings_share_blocks_and_programs():
 
 
 def test_copies_multiply_the_siblings():
-    assert len(scene(function(variants=3), function("g")).multiplied(4).simulated()) == 16
+    assert len(scene(function(variants=3), function("g")).multiplied(4).simulated_functions()) == 16
 
 
 def test_latency_lies_between_the_batches_given():

@@ -28,7 +28,7 @@ def scenario(*functions, devices=3, **changes):
 
 
 def test_the_slices_are_the_fewest_that_fit_and_share_bytes_and_time():
-    parts = {each.spec.id: each.spec for each in scenario(large()).simulated()}
+    parts = {each.spec.id: each.spec for each in scenario(large()).simulated_functions()}
     assert list(parts) == ["f:3@1", "f:2@1", "f@1"]
     first, second, last = (parts[id_] for id_ in SLICES)
     assert [first.following, second.following, last.following] == ["f:2@1", "f:3@1", None]
@@ -40,7 +40,7 @@ def test_the_slices_are_the_fewest_that_fit_and_share_bytes_and_time():
 
 def test_slices_share_the_time_by_the_work_of_their_blocks():
     blocks = [{"mib": 10, "work": 5}, {"mib": 10, "count": 6, "work": 0.5}, {"mib": 10, "count": 3, "work": 0.5}]
-    parts = {each.spec.id: each.spec.profile for each in scenario(large(blocks=blocks)).simulated()}
+    parts = {each.spec.id: each.spec.profile for each in scenario(large(blocks=blocks)).simulated_functions()}
     assert [parts[id_].run_s(1, 1)[1] for id_ in SLICES] == pytest.approx([0.03 * part / 9.5 for part in (6.5, 2, 1)])
 
 

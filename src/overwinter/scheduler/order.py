@@ -36,7 +36,7 @@ REQUESTS_CHECKED = 32
 """The number of a function's latest requests that are checked; late ones among them are moved to the end."""
 SHARED_SLOWDOWN = 1.5
 """The assumed slowdown while one run more than the cores is in progress, as with three runs on two cores."""
-TENANT_PART = 16
+FREE_ONE_IN = 16
 """One in this many workers is kept free for other tenants."""
 
 
@@ -269,7 +269,7 @@ def tenant_workers_max(cycle: Cycle) -> int:
     most, own = cycle.workers_max, cycle.config.tenant_workers_max
     if own is not None:
         return min(own, most)
-    return most - (0 if len(cycle.state.tenants) <= 1 else most // TENANT_PART)
+    return most - (0 if len(cycle.state.tenants) <= 1 else most // FREE_ONE_IN)
 
 
 def first_for_places(cycle: Cycle) -> Function | None:

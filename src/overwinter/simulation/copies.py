@@ -30,7 +30,9 @@ class SimulatedFunction(msgspec.Struct, frozen=True):
     copy: int
 
 
-def copies(models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]) -> tuple[SimulatedFunction, ...]:
+def simulated_functions(
+    models: Sequence[FunctionModel], devices: Sequence[DeviceConfig]
+) -> tuple[SimulatedFunction, ...]:
     """Return the functions for the scheduler: each copy of each function, with its slices and programs. The ones that
     run in workers come after the programs that run on devices for them, and later slices of a program before earlier
     ones.

@@ -28,6 +28,7 @@ class Job(msgspec.Struct, eq=False):
     then: Callback
     ends: float = 0.0
     gone: bool = False
+    """Whether it has ended or was cancelled."""
 
 
 class Cores:

@@ -17,7 +17,7 @@ from overwinter.core.errors import CallerError
 from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
-from overwinter.simulation.copies import SimulatedFunction, copies, cuts
+from overwinter.simulation.copies import SimulatedFunction, cuts, simulated_functions
 from overwinter.simulation.models import MIB, FunctionModel, ScenarioPart
 from overwinter.simulation.workloads import Workload
 
@@ -181,9 +181,9 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
         more = tuple(msgspec.structs.replace(each, variants=each.variants * copies) for each in self.functions)
         return msgspec.structs.replace(self, functions=more)
 
-    def simulated(self) -> tuple[SimulatedFunction, ...]:
+    def simulated_functions(self) -> tuple[SimulatedFunction, ...]:
         """Return the functions for the scheduler: each copy of each function, with its slices and programs."""
-        return copies(self.functions, self.devices)
+        return simulated_functions(self.functions, self.devices)
 
 
 def read_scenario(path: Path) -> Scenario:

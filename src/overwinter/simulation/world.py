@@ -87,7 +87,7 @@ class World:
         self._machine = scenario.node
         self._checked = checked
         self._steps = 0
-        self._functions = scenario.simulated()
+        self._functions = scenario.simulated_functions()
         self._by_id: dict[FunctionId, SimulatedFunction] = {each.spec.id: each for each in self._functions}
         self._durations = Durations(self._by_id, self._random_for("jitter"))
         self._timeline = Timeline()
