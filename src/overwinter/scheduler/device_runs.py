@@ -206,7 +206,7 @@ def _ran_well(function: Function) -> None:
 
 
 def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
-    """Nothing ran, and the device no longer has the functions of the run. The next attempt is of the first one alone."""
+    """Nothing ran, and the device no longer has the functions of the run. The next attempt has the first one alone."""
     total = device.blocks.nbytes
     for each in operation.functions:
         residency.drop(cycle, device, each.spec.id)
