@@ -24,7 +24,7 @@ EXPLAINED = {
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
     "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "slowdown": 1.5},
-    "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
+    "decisions": [{"at": 0.0, "what": "evict", "why": "others needed space"}],
     "shared": {
         "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "charged_s": 0.0, "whole_s": 0.0,
         "separate_part": 0.0, "time_ratio": None, "shared_with": {},
@@ -76,7 +76,7 @@ def test_an_explanation_tells_why() -> None:
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
     ]  # fmt: skip
-    assert "others needed room" in shown
+    assert "others needed space" in shown
     assert "REFUSED" not in shown
     assert "shares workers with no function" in shown
     assert "ITS PRIVATE" not in shown

@@ -305,12 +305,12 @@ def _swap_s(function: Function, device: Device, all_bytes: bool) -> float:
 def _fit_together(cycle: Cycle, parts: Sequence[Function]) -> bool:
     """Whether the devices in service can hold these functions at once, by their bytes."""
     devices = cycle.state.pool.devices.values()
-    rooms = [each.config.memory_bytes for each in devices if not each.is_out(cycle.now)]
+    free_bytes = [each.config.memory_bytes for each in devices if not each.is_out(cycle.now)]
     for nbytes in sorted((pool_record(each).nbytes for each in parts), reverse=True):
-        room = min((each for each in rooms if each >= nbytes), default=None)
-        if room is None:
+        smallest = min((each for each in free_bytes if each >= nbytes), default=None)
+        if smallest is None:
             return False
-        rooms[rooms.index(room)] -= nbytes
+        free_bytes[free_bytes.index(smallest)] -= nbytes
     return True
 
 

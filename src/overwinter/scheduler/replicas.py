@@ -58,7 +58,7 @@ def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> No
     demand = Demand(rate, run_s, swap_wait_s, slo_ms / 1000, len(holders))
     if not call_policy(cycle.state, function, False, wants_replica, demand):
         return
-    victims = dict(_with_room(cycle, function, candidates))
+    victims = dict(_with_space(cycle, function, candidates))
     if not victims:
         return
     options = swaps.options(cycle, function, list(victims))
@@ -75,8 +75,8 @@ def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> No
     watch(cycle, function)
 
 
-def _with_room(cycle: Cycle, function: Function, devices: Sequence[Device]) -> Iterator[tuple[Device, list[Function]]]:
-    """Yield those of these devices on which a function finds room, and what is evicted there for it."""
+def _with_space(cycle: Cycle, function: Function, devices: Sequence[Device]) -> Iterator[tuple[Device, list[Function]]]:
+    """Yield those of these devices on which a function finds space, and what is evicted there for it."""
     for each in devices:
         short = each.short_bytes(each.missing_bytes(pool_record(function)))
         less_valuable = swaps.less_valuable(cycle, function, each) if short else {}

@@ -165,7 +165,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
             return False
         # The reason does not say how many bytes this frees: that would reveal how many of them other functions hold,
         # perhaps of another tenant.
-        evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used_at:.1f} s ago")
+        evict_blocks_of(cycle, victim, f"others needed space; it was used {cycle.now - victim.used_at:.1f} s ago")
     return True
 
 
@@ -197,6 +197,6 @@ def _release(cycle: Cycle, function: Function) -> None:
     state = cycle.state
     state.releasing = None
     if state.waiting_for_bytes and function.loaded:
-        evict_blocks_of(cycle, function, "others wait for room in the host store, and its time slice is over")
+        evict_blocks_of(cycle, function, "others wait for space in the host store, and its time slice is over")
     cycle.bytes_changed = True
     cycle.mark(function)

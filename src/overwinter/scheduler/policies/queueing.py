@@ -23,7 +23,7 @@ def why_full(function: Function, queued: int, requests: Resource) -> str | None:
     """Return why one more request of the function is refused; None: it is accepted. `queued`: its requests that wait.
 
     A tenant may have as many open requests as are free of `requests_max`. A single tenant can thus have half of them,
-    and two tenants a third each, so there is always room for tenants with few requests (Choudhury and Hahne's
+    and two tenants a third each, so there are always places for tenants with few requests (Choudhury and Hahne's
     dynamic thresholds).
     """
     if queued >= function.spec.settings.queue_limit:
