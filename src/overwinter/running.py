@@ -108,7 +108,7 @@ async def _assembled(
         effects = NodeEffects(registry, processes, calls, hosts, config.scheduler, tasks, post, log)
         unneeded, upkeep = UnneededBlocks(repository, config.unneeded_keep_s), Threads(1, "upkeep")
         parts = Parts(
-            config, log, faults, repository, hosts, published, post, registry, processes, calls, effects.computing,
+            config, log, faults, repository, hosts, published, post, registry, processes, calls, effects.pool_calls,
             unneeded, upkeep,
         )  # fmt: skip
         pipelines = Pipelines(registry, calls.infer, repository)

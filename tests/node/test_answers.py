@@ -123,7 +123,7 @@ ARRAY = b"\xdd" + (1 << 20).to_bytes(4)
     [
         ["Answer", 1, [["Outputs"]]],
         ["Answer", 1, [["Outputs", [["y", "FP32"]]]]],
-        ["Compute", 1, "f@1", 0],
+        ["PoolCall", 1, "f@1", 0],
     ],
 )
 def test_a_long_list_is_refused_before_its_items_are_decoded(head: list) -> None:

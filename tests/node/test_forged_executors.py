@@ -21,7 +21,7 @@ FORGED = {
     "a failure of a function that ran": ["BindFailed", "{function}", "ProgramError", "forged"],
     "ready twice": ["Ready"],
     "not loaded": ["LoadFailed", "WorkerError", "forged"],
-    "a call": ["Compute", 1, "{function}", 0, [["x", "FP32", [1, 4], 16]], 65536],
+    "a call": ["PoolCall", 1, "{function}", 0, [["x", "FP32", [1, 4], 16]], 65536],
     "bound": ["Bound", "{function}"],
     "warmed up": ["WarmedUp", False],
     "measured": ["Measured", 1 << 62, []],

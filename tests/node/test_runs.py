@@ -40,8 +40,8 @@ class Worker:
             number: Payload([], loop.create_future(), Call("f", 1, [], reserve=reservation.grow))
             for number, reservation in enumerate(self.reservations)
         }
-        computing = SimpleNamespace(end=lambda *_: ())
-        self.runs = Runs(None, {}, self.payloads, computing, Copies(), self.events.append)
+        pool_calls = SimpleNamespace(end=lambda *_: ())
+        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(), self.events.append)
         self.process.begin(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:

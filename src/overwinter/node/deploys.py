@@ -49,7 +49,7 @@ class Deploys:
         self._hosts = parts.hosts
         self._registry = parts.registry
         self._calls = parts.calls
-        self._computing = parts.computing
+        self._pool_calls = parts.pool_calls
         self._post = parts.post
         self._log = parts.log
         self._versions_of = parts.published.versions
@@ -110,8 +110,8 @@ class Deploys:
                 # In a deploy, the author of the handler is the caller.
                 raise AuthorError(str(error)) from error
             raise
-        if self._config.profile_on_deploy and function.computing.slice is None:
-            self._profiler.measure_soon(function.computing)
+        if self._config.profile_on_deploy and function.program_part.slice is None:
+            self._profiler.measure_soon(function.program_part)
         messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
         return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
 
@@ -188,7 +188,7 @@ class Deploys:
         if function.program is None:
             self._parts_removed(others)
         else:
-            self._computing.after_runs(function.id, partial(self._parts_removed, others))
+            self._pool_calls.after_runs(function.id, partial(self._parts_removed, others))
 
     def _parts_removed(self, parts: Sequence[DeployedFunction]) -> None:
         for part in reversed(parts):

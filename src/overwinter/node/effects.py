@@ -34,13 +34,13 @@ from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
 from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.calls import Calls
-from overwinter.node.computing import Computing
 from overwinter.node.copying import Copies
 from overwinter.node.executors import Executors
 from overwinter.node.faults import MACHINE, contain
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
+from overwinter.node.pool_calls import PoolCalls
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
@@ -81,8 +81,8 @@ class NodeEffects:
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
         copies = Copies()
-        self.computing = Computing(calls, copies, processes, tasks, log)
-        self.runs = Runs(processes, registry.functions, calls.payloads, self.computing, copies, post)
+        self.pool_calls = PoolCalls(calls, copies, processes, tasks, log)
+        self.runs = Runs(processes, registry.functions, calls.payloads, self.pool_calls, copies, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
         when_verified = self.worker_actions.when_verified
         self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
@@ -211,7 +211,7 @@ class NodeEffects:
     def close(self) -> None:
         """Cancel the alarm, and fail all requests and loads, because the node stops."""
         self.worker_actions.close()
-        self.computing.close()
+        self.pool_calls.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._calls.close()

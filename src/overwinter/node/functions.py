@@ -187,7 +187,7 @@ class DeployedFunction:
         return [tensor for tensor in tensors if tensor.name in wanted]
 
     @property
-    def computing(self) -> "DeployedFunction":
+    def program_part(self) -> "DeployedFunction":
         """The part that has the program, and its profile."""
         return self.program if self.handler_only and self.program is not None else self
 

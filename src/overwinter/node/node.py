@@ -83,17 +83,17 @@ class Node:
         function = self._find(name, version)
         if self._registry.function(name, version).lifecycle == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
-        if function.computing.slice is not None:
+        if function.program_part.slice is not None:
             raise ConflictError(
                 f"the program of {name!r} is cut into slices, and only whole programs are measured: deploy it under "
                 'another name with device = "cpu", and measure that'
             )
-        return await self.profiler.measure(function.computing, options, report)
+        return await self.profiler.measure(function.program_part, options, report)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
         function = self._find(name, version)
-        profile = function.computing.profile
+        profile = function.program_part.profile
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
         return profile
@@ -129,7 +129,7 @@ class Node:
             asked = [(name, version)]
         functions = [function for each in asked for function in self._answering(*each)]
         for function in functions:
-            self.parts.computing.cancel_after_runs(function.id)
+            self.parts.pool_calls.cancel_after_runs(function.id)
         parts = [part for function in functions for part in function.parts()]
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,7 +158,7 @@ class Node:
                 if function.program is None:
                     self._unload(others)
                 else:
-                    self.parts.computing.after_runs(function.id, partial(self._unload, others))
+                    self.parts.pool_calls.after_runs(function.id, partial(self._unload, others))
 
     def _unload(self, parts: Sequence[DeployedFunction]) -> None:
         for part in reversed(parts):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from overwinter.core.config import NodeConfig
 from overwinter.core.events import Event
 from overwinter.node.calls import Calls
-from overwinter.node.computing import Computing
 from overwinter.node.faults import Faults
 from overwinter.node.log import Log
+from overwinter.node.pool_calls import PoolCalls
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.upkeep import UnneededBlocks
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     registry: Registry
     processes: Processes
     calls: Calls
-    computing: Computing
+    pool_calls: PoolCalls
     unneeded: UnneededBlocks
     upkeep: Executor
     """The thread of what keeps workers and stores within their bounds, which no request may occupy."""

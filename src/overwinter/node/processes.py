@@ -24,13 +24,13 @@ from overwinter.worker.messages import (
     Bind,
     BindFailed,
     Bound,
-    Compute,
     Forked,
     ForkWorker,
     FromWorker,
     Load,
     LoadFailed,
     Measured,
+    PoolCall,
     Ready,
     Trying,
     Unbind,
@@ -202,7 +202,7 @@ class Processes:
         match message:
             case Answer():
                 process.listener.worker_answered(process, message)
-            case Compute():
+            case PoolCall():
                 process.listener.worker_calls(process, message)
             case Trying():
                 _require(not (process.ready or process.tried), "its trial had already begun")

@@ -11,13 +11,13 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, Placed, placed_bytes, taken
 from overwinter.node.calls import Payload
-from overwinter.node.computing import Computing
 from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.pool_calls import PoolCalls
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
-from overwinter.worker.messages import Answer, Compute, Failure, Measured, Ready, RunBatch
+from overwinter.worker.messages import Answer, Failure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
 BUFFERS_IDLE_S = 1.0
@@ -32,7 +32,7 @@ class Runs:
         processes: Processes,
         functions: Mapping[FunctionId, DeployedFunction],
         payloads: Mapping[RequestId, Payload],
-        computing: Computing,
+        pool_calls: PoolCalls,
         copies: Copies,
         post: Callable[[Event], None],
     ) -> None:
@@ -40,7 +40,7 @@ class Runs:
         self._functions = functions
         self._payloads = payloads
         self._post = post
-        self._computing = computing
+        self._pool_calls = pool_calls
         self._copies = copies
         self._loop = asyncio.get_running_loop()
 
@@ -48,7 +48,7 @@ class Runs:
         """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
         does not accept it.
         """
-        self._computing.end(process, 0)
+        self._pool_calls.end(process, 0)
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
             function.trial_warning = ready.warning[:MESSAGE_MAX]
@@ -64,16 +64,16 @@ class Runs:
         """Refuse the message: only workers of a profile measurement report measurements."""
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
-    def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
+    def worker_calls(self, process: WorkerProcess, call: PoolCall) -> None:
         """A worker calls a program on the pool; raises ValueError if it may not."""
         function = self._functions.get(process.function)
         is_tried = function is not None and function.on_trial and not process.ready
-        self._computing.call(process, function if is_tried else None, call)
+        self._pool_calls.call(process, function if is_tried else None, call)
 
     def worker_exited(self, process: ContainedProcess, error: str, reason: str) -> None:
         """A worker or an executor ended."""
         if isinstance(process, WorkerProcess):
-            self._computing.gone(process)
+            self._pool_calls.gone(process)
         self._post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def begin(self, action: Run) -> None:
@@ -99,12 +99,12 @@ class Runs:
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests, functions)
         if isinstance(process, WorkerProcess) and process.calls_programs:
-            self._computing.begin(process, run, slot, [self._functions[function] for function, _ in pairs], requests)
+            self._pool_calls.begin(process, run, slot, [self._functions[function] for function, _ in pairs], requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
                 if isinstance(process, WorkerProcess):
-                    self._computing.end(process, slot)
+                    self._pool_calls.end(process, slot)
                 self._fail_run(process, run, process.take_back(run), error)
             else:
                 self._processes.forks.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
@@ -118,7 +118,7 @@ class Runs:
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
         flight = process.end(answer)
-        known = self._computing.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
+        known = self._pool_calls.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
         buffer = process.slots[flight.slot].outputs
         placed, failures = self._reserved(flight, process.answer_check.outcomes_of(answer, buffer, known))
 

@@ -11,7 +11,7 @@ from overwinter.node.contained import ContainedProcess, Flight
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.recent_output import OutputLine, RecentOutput
-from overwinter.worker.messages import Answer, Compute, Failure, Load, Measured, Ready
+from overwinter.worker.messages import Answer, Failure, Load, Measured, PoolCall, Ready
 
 AFTER_RUN_S = 0.002
 """The CPU time that a worker may use after a run to tidy up."""
@@ -24,7 +24,7 @@ class WorkerListener(Protocol):
         """The worker is loaded."""
         ...
 
-    def worker_calls(self, process: "WorkerProcess", call: Compute, /) -> None:
+    def worker_calls(self, process: "WorkerProcess", call: PoolCall, /) -> None:
         """The worker calls a program on the pool; raises ValueError if it may not."""
         ...
 

@@ -21,7 +21,7 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import offsets
-from overwinter.worker.messages import Answer, Compute, Failure, ForkWorker, Measure, Measured, Ready, RunBatch
+from overwinter.worker.messages import Answer, Failure, ForkWorker, Measure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
 BATCH = "batch"
@@ -204,7 +204,7 @@ class MeasuredWorker:
         """Handle the end of its load."""
         self._complete(self._now())
 
-    def worker_calls(self, process: WorkerProcess, call: Compute) -> None:
+    def worker_calls(self, process: WorkerProcess, call: PoolCall) -> None:
         """Refuse the message: programs are measured in workers."""
         raise ValueError("a worker that is measured runs the program itself")
 

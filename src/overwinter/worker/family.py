@@ -14,9 +14,9 @@ from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
 from overwinter.worker.buffer import SharedBuffer
 from overwinter.worker.channel import close_all
-from overwinter.worker.computing import Computing, is_sendable
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
+from overwinter.worker.pool_calls import PoolCalls, is_sendable
 from overwinter.worker.runner import Compiled, Prepared, Runner
 from overwinter.worker.trial import check_size, check_trial, generated_warning
 from overwinter.worker.values import read_requests
@@ -41,14 +41,14 @@ class Family:
         load: Load,
         fds: Sequence[int],
         prepared: Mapping[Address, Prepared],
-        computing: Computing | None = None,
+        pool_calls: PoolCalls | None = None,
     ) -> None:
-        """Compile the program unless it is prepared, or always runs on the pool by `computing`. Closes the descriptors.
+        """Compile the program unless it is prepared, or always runs on the pool by `pool_calls`. Closes the descriptors.
         Raises ProgramError or HandlerError.
         """
         try:
             self._load = load
-            self._computing = computing if load.handler_only or load.pool_first else None
+            self._pool_calls = pool_calls if load.handler_only or load.pool_first else None
             self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)
@@ -88,8 +88,8 @@ class Family:
         weights = [] if load.handler_only else weight_tensors(prepared.program.weights, bind.pieces, member.blocks)
         # Measurements run on zeros.
         run = prepared.unchecked() if load.measured else None
-        if self._computing is not None:
-            run = _on_pool(self._computing, function, prepared, load.pool_first)
+        if self._pool_calls is not None:
+            run = _on_pool(self._pool_calls, function, prepared, load.pool_first)
         return Runner(function, prepared, weights, handler, load.outputs, run)
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
@@ -116,7 +116,7 @@ class Family:
         return None if member is None else member.runner
 
 
-def _on_pool(computing: Computing, function: str, prepared: Prepared, pool_first: bool) -> Compiled:
+def _on_pool(pool_calls: PoolCalls, function: str, prepared: Prepared, pool_first: bool) -> Compiled:
     """Return a function that replaces the compiled program: it calls the pool, and runs the program itself if the pool
     leaves the call to the worker. `pool_first`: the worker may run the program, so it runs inputs that are too large to
     be sent.
@@ -125,10 +125,10 @@ def _on_pool(computing: Computing, function: str, prepared: Prepared, pool_first
     def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
         if pool_first and not is_sendable(inputs):
             return prepared.run(weights, inputs)
-        outputs = computing.run(function, prepared.program.inputs, inputs)
+        outputs = pool_calls.run(function, prepared.program.inputs, inputs)
         if outputs is not None:
             return outputs
-        with computing.timed():
+        with pool_calls.timed():
             return prepared.run(weights, inputs)
 
     return run_on_pool

@@ -228,15 +228,17 @@ class TakeOver(_Message, frozen=True):
     mapped_bytes: int
 
 
-class Computed(_Message, frozen=True):
-    """The answer to `Compute`: the outputs, in the slot's second buffer, or an error; None: the worker computes."""
+class PoolCallResult(_Message, frozen=True):
+    """The answer to `PoolCall`: the outputs, in the slot's second buffer, or an error; None: the worker runs the
+    program itself.
+    """
 
     number: int
     outcome: "Outputs | Failure | None"
     buffer_bytes: int = 0
 
 
-ToWorker = Load | Bind | Unbind | RunBatch | Computed | Measure | Stop
+ToWorker = Load | Bind | Unbind | RunBatch | PoolCallResult | Measure | Stop
 
 # node -> executor, which also gets Unbind, RunBatch and Stop
 
@@ -251,7 +253,9 @@ class Reserve(_Message, frozen=True):
 
 
 class BringFrom(_Message, frozen=True):
-    """The next run copies from this peer the blocks that it has. Descriptor: its memory, unless the executor has it."""
+    """The next run copies blocks from this peer, as far as it has them. Descriptor: the peer's memory, unless the
+    executor has received it already.
+    """
 
     peer: DeviceId
 
@@ -292,7 +296,9 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Compile a handed-over function; run it once on zeros with the weights in the host store. A message ends this."""
+    """Compile a handed-over function, and run it once on zeros with the weights in the host store. The next message
+    interrupts this.
+    """
 
     function: str
 
@@ -327,7 +333,7 @@ class LoadFailed(_Message, frozen=True):
 
 
 class Bound(_Message, frozen=True):
-    """Another function is bound. An executor does not say so."""
+    """Another function is bound. An executor does not report this."""
 
     function: str
 
@@ -377,8 +383,8 @@ class WarmedUp(_Message, frozen=True):
     interrupted: bool
 
 
-class Compute(_Message, frozen=True):
-    """Let a function's program run on the pool. Until `Computed` its inputs lie, in order, in the second buffer."""
+class PoolCall(_Message, frozen=True):
+    """Run a function's program on the pool. Its inputs lie, in order, in the second buffer until `PoolCallResult`."""
 
     number: int
     """Identifies the answer."""
@@ -396,5 +402,5 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Compute | Answer | WarmedUp | Measured
+FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | PoolCall | Answer | WarmedUp | Measured
 """An executor sends Ready, LoadFailed, BindFailed, Answer and WarmedUp only."""

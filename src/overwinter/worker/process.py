@@ -26,7 +26,6 @@ from overwinter.core.ids import Address
 from overwinter.worker.batches import run_batch, unbound
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
-from overwinter.worker.computing import Computing
 from overwinter.worker.family import Family
 from overwinter.worker.inbox import Inbox
 from overwinter.worker.measure import Gauge
@@ -35,12 +34,12 @@ from overwinter.worker.messages import (
     Bind,
     BindFailed,
     Bound,
-    Compute,
-    Computed,
     Failure,
     Load,
     LoadFailed,
     Measure,
+    PoolCall,
+    PoolCallResult,
     Ready,
     RunBatch,
     Stop,
@@ -48,6 +47,7 @@ from overwinter.worker.messages import (
     Trying,
     Unbind,
 )
+from overwinter.worker.pool_calls import PoolCalls
 from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.shortage import lacks_memory
 
@@ -82,8 +82,8 @@ class Worker:
         self._prepared = prepared
         self._gauge = gauge
         self._family: Family | None = None
-        self._computing = Computing(slots, self._call)
-        self._answers: dict[int, Computed | None] = {}
+        self._pool_calls = PoolCalls(slots, self._call)
+        self._answers: dict[int, PoolCallResult | None] = {}
         """The calls of programs on the pool that threads wait for, and their answers."""
         self._jobs: deque[Job] = deque()
         self._waiting = threading.Condition()
@@ -111,7 +111,7 @@ class Worker:
             # One packet by one call, so that the answers of threads cannot mix.
             self._channel.send(answer)
 
-    def _call(self, call: Compute) -> Computed | None:
+    def _call(self, call: PoolCall) -> PoolCallResult | None:
         """Ask the node to run a program on the pool, and wait for the answer; None if none will come."""
         self._answers[call.number] = None
         try:
@@ -154,7 +154,7 @@ class Worker:
         match message:
             case RunBatch():
                 self._jobs.append(self._counted(partial(self._run, message, self._runners(message))))
-            case Computed(number):
+            case PoolCallResult(number):
                 # Nobody waits for the answer to a call in a trial that took too long.
                 if number in self._answers:
                     self._answers[number] = message
@@ -176,9 +176,9 @@ class Worker:
         return [self._loaded.runner(name) or unbound(name) for name in message.functions]
 
     def _run(self, message: RunBatch, runners: Sequence[Runner | Failure]) -> Answer:
-        with self._computing.within(message.slot):
+        with self._pool_calls.within(message.slot):
             answer = run_batch(message, self._slots[message.slot], runners)
-            program_s = self._computing.program_s()
+            program_s = self._pool_calls.program_s()
             return structs.replace(answer, program_s=program_s) if program_s else answer
 
     @property
@@ -213,7 +213,7 @@ class Worker:
             if load.tried:
                 self._channel.send(Trying())
             torch.set_num_threads(load.threads)
-            made = _made(load, fds, self._prepared, self._computing)
+            made = _made(load, fds, self._prepared, self._pool_calls)
             bind, bind_fds = self._channel.receive()
         except ChannelClosedError:
             return False
@@ -269,12 +269,12 @@ class Worker:
 
 
 def _made(
-    load: Load, fds: list[int], prepared: Mapping[Address, Prepared], computing: Computing
+    load: Load, fds: list[int], prepared: Mapping[Address, Prepared], pool_calls: PoolCalls
 ) -> Callable[[], Family]:
     """Return a function that returns the loaded family, or raises why loading failed."""
     made: Future[Family] = Future()
     try:
-        made.set_result(Family(load, fds, prepared, computing))
+        made.set_result(Family(load, fds, prepared, pool_calls))
     except Exception as error:  # noqa: BLE001 - the boundary to an untested program
         made.set_exception(error)
     return made.result

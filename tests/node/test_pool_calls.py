@@ -10,10 +10,10 @@ from overwinter.api.budget import Budget, Reservation
 from overwinter.core.call import Call, Result
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node.calls import Payload
-from overwinter.node.computing import Computing, _Run
+from overwinter.node.pool_calls import PoolCalls, _Run
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import SharedBuffer, Slot
-from overwinter.worker.messages import Compute
+from overwinter.worker.messages import PoolCall
 
 from .log_lines import LogLines
 from .rig import Function, Same
@@ -52,10 +52,10 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
                 payload.result.cancel()
                 reservation.close()
 
-        computing = Computing(Program(payloads, leave), None, None, None, None)
+        pool_calls = PoolCalls(Program(payloads, leave), None, None, None, None)
         run = _Run({function.id: function}, dict.fromkeys(range(2), function.id))
         inputs = [Tensor("x", "UINT8", (NBYTES,), bytes(NBYTES))]
-        await computing._run(run, function, function, computing._waiting(run, function), inputs)
+        await pool_calls._run(run, function, function, pool_calls._waiting(run, function), inputs)
 
     asyncio.run(scene())
     for reservation in reservations[leaving:]:
@@ -72,11 +72,11 @@ def test_inputs_of_a_call_without_room_are_not_copied():
         payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], reserve=reservation.grow))
         processes = SimpleNamespace(forks=SimpleNamespace(send=lambda _, message: sent.append(message)))
         # There are no copies: one would fail.
-        computing = Computing(Program([payload], bool), None, processes, None, None)
+        pool_calls = PoolCalls(Program([payload], bool), None, processes, None, None)
         run = _Run({function.id: function}, {0: function.id})
         process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)
-        message = Compute(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),), 2 * NBYTES)
-        await computing._answer(process, run, function, function, message)
+        message = PoolCall(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),), 2 * NBYTES)
+        await pool_calls._answer(process, run, function, function, message)
         process.slots[0].outputs.close()
 
     asyncio.run(scene())
@@ -89,10 +89,10 @@ def test_calls_of_a_tenants_trials_take_turns():
     done = []
 
     async def scene() -> None:
-        computing = Computing(Program([], bool), None, None, None, None)
+        pool_calls = PoolCalls(Program([], bool), None, None, None, None)
 
         async def call(name: str, run: _Run, of) -> None:
-            async with computing._turn(run, of):
+            async with pool_calls._turn(run, of):
                 done.append(f"{name} begins")
                 await asyncio.sleep(0)
                 done.append(f"{name} ends")
@@ -121,10 +121,10 @@ def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
         worker = WorkerProcess(1, function, function.load(), None, LogLines())
         function.program, function.handler_only = function, True
         async with asyncio.TaskGroup() as tasks:
-            computing = Computing(None, None, processes, tasks, lines)
-            monkeypatch.setattr(computing, "_answer", mistaken)
-            computing.begin(worker, 1, 0, [function], [1])
-            computing.call(worker, None, Compute(1, function.id, 0, (), 0))
+            pool_calls = PoolCalls(None, None, processes, tasks, lines)
+            monkeypatch.setattr(pool_calls, "_answer", mistaken)
+            pool_calls.begin(worker, 1, 0, [function], [1])
+            pool_calls.call(worker, None, PoolCall(1, function.id, 0, (), 0))
         worker.close_far_end()
         worker.close()
 

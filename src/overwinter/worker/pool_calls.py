@@ -1,4 +1,4 @@
-"""Lets programs run on the pool for a worker that runs handlers: the model call is one message to the node.
+"""Runs programs on the pool for a worker that runs handlers: each call of a program is one message to the node.
 
 The inputs and the outputs of the program pass through the second buffer of the run's slot, which is free until the
 run's answer. A slot has one call at a time; the threads of other slots may wait for theirs meanwhile.
@@ -16,14 +16,14 @@ import torch
 from overwinter.core.errors import HandlerError, WorkerError, error_named
 from overwinter.core.tensor import ANSWER_BYTES_MAX, TensorMeta, TensorSpec
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
-from overwinter.worker.messages import Compute, Computed, Failure
+from overwinter.worker.messages import Failure, PoolCall, PoolCallResult
 from overwinter.worker.values import EncodedTensor, read
 
 
-class Computing:
-    """The calls of a worker's programs."""
+class PoolCalls:
+    """The calls of programs on the pool by a worker."""
 
-    def __init__(self, slots: Sequence[Slot], call: Callable[[Compute], Computed | None]) -> None:
+    def __init__(self, slots: Sequence[Slot], call: Callable[[PoolCall], PoolCallResult | None]) -> None:
         """`call` sends a message and waits for its answer; None if none will come."""
         self._slots = slots
         self._call = call
@@ -58,20 +58,20 @@ class Computing:
         number, slot = next(self._numbers), getattr(self._thread, "slot", 0)
         buffer = self._slots[slot].outputs
         metas = _written(function, specs, inputs, buffer)
-        computed = self._call(Compute(number, function, slot, metas, buffer.nbytes))
-        if computed is None:
+        result = self._call(PoolCall(number, function, slot, metas, buffer.nbytes))
+        if result is None:
             raise WorkerError(f"the worker of {function} was stopped during its run")
-        if computed.outcome is None:
+        if result.outcome is None:
             return None
-        if isinstance(computed.outcome, Failure):
-            raise error_named(computed.outcome.error)(computed.outcome.message)
-        buffer.follow(computed.buffer_bytes)
-        places = offsets(computed.outcome.metas)
-        return tuple(_copied(buffer, meta, at) for meta, at in zip(computed.outcome.metas, places, strict=False))
+        if isinstance(result.outcome, Failure):
+            raise error_named(result.outcome.error)(result.outcome.message)
+        buffer.follow(result.buffer_bytes)
+        places = offsets(result.outcome.metas)
+        return tuple(_copied(buffer, meta, at) for meta, at in zip(result.outcome.metas, places, strict=False))
 
 
 def is_sendable(inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether these inputs of a program reach the pool in one run."""
+    """Whether these inputs of a program are small enough for one call."""
     return sum(tensor.nbytes for tensor in inputs) <= ANSWER_BYTES_MAX
 
 

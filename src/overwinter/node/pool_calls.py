@@ -1,4 +1,4 @@
-"""Lets the programs of functions run on the pool for the workers that run their handlers.
+"""Runs programs on the pool for the workers that run the handlers of their functions.
 
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
 treats as a function of its own. This request has the tensors of the run's requests, and the latest of their timeouts.
@@ -30,7 +30,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.policies.queueing import ORDINARY
 from overwinter.store.manifest import SAMPLES_MAX
-from overwinter.worker.messages import Compute, Computed, Failure, Outputs
+from overwinter.worker.messages import Failure, Outputs, PoolCall, PoolCallResult
 from overwinter.worker.shortage import lacks_memory
 
 CALLS_PER_REQUEST = 2
@@ -60,8 +60,10 @@ class _Run:
         """Why its calls failed."""
 
 
-class Computing:
-    """The runs of workers whose programs run on the pool, and their calls. Belongs to the loop's thread."""
+class PoolCalls:
+    """The runs of workers whose programs run on the pool, and the calls of these programs. Used on the event loop's
+    thread only.
+    """
 
     def __init__(self, calls: Calls, copies: Copies, processes: Processes, tasks: asyncio.TaskGroup, log: Log) -> None:
         self._calls = calls
@@ -141,7 +143,7 @@ class Computing:
 
     # Calls
 
-    def call(self, process: WorkerProcess, function: DeployedFunction | None, message: Compute) -> None:
+    def call(self, process: WorkerProcess, function: DeployedFunction | None, message: PoolCall) -> None:
         """Run a program for a worker; raise ValueError if it may not call it. `function`: the one on trial in it."""
         run = self._runs.get(process, {}).get(message.slot)
         if run is None and function is not None and message.slot == 0:
@@ -162,7 +164,7 @@ class Computing:
         run: _Run,
         function: DeployedFunction,
         program: DeployedFunction,
-        message: Compute,
+        message: PoolCall,
     ) -> None:
         """Send the worker the outputs of the program, or why there are none."""
         buffer = process.slots[message.slot].outputs
@@ -178,16 +180,18 @@ class Computing:
                 outputs = await self._run(run, function, program, waiting, inputs)
                 metas = tuple(tensor.meta for tensor in outputs)
                 await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
-            answer = Computed(message.number, Outputs(metas), buffer.nbytes)
+            answer = PoolCallResult(message.number, Outputs(metas), buffer.nbytes)
         except OverwinterError as error:
-            answer = Computed(message.number, None if _worker_runs_it(function, error) else _failure(run, error))
+            answer = PoolCallResult(message.number, None if _worker_runs_it(function, error) else _failure(run, error))
         except FAULTS as error:
             if not lacks_memory(error):
                 if not process.over:
                     self._processes.forks.give_up(process, f"it sent impossible inputs of a program: {error}")
                 return
             text = f"this node has no memory for the tensors of {function.id} now ({error}): try again later"
-            answer = Computed(message.number, None if function.pool_first else _failure(run, OverloadedError(text)))
+            answer = PoolCallResult(
+                message.number, None if function.pool_first else _failure(run, OverloadedError(text))
+            )
         run.call = None
         if not process.over:
             self._processes.forks.send(process, answer)
