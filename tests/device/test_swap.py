@@ -20,9 +20,9 @@ from overwinter.device.function import DeviceFunction, DeviceProgram
 from overwinter.device.host import HostBlocks
 from overwinter.device.interface import Copy, CopyPath, FoundBlocks, Source
 from overwinter.device.link import Link
+from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.peer import PeerMemory
-from overwinter.device.scrubbing import Tenancy
 from overwinter.device.shared import shared_memory
 from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
@@ -322,14 +322,14 @@ def test_many_blocks_are_cleared_and_those_between_them_kept(device):
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.sampled_from("abc")), max_size=20))
-def test_tenancy_knows_the_last_tenant_of_every_byte(given_):
-    tenancy, last = Tenancy(60), [None] * 60
+def test_owners_know_the_last_tenant_of_every_byte(given_):
+    owners, last = MemoryOwners(60), [None] * 60
     for start, length, tenant in given_:
-        tenancy.give(start, start + length, tenant)
+        owners.give(start, start + length, tenant)
         last[start : start + length] = [tenant] * length
-        ranges = list(tenancy.ranges(0, 60))
+        ranges = list(owners.ranges(0, 60))
         assert [had for start, stop, had in ranges for _ in range(start, stop)] == last
-        others = {at for start, stop in tenancy.others(0, 60, "a") for at in range(start, stop)}
+        others = {at for start, stop in owners.others(0, 60, "a") for at in range(start, stop)}
         assert others == {at for at, had in enumerate(last) if had not in (None, "a")}
 
 

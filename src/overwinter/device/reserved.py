@@ -9,8 +9,8 @@ from overwinter.core.ids import Address, TenantId
 from overwinter.device.allocation import Allocator, Extent, Move
 from overwinter.device.arena import Arena
 from overwinter.device.interface import Device
+from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitions import GRANULE_BYTES
-from overwinter.device.scrubbing import Tenancy
 
 FRAGMENTED = 2
 """Blocks are moved together only if this many times the bytes to be placed are free. Otherwise more bytes would be
@@ -26,7 +26,7 @@ class ReservedDevice(Device):
         self.name = name
         self.torch_device = memory.device
         self._arena = Arena(allocator)
-        self._tenancy = Tenancy(allocator.nbytes)
+        self._owners = MemoryOwners(allocator.nbytes)
         self._memory = memory
 
     def placement_version(self, holder: str) -> int:
@@ -69,18 +69,18 @@ class ReservedDevice(Device):
 
     def _clear(self, extent: Extent, tenant: TenantId) -> None:
         offset, nbytes = extent
-        for start, stop in self._tenancy.others(offset, offset + nbytes, tenant):
+        for start, stop in self._owners.others(offset, offset + nbytes, tenant):
             self._memory[start:stop] = 0
-        self._tenancy.give(offset, offset + nbytes, tenant)
+        self._owners.give(offset, offset + nbytes, tenant)
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Move the bytes of blocks to their new positions, when no copy uses the old ones any more."""
         for source, target, nbytes in moves:
-            kept = list(self._tenancy.ranges(source, source + nbytes))
+            kept = list(self._owners.ranges(source, source + nbytes))
             self._memory[target : target + nbytes] = self._memory[source : source + nbytes]
             for start, stop, tenant in kept:
                 if tenant is not None:
-                    self._tenancy.give(start - source + target, stop - source + target, tenant)
+                    self._owners.give(start - source + target, stop - source + target, tenant)
 
 
 def _joined(extents: Iterable[Extent]) -> list[Extent]:

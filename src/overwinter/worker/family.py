@@ -43,7 +43,7 @@ class Family:
         prepared: Mapping[Address, Prepared],
         pool_calls: PoolCalls | None = None,
     ) -> None:
-        """Compile the program unless it is prepared, or always runs on the pool by `pool_calls`. Closes the descriptors.
+        """Compile the program unless it is prepared, or runs only on the pool, by `pool_calls`. Closes the descriptors.
         Raises ProgramError or HandlerError.
         """
         try:

@@ -229,9 +229,7 @@ class TakeOver(_Message, frozen=True):
 
 
 class PoolCallResult(_Message, frozen=True):
-    """The answer to `PoolCall`: the outputs, in the slot's second buffer, or an error; None: the worker runs the
-    program itself.
-    """
+    """The answer to `PoolCall`: the outputs in the second buffer, an error, or None: the worker runs the program."""
 
     number: int
     outcome: "Outputs | Failure | None"
@@ -253,9 +251,7 @@ class Reserve(_Message, frozen=True):
 
 
 class BringFrom(_Message, frozen=True):
-    """The next run copies blocks from this peer, as far as it has them. Descriptor: the peer's memory, unless the
-    executor has received it already.
-    """
+    """The next run copies blocks from this peer. Descriptor: the peer's memory, unless it was sent before."""
 
     peer: DeviceId
 
@@ -296,9 +292,7 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Compile a handed-over function, and run it once on zeros with the weights in the host store. The next message
-    interrupts this.
-    """
+    """Compile a function, and run it once on zeros with its weights in the host store, until the next message."""
 
     function: str
 

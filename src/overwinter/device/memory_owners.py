@@ -1,4 +1,4 @@
-"""Which tenant's bytes lie in which part of an arena, so that a part is cleared before another tenant gets it."""
+"""Which tenant's bytes lie in which part of an arena, so that memory is cleared before another tenant gets it."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from overwinter.core.ids import TenantId
 
 
-class Tenancy:
+class MemoryOwners:
     """The tenant that last had each range of memory; None for memory that holds zeros."""
 
     def __init__(self, nbytes: int) -> None:
