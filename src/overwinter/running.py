@@ -20,6 +20,7 @@ from overwinter.core.ids import FunctionName
 from overwinter.core.journal import Journal
 from overwinter.node import limits
 from overwinter.node.calls import Calls
+from overwinter.node.core_shares import CoreShares
 from overwinter.node.deploys import Deploys
 from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
@@ -35,7 +36,6 @@ from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.registry import Registry
-from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
 from overwinter.node.traffic import TrafficSplits

@@ -19,10 +19,10 @@ from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node import footprints as node_footprints
 from overwinter.node import overuse as node_overuse
+from overwinter.node.core_shares import CoreShares
 from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
 from overwinter.node.process_identity import wait_over
-from overwinter.node.shares import CoreShares
 from overwinter.node.threads import Threads
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.running import running

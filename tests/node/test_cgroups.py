@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE, NAME, NODE_DIVISOR, Groups, _remove_left, group_of
+from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of
 from overwinter.worker.launch import SESSION_NICE
 
 from .rig import Function, Rig, Same, until
@@ -33,8 +33,8 @@ def cores_of(pid: int) -> str:
     """Return the path of the process's control group for cores, relative to the node's own."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "cpu" or (not controllers and NAME in path):
-            return path[path.rindex(NAME) :] if NAME in path else ""
+        if controllers == "cpu" or (not controllers and NAME_PREFIX in path):
+            return path[path.rindex(NAME_PREFIX) :] if NAME_PREFIX in path else ""
     return ""
 
 
@@ -43,7 +43,7 @@ def places(parents, name: str) -> list[Path]:
 
 
 def test_forked_processes_are_in_a_group_that_is_removed_with_the_node(parents):
-    left = [parent / f"{NAME}killed" for parent in parents]
+    left = [parent / f"{NAME_PREFIX}killed" for parent in parents]
     for place in left:
         (place / "1").mkdir(parents=True, exist_ok=True)
     with closing(Rig()) as rig:
@@ -117,7 +117,7 @@ def test_a_demoted_process_is_in_a_separate_group_with_idle_priority(parents):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         groups.demote(child.pid)
-        assert cores_of(child.pid) == groups.name + IDLE
+        assert cores_of(child.pid) == groups.name + IDLE_SUFFIX
         weights = [parent / cores_of(child.pid) / "cpu.idle" for parent in parents]
         assert all(int(place.read_text()) == 1 for place in weights if place.exists())
     finally:
@@ -147,20 +147,20 @@ def test_the_next_start_removes_groups_of_a_killed_node_but_not_of_a_running_one
     killed, lives = nodes
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    before = len(places(parents, f"{NAME}{lives.pid}-"))
-    assert places(parents, f"{NAME}{killed.pid}-")
+    before = len(places(parents, f"{NAME_PREFIX}{lives.pid}-"))
+    assert places(parents, f"{NAME_PREFIX}{killed.pid}-")
     Groups()
-    assert not places(parents, f"{NAME}{killed.pid}-")
-    assert len(places(parents, f"{NAME}{lives.pid}-")) == before > 0
+    assert not places(parents, f"{NAME_PREFIX}{killed.pid}-")
+    assert len(places(parents, f"{NAME_PREFIX}{lives.pid}-")) == before > 0
     lives.kill()
     for node in nodes:
         node.communicate()
     Groups()
-    assert not places(parents, f"{NAME}{lives.pid}-")
+    assert not places(parents, f"{NAME_PREFIX}{lives.pid}-")
 
 
 def test_a_group_that_another_node_removes_before_it_is_locked_is_created_again(tmp_path):
-    groups, place = Groups(), tmp_path / NAME
+    groups, place = Groups(), tmp_path / NAME_PREFIX
     place.mkdir()
     other = os.open(place, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
@@ -180,7 +180,7 @@ def test_a_group_that_another_node_removes_before_it_is_locked_is_created_again(
 
 
 def test_new_groups_stay_while_other_nodes_remove_old_ones(tmp_path):
-    groups, places = Groups(), [tmp_path / f"{NAME}{number}" for number in range(300)]
+    groups, places = Groups(), [tmp_path / f"{NAME_PREFIX}{number}" for number in range(300)]
     made = threading.Event()
 
     def remove():

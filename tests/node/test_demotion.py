@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from overwinter.node.cgroups import IDLE, Groups
+from overwinter.node.cgroups import IDLE_SUFFIX, Groups
 from overwinter.node.demotion import demote
 
 from .test_cgroups import cores_of
@@ -25,7 +25,7 @@ def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
         groups.make()
 
     def is_behind(pid):
-        return IDLE in cores_of(pid) if grouped else os.sched_getscheduler(pid) == os.SCHED_IDLE
+        return IDLE_SUFFIX in cores_of(pid) if grouped else os.sched_getscheduler(pid) == os.SCHED_IDLE
 
     lives, over = child(), child()
     try:

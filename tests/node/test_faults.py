@@ -9,10 +9,10 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError, StoreError, WorkerError
 from overwinter.node import upkeep, verifying
 from overwinter.node.accounting import Accounting
+from overwinter.node.core_shares import CoreShares
 from overwinter.node.faults import Faults, contain
 from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
-from overwinter.node.shares import CoreShares
 from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository

@@ -14,7 +14,7 @@ import torch
 from overwinter.core.actions import Run, StartWorker
 from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
-from overwinter.node.cgroups import IDLE
+from overwinter.node.cgroups import IDLE_SUFFIX
 from overwinter.node.overuse import CHECK_INTERVAL_S, TURNS, OveruseCheck
 from overwinter.node.threads import Threads, usual
 from overwinter.store.usage import UsageFile
@@ -121,7 +121,7 @@ class Scene:
 
     def is_behind(self, worker):
         if self.rig.processes.zygotes.groups.shares_cores:
-            return IDLE in Path(f"/proc/{worker.pid}/cgroup").read_text()
+            return IDLE_SUFFIX in Path(f"/proc/{worker.pid}/cgroup").read_text()
         threads = [int(name) for name in os.listdir(f"/proc/{worker.pid}/task")]
         return all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads)
 

@@ -2,8 +2,8 @@
 
 All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
 one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
-others (shares.py). A separate group holds workers that get only idle cores. Threads are bounded, so that the system
-keeps process ids for other programs. Memory is not bounded here: see docs/decisions/sandbox.md.
+others (`core_shares.py`). A separate group holds workers that get only idle cores. Threads are bounded, so that the
+system keeps process ids for other programs. Memory is not bounded here: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
 process from outside takes 6 to 20 ms, during which no process of the system can fork.
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from overwinter.core.ids import TenantId
 
-NAME = "overwinter-"
-IDLE = "-idle"
+NAME_PREFIX = "overwinter-"
+IDLE_SUFFIX = "-idle"
 """The suffix of the group for demoted processes, next to the node's own group."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
 """The controllers, and the consequence of not having each."""
@@ -49,14 +49,15 @@ class Groups:
     """The node's control groups, one in each hierarchy that has a controller, and the groups below and next to it."""
 
     def __init__(self) -> None:
-        self.name = f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
-        """The name of the node's own group. Nodes in other namespaces may have the same process id, so it is random."""
+        self.name = f"{NAME_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        """The name of the node's own group. A part is random: nodes in other namespaces may have the same process id.
+        """
         self.missing: list[str] = []
         """The limits and shares that are not available."""
         self._parents: dict[str, Path] = {}
         self._locks: dict[Path, int] = {}
         """The groups that this node has locked, so that other nodes do not remove them."""
-        self._cores: Path | None = None
+        self._tenants_parent: Path | None = None
         """The parent of the tenants' groups; None: tenants have no groups."""
         self._idle: Path | None = None
         self._tenants: dict[TenantId, Path] = {}
@@ -85,7 +86,7 @@ class Groups:
                 self._claim(place)
                 _bound(controller, place)
                 if controller == "cpu":
-                    self._share_out(place)
+                    self._prepare_for_tenants(place)
             except OSError as error:
                 del self._parents[controller]
                 self._lacks(controller, error)
@@ -104,11 +105,11 @@ class Groups:
                 # Another node considered the group abandoned, and removed it before it was locked.
                 place.mkdir(exist_ok=True)
 
-    def _share_out(self, place: Path) -> None:
-        """Allow groups below this one, and create the one next to it."""
+    def _prepare_for_tenants(self, place: Path) -> None:
+        """Allow groups of tenants below this group, and create the group of demoted processes next to it."""
         if _is_version_2(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
-        idle = place.with_name(place.name + IDLE)
+        idle = place.with_name(place.name + IDLE_SUFFIX)
         self._claim(idle)
         if (idle / "pids.max").exists():
             _bound("pids", idle)
@@ -118,7 +119,7 @@ class Groups:
             (idle / "cpu.weight").write_text(f"{WEIGHT_LEAST}")
         else:
             (idle / "cpu.shares").write_text(f"{SHARES_LEAST}")
-        self._cores, self._idle = place, idle
+        self._tenants_parent, self._idle = place, idle
 
     # Groups of tenants
 
@@ -130,20 +131,20 @@ class Groups:
         """
         fds: list[int] = []
         with suppress(OSError):
-            if self._cores is not None and tenant is not None:
-                fds.append(os.open(self._group_of(tenant, self._cores), os.O_WRONLY | os.O_CLOEXEC))
+            if self._tenants_parent is not None and tenant is not None:
+                fds.append(os.open(self._group_of(tenant, self._tenants_parent), os.O_WRONLY | os.O_CLOEXEC))
         try:
             yield fds
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _group_of(self, tenant: TenantId, cores: Path) -> Path:
+    def _group_of(self, tenant: TenantId, parent: Path) -> Path:
         """Return the file by which single threads enter the tenant's group; create the group if necessary."""
         place = self._tenants.get(tenant)
         if place is None:
             self._last += 1
-            place = cores / f"{self._last}"
+            place = parent / f"{self._last}"
             place.mkdir()
             if _is_version_2(place):
                 # Threads can enter a version 2 group separately from their process only if it is threaded.
@@ -188,7 +189,7 @@ class Groups:
     def _clean(self) -> None:
         """Remove groups that killed nodes left."""
         for parent in set(self._parents.values()):
-            for place in parent.glob(f"{NAME}*"):
+            for place in parent.glob(f"{NAME_PREFIX}*"):
                 with suppress(OSError):
                     _remove_left(place)
 
@@ -202,7 +203,7 @@ class Groups:
             os.close(lock)
         self._locks.clear()
         self._tenants.clear()
-        self._cores = self._idle = None
+        self._tenants_parent = self._idle = None
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:

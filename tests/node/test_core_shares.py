@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from overwinter.node import clock
 from overwinter.node.cgroups import LOWERED_DIVISOR
-from overwinter.node.shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
+from overwinter.node.core_shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
 from .rig import Function, Same, until
 

@@ -1,12 +1,12 @@
-"""Gives tenants that used less of the cores lately priority while cores are scarce.
+"""Gives priority to the tenants that used less of the cores recently, while cores are scarce.
 
-The kernel divides the cores among the tenants that need them at a moment, independent of earlier use. A tenant that
+The kernel divides the cores among the tenants that need them at the moment, whatever they used before. A tenant that
 computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
 about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying usage
-(Kay and Lauder, A fair share scheduler, 1988). Use for runs that can still meet an SLO counts only if it slows down a
-tenant with such runs that used less: as in the queue for cores, requests that can still meet their SLO come first. A
-tenant whose workers computed outside runs has the lower weight for some seconds, independent of its use. Without
-control groups nothing is done.
+(Kay and Lauder, A fair share scheduler, 1988). Runs that can still meet an SLO come first, as in the queue for cores:
+their use counts only if it slows down another tenant that has such runs and used less than its share. A tenant whose
+workers computed outside runs has the lower weight for some seconds, whatever it used. Without control groups nothing is
+done.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ OUTSIDE_RUNS = 0.1
 """The usage of a core that a tenant's workers may have outside runs."""
 OUTSIDE_RUNS_S = 10.0
 """How long a tenant's weight stays lowered after its workers exceeded that."""
-HELD_S = 2.0
+LOWERED_S = 2.0
 """How long a tenant's weight stays lowered after it used about its share. It uses less while its weight is lowered."""
 
 
@@ -75,7 +75,7 @@ class CoreShares:
         self._used_for_slo = _decayed(self._used_for_slo, spent_for_slo, passed_s)
         self._used_outside_runs = _decayed(self._used_outside_runs, self._spent_outside_runs(processes), passed_s)
         for tenant in tenants_to_lower(self._used, self._used_for_slo, self._cores):
-            self._until[tenant] = max(self._until.get(tenant, now), Seconds(now + HELD_S))
+            self._until[tenant] = max(self._until.get(tenant, now), Seconds(now + LOWERED_S))
         self._until |= {
             tenant: Seconds(now + OUTSIDE_RUNS_S)
             for tenant, each in self._used_outside_runs.items()
