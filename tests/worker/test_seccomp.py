@@ -63,12 +63,12 @@ def verdict(code, number, arch, arguments=(0,) * 6) -> int:
 FURTHER = {"worker": {}, "zygote": FORKING, "gpu": GPU}
 
 
-@pytest.mark.parametrize("stage", FURTHER)
+@pytest.mark.parametrize("kind", FURTHER)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, stage):
-    code = seccomp._filter(machine, stage)
+def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, kind):
+    code = seccomp._filter(machine, kind)
     column, arch = MACHINES.index(machine), seccomp._AUDIT_ARCH[machine]
-    listed = {**ALLOWED, **FURTHER[stage]}
+    listed = {**ALLOWED, **FURTHER[kind]}
     allowed = {numbers[column] for name, numbers in listed.items() if name not in CHECKED}
     checked = {numbers[column] for name, numbers in listed.items() if name in CHECKED}
     for number in set(range(600)) - checked:
@@ -96,9 +96,9 @@ def test_only_the_executor_of_a_gpu_controls_a_driver_and_shares_memory_without_
     arch, column = seccomp._AUDIT_ARCH[machine], MACHINES.index(machine)
     ioctl, mmap, fork = (ALLOWED[name][column] for name in ("ioctl", "mmap", "clone"))
     shared_without_file, grows_down = 0x21, 0x100 | 0x22
-    for stage in FURTHER:
-        code = seccomp._filter(machine, stage)
-        allowed = ALLOW if stage == "gpu" else REFUSE | errno.EPERM
+    for sandbox in FURTHER:
+        code = seccomp._filter(machine, sandbox)
+        allowed = ALLOW if sandbox == "gpu" else REFUSE | errno.EPERM
         assert verdict(code, ioctl, arch, (3, 0xC020462A, 0, 0, 0, 0)) == allowed
         assert verdict(code, mmap, arch, (0, 0, 0, shared_without_file, 0, 0)) == allowed
         assert verdict(code, mmap, arch, (0, 0, 0, grows_down, 0, 0)) == REFUSE | errno.EPERM

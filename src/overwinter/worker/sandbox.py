@@ -5,9 +5,9 @@ except those of Python, its libraries and a few of the system (Landlock), no sys
 (seccomp), no privileges, a separate user where the node runs as root, and limits on its resources. Namespaces, which it
 shares with its zygote, are in namespaces.py.
 
-There are three kinds (`Stage`). A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files
-of /proc. A worker that it forks then enters its own, where it may do neither. The executor of a GPU has the sandbox of
-a worker, but may use the GPU's driver, and read what the driver's library reads.
+There are three kinds (`SandboxKind`). A tenant's zygote has the sandbox of a worker, but may fork, and may open its own
+files of /proc. A worker that it forks then enters its own, where it may do neither. The executor of a GPU has the
+sandbox of a worker, but may use the GPU's driver, and read what the driver's library reads.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from overwinter.worker import namespaces
 from overwinter.worker.gpu_files import gpu_devices, gpu_paths
 from overwinter.worker.python_paths import python_paths, reach_python, unreadable
-from overwinter.worker.seccomp import Filter, Stage
+from overwinter.worker.seccomp import Filter, SandboxKind
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -93,8 +93,8 @@ class Sandbox:
         """
         self._python = reach_python()
         places = [*python_paths(), *_PROCESSOR, *readable]
-        self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
-        self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
+        self._rulesets: dict[SandboxKind, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
+        self._filters: dict[SandboxKind, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         if uses_gpus:
             self._rulesets["gpu"] = _ruleset([*places, *gpu_paths(), PROC], [*gpu_devices(), PROC])
             self._filters["gpu"] = Filter("gpu")
@@ -111,14 +111,16 @@ class Sandbox:
     def _ruleset_fds(self) -> list[int]:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
-    def enter(self, uid: int | None, limits: WorkerLimits, keep: Iterable[int], stage: Stage = "worker") -> list[str]:
+    def enter(
+        self, uid: int | None, limits: WorkerLimits, keep: Iterable[int], kind: SandboxKind = "worker"
+    ) -> list[str]:
         """Put the calling process into a worker's sandbox permanently, or into that of a GPU's executor; return what
         could not be applied.
 
         `uid` is its new user; None: the user does not change, as in a fork of a tenant's zygote.
         """
         os.setpgid(0, 0)
-        missing = self._contain(stage, uid, limits, keep)
+        missing = self._contain(kind, uid, limits, keep)
         for fd in self._ruleset_fds():
             os.close(fd)
         return missing
@@ -133,7 +135,7 @@ class Sandbox:
         """
         return self._contain("zygote", uid, limits, keep)
 
-    def _contain(self, stage: Stage, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
+    def _contain(self, kind: SandboxKind, uid: int | None, limits: WorkerLimits, keep: Iterable[int]) -> list[str]:
         parent = os.getppid()
         _close_all_but([*keep, *self.fds()])
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
@@ -142,20 +144,20 @@ class Sandbox:
         # In the sandbox the process cannot read these figures, and `lower_limits` needs them.
         self._held = _held()
         self._set_limits(limits, self._held)
-        missing = self._become(stage, uid)
+        missing = self._become(kind, uid)
         die_with_parent(parent)
-        return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
+        return missing + _restrict(self._rulesets[kind]) + self._filters[kind].install()
 
     def test(self) -> list[str]:
         """Put a test child into each kind of sandbox except the zygote's; report what they lack."""
-        stages = [stage for stage in self._filters if stage != "zygote"]
-        return list(dict.fromkeys(missing for stage in stages for missing in self._test(stage)))
+        kinds = [kind for kind in self._filters if kind != "zygote"]
+        return list(dict.fromkeys(missing for kind in kinds for missing in self._test(kind)))
 
-    def _test(self, stage: Stage) -> list[str]:
+    def _test(self, kind: SandboxKind) -> list[str]:
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there], stage)
+            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there], kind)
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
@@ -164,10 +166,10 @@ class Sandbox:
         _, status = os.waitpid(pid, 0)
         return missing if status == 0 else ["the sandbox could not be tested: the test process failed"]
 
-    def _become(self, stage: Stage, uid: int | None) -> list[str]:
+    def _become(self, kind: SandboxKind, uid: int | None) -> list[str]:
         """Become an unprivileged user."""
         threads_max = self._threads_max if uid is None else THREADS_MAX
-        if uid is not None and stage == "zygote":
+        if uid is not None and kind == "zygote":
             threads_max = ZYGOTE_THREADS_MAX + FORKS_MAX
         elif uid is None and os.getuid() >= FIRST_UID:
             threads_max = ZYGOTE_THREADS_MAX

@@ -14,7 +14,7 @@ from typing import Literal
 
 from overwinter.worker.system_calls import ALLOWED, FORKING, GPU, Numbers
 
-Stage = Literal["zygote", "worker", "gpu"]
+SandboxKind = Literal["zygote", "worker", "gpu"]
 """A tenant's zygote may fork and contain its children; a worker may only create threads. The executor of a GPU may also
 control the GPU's driver.
 """
@@ -32,7 +32,7 @@ _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
 _ANONYMOUS, _SHARED, _GROWS_DOWN = 0x20, 0x01, 0x100
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
-_FURTHER: Mapping[Stage, Mapping[str, Numbers]] = {"zygote": FORKING, "worker": {}, "gpu": GPU}
+_FURTHER: Mapping[SandboxKind, Mapping[str, Numbers]] = {"zygote": FORKING, "worker": {}, "gpu": GPU}
 _PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
 """PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT."""
 _FCNTL = (0, 1, 2, 3, 1030)
@@ -71,11 +71,11 @@ class _Program(ctypes.Structure):
 class Filter:
     """A filter that is built once for any number of processes."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, kind: SandboxKind) -> None:
         self._code = bytearray()
         self._own_at: list[int] = []
         if platform.machine() in _MACHINES:
-            code = _filter(platform.machine(), stage)
+            code = _filter(platform.machine(), kind)
             self._code += b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
             self._own_at = [8 * at + 4 for at, instruction in enumerate(code) if instruction[3] == _OWN]
 
@@ -96,10 +96,10 @@ class Filter:
         return []
 
 
-def _filter(machine: str, stage: Stage) -> list[_Instruction]:
+def _filter(machine: str, kind: SandboxKind) -> list[_Instruction]:
     column = _MACHINES.index(machine)
-    names = {**ALLOWED, **_FURTHER[stage]}
-    checks = _checks(stage)
+    names = {**ALLOWED, **_FURTHER[kind]}
+    checks = _checks(kind)
     calls = {numbers[column]: checks.get(name, [_ALLOW]) for name, numbers in names.items()}
     rules = {number: rule for number, rule in calls.items() if number is not None}
     return [
@@ -137,7 +137,7 @@ def _tree(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
     return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]
 
 
-def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
+def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
     """Return the rules of calls that are allowed with some arguments only."""
     checks = {
         "mmap": _MMAP,
@@ -152,14 +152,14 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
     }
     # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
     # clone.
-    if stage == "zygote":
+    if kind == "zygote":
         return {
             **checks,
             "prctl": _one_of(0, *_PRCTL, *_PRCTL_OF_ZYGOTES),
             "clone": [_low(0), (_ANY_BIT, 0, 1, ~_CHILD_FLAGS & 0xFFFFFFFF), _REFUSE, _ALLOW],
         }
     gpu: dict[str, list[_Instruction]] = {}
-    if stage == "gpu":
+    if kind == "gpu":
         # The driver's requests differ between versions; Landlock decides for which files they are allowed. It shares
         # memory without a file with its threads.
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
