@@ -22,7 +22,7 @@ from overwinter.node import overuse as node_overuse
 from overwinter.node.core_shares import CoreShares
 from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
-from overwinter.node.process_identity import wait_over
+from overwinter.node.process_identity import wait_until_ended
 from overwinter.node.threads import Threads
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.running import running
@@ -112,7 +112,7 @@ def test_a_killed_process_forked_ahead_is_reported_and_a_start_forks_another(rig
         waiting = rig.processes.ahead.workers[worker]
         os.kill(waiting.pid, signal.SIGKILL)
         # The start is sent before the exit is noticed.
-        wait_over([os.dup(waiting.pidfd)], 10.0)
+        wait_until_ended([os.dup(waiting.pidfd)], 10.0)
         process = await rig.start_worker(asked, ahead=worker)
         await answers(rig, process)
         await until(lambda: rig.exits(worker))

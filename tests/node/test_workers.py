@@ -391,7 +391,7 @@ def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(
                     scarce.enter_context(no_memory())
             if when == "taken":
                 with no_copies(rig):
-                    await until(lambda: run not in process._flights)
+                    await until(lambda: run not in process._pending_runs)
                     scarce.enter_context(no_memory())
             await until(lambda: run in rig.ends() or rig.exits(process.worker))
         assert not rig.exits(process.worker)
@@ -435,7 +435,7 @@ def test_small_runs_continue_while_large_tensors_are_copied(rig):
             again = rig.begin(process, x=large)
         with no_copies(rig):
             # The inputs are copied, and the answer is not taken: nothing else may be written in its place.
-            await until(lambda: again not in process._flights)
+            await until(lambda: again not in process._pending_runs)
             others = [rig.begin(process, x=torch.full((1, 1024), 3.0))]
             await rig.ended(*others)
         await rig.ended(again)
@@ -459,7 +459,7 @@ def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
             run = rig.begin(process, x=large)
         with no_copies(rig):
             if laid:
-                await until(lambda: run not in process._flights)
+                await until(lambda: run not in process._pending_runs)
             else:
                 run = rig.begin(process, x=large)
             rig.processes.forks.kill(process)

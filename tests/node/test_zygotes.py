@@ -17,7 +17,7 @@ from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
 from overwinter.node.zygote_process import TENANT_PENDING_MAX, ZygoteMemory, ZygoteProcess, ZygoteSettings
-from overwinter.node.zygotes import TICKS, UNUSED_CHECKS
+from overwinter.node.zygotes import CHECKS_PER_TIMEOUT, UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
 
@@ -504,10 +504,10 @@ def test_a_zygote_that_answers_some_of_its_requests_is_not_late(rig, monkeypatch
         base = zygotes.base
         monkeypatch.setattr(zygotes, "_check_later", lambda: None)
         base.pending |= {WorkerId(9001): 0, WorkerId(9002): 0}
-        for _ in range(TICKS):
+        for _ in range(CHECKS_PER_TIMEOUT):
             zygotes._check_all()
         del base.pending[9001]
-        for _ in range(TICKS):
+        for _ in range(CHECKS_PER_TIMEOUT):
             zygotes._check_all()
         assert zygotes.base is base
         zygotes._check_all()

@@ -1,8 +1,8 @@
 """Forks workers ahead, and uses one of them for the next start of a function.
 
-A tenant's zygote forks them after it has prepared all requested programs. Until a start uses one, it holds nothing of
-any function; then it is a worker like any other, with the worker id of that start. If its process has ended, or is too
-small, the start forks a worker as usual.
+A tenant's zygote forks them after it has prepared all requested programs. Until a start uses such a worker, the worker
+holds nothing of any function. Then it is a worker like any other, with the worker id of that start. If it has ended, or
+its limits are too low, the start forks a worker as usual.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ class AheadProcesses:
             del self.workers[process.worker], self._limits[process.worker]
 
     def give_up(self, process: WorkerProcess, why: str) -> None:
-        """Kill a process that uses more memory than a waiting process needs."""
+        """Kill a process that uses more memory or computes more than a waiting process may; `why` is logged."""
         tenant = process.family.tenant
         self._throttle.log(tenant, f"a process forked ahead for {tenant} was ended: {why}")
         self._forker.forks.kill(process)
@@ -113,7 +113,7 @@ class AheadProcesses:
         bind: Bind | None,
         fds: Sequence[int],
     ) -> WorkerProcess | None:
-        """Use a process forked ahead for a worker; None if that is impossible, and the process ends."""
+        """Use a process forked ahead for a worker; if that is impossible, end the process and return None."""
         process = None if worker is None else self.workers.get(worker)
         if worker is None or process is None:
             return None

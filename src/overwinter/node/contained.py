@@ -19,8 +19,8 @@ from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker
 
 
-class Flight(NamedTuple):
-    """A run that the process has not answered yet."""
+class PendingRun(NamedTuple):
+    """A run that was sent to a process and is not answered yet."""
 
     slot: int
     requests: tuple[RequestId, ...]
@@ -45,9 +45,9 @@ class ContainedProcess:
         self.forked_as = worker
         """The id under which its zygote knows it."""
         self.tenant = tenant
-        self.take: Callable[[FromWorker], None] = _no_listener
+        self.on_message: Callable[[FromWorker], None] = _no_listener
         """Receives its messages; raises ValueError for an impossible one."""
-        self.gone: Callable[[str], None] = _no_listener
+        self.on_end: Callable[[str], None] = _no_listener
         """Receives how it ended, once."""
         self.is_ahead = False
         """Whether it was forked ahead and has no function yet."""
@@ -72,7 +72,7 @@ class ContainedProcess:
         self._closed = False
         self._copies = 0
         self.last_run: RunId | None = None
-        self._flights: dict[RunId, Flight] = {}
+        self._pending_runs: dict[RunId, PendingRun] = {}
         # The last used slot is taken first, because its pages are mapped.
         self._free = list(range(slots))
         with ExitStack() as undo:
@@ -98,35 +98,35 @@ class ContainedProcess:
         return _copy_into(self.slots[slot].inputs, tensors)
 
     def copy_outputs(self, slot: int, tensors: Sequence[Tensor]) -> int:
-        """Copy outputs of a program into a slot's other buffer likewise."""
+        """Copy the outputs of a program into a slot's other buffer; otherwise as `copy_inputs`."""
         return _copy_into(self.slots[slot].outputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
         self.last_run = run
         slot = self._free.pop()
-        self._flights[run] = Flight(slot, requests, functions)
+        self._pending_runs[run] = PendingRun(slot, requests, functions)
         return slot
 
-    def end(self, answer: Answer) -> Flight:
+    def end(self, answer: Answer) -> PendingRun:
         """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none, or if
         it has another number of requests.
         """
-        flight = self._flights.pop(answer.run, None)
-        if flight is None:
+        pending = self._pending_runs.pop(answer.run, None)
+        if pending is None:
             raise ValueError(f"run {answer.run} was not requested")
-        if len(flight.requests) != len(answer.outcomes):
-            counts = f"{len(flight.requests)} requests and {len(answer.outcomes)} outcomes"
+        if len(pending.requests) != len(answer.outcomes):
+            counts = f"{len(pending.requests)} requests and {len(answer.outcomes)} outcomes"
             raise ValueError(f"run {answer.run} has {counts}")
-        return flight
+        return pending
 
-    def take_back(self, run: RunId) -> Flight:
+    def take_back(self, run: RunId) -> PendingRun:
         """Return a run that is not sent to the worker; it keeps its slot until `free`."""
-        return self._flights.pop(run)
+        return self._pending_runs.pop(run)
 
-    def free(self, flight: Flight) -> None:
+    def free(self, pending: PendingRun) -> None:
         """Free the slot of a run whose outputs were copied."""
-        self._free.append(flight.slot)
+        self._free.append(pending.slot)
 
     def is_idle_since(self, run: RunId) -> bool:
         """Whether nothing runs, and this run was the last one."""
@@ -141,8 +141,8 @@ class ContainedProcess:
         self._copies -= 1
         self._close_buffers()
 
-    def ended(self, how: str) -> Failure:
-        """Return why its process ended, if it did not report it."""
+    def end_failure(self, how: str) -> Failure:
+        """Return the failure by which its end is reported, if the process did not report one itself."""
         return Failure("WorkerError", how)
 
     def buffer_bytes(self) -> int:
@@ -175,7 +175,7 @@ class ContainedProcess:
             kill(self.pidfd)
 
     def close(self) -> None:
-        """Close the node's resources of the worker."""
+        """Close the node's descriptors for the process."""
         self.over = self._closed = True
         self.last_run = None
         self.channel.close()
@@ -187,7 +187,7 @@ class ContainedProcess:
         self._close_buffers()
 
     def close_far_end(self) -> None:
-        """Close the descriptors for the worker's process: they were sent, or never will be."""
+        """Close the process's descriptors here: they were sent to it, or never will be."""
         self.far_end.close()
         self.output.close_far_end()
 

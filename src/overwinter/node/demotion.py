@@ -10,18 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from overwinter.node.cgroups import Groups
-from overwinter.node.process_identity import is_over
+from overwinter.node.process_identity import has_ended
 
 PASSES = 100
 """The most passes over the threads of a process. A thread created during a pass may still have the old priority."""
 
 
 def demote(groups: Groups, pid: int, pidfd: int) -> None:
-    """Demote the process, and close its descriptor. Takes milliseconds. If the process has ended, another process with
-    its pid is not affected.
+    """Demote the process, and close `pidfd`. Takes milliseconds. If the process has ended, another process with its pid
+    is not affected.
     """
     try:
-        if not is_over(pidfd):
+        if not has_ended(pidfd):
             groups.demote(pid)
     except OSError:
         # There is no group, or the process has ended.
@@ -33,7 +33,7 @@ def demote(groups: Groups, pid: int, pidfd: int) -> None:
 def _make_idle(pid: int, pidfd: int) -> None:
     for _ in range(PASSES):
         threads = _threads(pid)
-        if is_over(pidfd) or not sum(_make_thread_idle(thread) for thread in threads):
+        if has_ended(pidfd) or not sum(_make_thread_idle(thread) for thread in threads):
             return
 
 

@@ -17,7 +17,7 @@ from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, Worker
 from overwinter.core.profile import Profile
 from overwinter.node.answers import AnswerCheck, reportable
 from overwinter.node.bindings import Bindings
-from overwinter.node.contained import ContainedProcess, Flight
+from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.forks import REQUEST_ERRORS
 from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
 from overwinter.node.log import Log
@@ -71,25 +71,25 @@ class ExecutorProcess(ContainedProcess):
         """The functions that were handed over, the least recently used first."""
         self.known: set[FunctionId] = set()
         """The functions that were handed over, and others that may still be on the device."""
-        self.untried: list[str] = []
+        self.unconfirmed: list[str] = []
         """The functions for which it may still send a BindFailed: it has answered no run that was sent later."""
-        self._tried: list[str] = []
-        """The untried functions that were handed over before the run in progress."""
+        self._unconfirmed_before_run: list[str] = []
+        """Those of them that were handed over before the run in progress, whose answer confirms them."""
         self.preparing: PrepareOnDevice | None = None
         self.warms_up = False
         """Whether the function that it prepares was handed over, and its answer is awaited."""
         self.memory: SharedFile | None = None
         """The memory of its device, if other devices may copy from it."""
         self.mapped: dict[DeviceId, WorkerId] = {}
-        """The devices whose memory it was given, and their executors then."""
+        """The devices whose memory it was given, and the executor that each had at that time."""
         self._weight_bytes = 0
 
     def runs_next(self, functions: Sequence[DeployedFunction]) -> None:
-        """The next run is of these functions of a family; the first leads."""
+        """The next run is of these functions of a family. Errors name the first."""
         self.function = functions[0].id
         for function in functions:
             self.uses(function)
-        self._tried = list(self.untried)
+        self._unconfirmed_before_run = list(self.unconfirmed)
         self.answer_check = AnswerCheck(functions[0].returned)
         self._weight_bytes = sum(function.nbytes for function in functions)
 
@@ -99,17 +99,17 @@ class ExecutorProcess(ContainedProcess):
         self.used[function.id] = None
         self.known.add(function.id)
 
-    def end(self, answer: Answer) -> Flight:
+    def end(self, answer: Answer) -> PendingRun:
         """Return the run that was answered; raise ValueError for an impossible answer."""
-        flight = super().end(answer)
-        if not 0 <= answer.moved_bytes <= self._weight_bytes * max(1, len(flight.requests)):
+        pending = super().end(answer)
+        if not 0 <= answer.moved_bytes <= self._weight_bytes * max(1, len(pending.requests)):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
         if not 0 <= answer.peer_bytes <= answer.moved_bytes:
             raise ValueError(f"{answer.peer_bytes} of {answer.moved_bytes} bytes cannot have come from a peer")
-        for function in self._tried:
-            if function in self.untried:
-                self.untried.remove(function)
-        return flight
+        for function in self._unconfirmed_before_run:
+            if function in self.unconfirmed:
+                self.unconfirmed.remove(function)
+        return pending
 
 
 class Executors:
@@ -282,14 +282,16 @@ class Executors:
             run_s = profile.run_s(cores=1, concurrency=1)
             message = HandOver(tenant, function.load(bare=True), handed, memory, run_s, sizes)
             process.bindings.add(function, bind)
-            process.untried.append(function.id)
+            process.unconfirmed.append(function.id)
             self._processes.forks.send(process, message, fds)
         finally:
             close_all(fds)
         then()
 
     def _unmap(self, process: ExecutorProcess, more: int) -> None:
-        """Let an executor forget functions that were not used for long, before it maps this many more blocks."""
+        """Let an executor forget the least recently used functions, if it would otherwise map too many blocks with this
+        many more.
+        """
         for function in list(process.used):
             if process.bindings.blocks + more <= MAPPED_MAX:
                 return
@@ -317,7 +319,7 @@ class Executors:
         for process in list(self._executors.values()):
             if any(each.store == store and address in each.files() for each in process.bindings.functions()):
                 process.lost_blocks = True
-                self._processes.forks.give_up(process, "a block of it had changed in memory")
+                self._processes.forks.give_up(process, "one of its blocks had changed in memory")
                 killed.append(f"the executor of {process.device}")
         return killed
 
@@ -331,8 +333,8 @@ class Executors:
             case Ready() if not process.ready:
                 process.ready = True
                 self._post(WorkerReady(process.worker))
-            case BindFailed(function) if function in process.untried:
-                process.untried.remove(function)
+            case BindFailed(function) if function in process.unconfirmed:
+                process.unconfirmed.remove(function)
                 self._log(f"{reportable(message).message}", function=FunctionId(function))
                 # The next run hands it over again.
                 self.unbind(process.worker, FunctionId(function))
@@ -350,7 +352,7 @@ class Executors:
             if other.mapped.get(process.device) == process.worker:
                 del other.mapped[process.device]
                 self._processes.forks.send(other, PeerEnded(process.device))
-        failure = process.failure or process.ended(how)
+        failure = process.failure or process.end_failure(how)
         if not process.dismissed or process.failure is not None:
             self._log(f"the executor of {process.device} has ended: {failure.message}", level="warning")
         self._runs.worker_exited(process, failure.error, failure.message)

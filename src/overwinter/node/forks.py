@@ -1,7 +1,7 @@
 """Forks workers and executors from the zygotes, receives their messages, and reports how they end.
 
 Everything here runs in callbacks of the event loop and never blocks. A zygote gets few requests at a time, because a
-request that was sent cannot be taken back. The others wait, in turns of the tenants; they also wait until the base
+request that was sent cannot be taken back. The others wait, and the tenants take turns. They also wait until the base
 zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote
 reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
@@ -16,7 +16,7 @@ import msgspec
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.contained import ContainedProcess, ending
 from overwinter.node.memory import anonymous_bytes
-from overwinter.node.process_identity import wait_over
+from overwinter.node.process_identity import wait_until_ended
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
@@ -47,52 +47,52 @@ class Forks:
         self._zygotes = zygotes
         self._loop = asyncio.get_running_loop()
         self._living: dict[WorkerId, ContainedProcess] = {}
-        self._held: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
+        self._waiting: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
         """The processes of each tenant that wait for a zygote; the tenant whose turn is longest ago is first."""
 
     def tenants(self) -> set[TenantId]:
-        """Return the tenants whose functions run somewhere."""
+        """Return the tenants that have workers or executors of their own."""
         return {process.tenant for process in self._living.values() if process.tenant is not None}
 
     # Requests
 
     def request(self, process: ContainedProcess, order: ForkWorker) -> None:
         """Ask a zygote for a process, or wait for one; raises one of REQUEST_ERRORS."""
-        zygote = None if process.tenant in self._held else self._zygote_for(process, order)
+        zygote = None if process.tenant in self._waiting else self._zygote_for(process, order)
         if zygote is None:
-            self._held.setdefault(process.tenant, {})[process.forked_as] = order
+            self._waiting.setdefault(process.tenant, {})[process.forked_as] = order
         else:
             self.ask(zygote, process, order)
 
     def ask_waiting(self) -> None:
-        """Ask zygotes that can fork again for the processes that wait, in turns of the tenants."""
+        """Ask zygotes that can fork again for the processes that wait; the tenants take turns."""
         asked = True
         while asked:
-            asked = any(self._ask_next(tenant) for tenant in list(self._held))
+            asked = any(self._ask_next(tenant) for tenant in list(self._waiting))
 
     def _ask_next(self, tenant: TenantId | None) -> bool:
         """Ask for the process that waits longest of a tenant's; return whether a zygote can fork it now."""
-        if tenant not in self._held:
+        if tenant not in self._waiting:
             return False
-        forked_as, order = next(iter(self._held[tenant].items()))
+        forked_as, order = next(iter(self._waiting[tenant].items()))
         process = self._living[forked_as]
         zygote = self._zygote_for(process, order)
         if zygote is None:
             return False
-        self._take_out(process)
-        if tenant in self._held:
-            self._held[tenant] = self._held.pop(tenant)
+        self._stop_waiting(process)
+        if tenant in self._waiting:
+            self._waiting[tenant] = self._waiting.pop(tenant)
         try:
             self.ask(zygote, process, order)
         except REQUEST_ERRORS as error:
             self.end(process, f"it could not be forked: {error}")
         return True
 
-    def _take_out(self, process: ContainedProcess) -> None:
-        """Let a process wait no longer, if it did."""
-        held = self._held.get(process.tenant)
-        if held is not None and held.pop(process.forked_as, None) is not None and not held:
-            del self._held[process.tenant]
+    def _stop_waiting(self, process: ContainedProcess) -> None:
+        """Remove a process from those that wait, if it is one of them."""
+        waiting = self._waiting.get(process.tenant)
+        if waiting is not None and waiting.pop(process.forked_as, None) is not None and not waiting:
+            del self._waiting[process.tenant]
 
     def _zygote_for(self, process: ContainedProcess, order: ForkWorker) -> ZygoteProcess | None:
         """Return the tenant's zygote if it can fork this worker, otherwise the base zygote; None: it must answer other
@@ -103,7 +103,7 @@ class Forks:
             if own.limits.holds(order):
                 self._zygotes.mark_used(own)
                 return None if own.is_busy(process.tenant) else own
-            own.small = True
+            own.too_small = True
         base = self._zygotes.base
         return None if base is None or "up" in base.pending or base.is_busy(process.tenant) else base
 
@@ -121,10 +121,10 @@ class Forks:
         zygote.workers[order.worker] = process
 
     def listen(
-        self, process: ContainedProcess, take: Callable[[FromWorker], None], gone: Callable[[str], None]
+        self, process: ContainedProcess, on_message: Callable[[FromWorker], None], on_end: Callable[[str], None]
     ) -> None:
-        """Let `take` receive the messages of a process from now on, and `gone` its end."""
-        process.take, process.gone = take, gone
+        """Call `on_message` with each message of a process from now on, and `on_end` with the reason of its end."""
+        process.on_message, process.on_end = on_message, on_end
         self._living[process.forked_as] = process
         self._loop.add_reader(process.channel.fileno(), self._receive, process)
 
@@ -139,7 +139,7 @@ class Forks:
             return
         process.forked(zygote.channel.sender, pidfd, smaps)
         process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
-        self._loop.add_reader(pidfd, self._process_over, zygote, process)
+        self._loop.add_reader(pidfd, self._process_exited, zygote, process)
 
     def ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
         """Handle the end of a process, or a failed fork."""
@@ -151,7 +151,7 @@ class Forks:
             process.dismissed = True
             self._end(zygote, worker, ending(-signal.SIGKILL))
 
-    def _process_over(self, zygote: ZygoteProcess, process: ContainedProcess) -> None:
+    def _process_exited(self, zygote: ZygoteProcess, process: ContainedProcess) -> None:
         """Handle the kernel's report that a process has ended."""
         assert process.pidfd is not None, "what does not run cannot end"
         self._loop.remove_reader(process.pidfd)
@@ -163,7 +163,9 @@ class Forks:
             self._loop.call_later(LINGER_S, self._end, zygote, process.forked_as, "its process ended", process)
 
     def _end(self, zygote: ZygoteProcess, worker: WorkerId, reason: str, this: ContainedProcess | None = None) -> None:
-        """Report the end of a process once, and make sure that it has ended. `this`: only if it is still this one."""
+        """Report the end of a process once, and make sure that it has ended. `this`: do it only if the id still stands
+        for this process.
+        """
         process = zygote.workers.get(worker)
         if process is None or this not in (None, process):
             return
@@ -184,17 +186,17 @@ class Forks:
     def _receive(self, process: ContainedProcess) -> None:
         try:
             message, _ = process.channel.receive()
-            process.take(message)
+            process.on_message(message)
         except BlockingIOError:
             return
         except ChannelClosedError:
             # No further message will come. The zygote reports the exit, unless the process only closed its channel.
             self._loop.remove_reader(process.channel.fileno())
-            self._loop.call_later(LINGER_S, self._silent, process)
+            self._loop.call_later(LINGER_S, self._kill_without_channel, process)
         except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
 
-    def _silent(self, process: ContainedProcess) -> None:
+    def _kill_without_channel(self, process: ContainedProcess) -> None:
         """Kill a process that has closed its channel, if it still runs."""
         if not (process.dismissed or process.over):
             process.fail("WorkerError", "it closed its channel to the node")
@@ -206,7 +208,7 @@ class Forks:
             while process.failure is None:
                 message, _ = process.channel.receive()
                 if isinstance(message, LoadFailed | Trying | Answer):
-                    process.take(message)
+                    process.on_message(message)
         except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
             return
 
@@ -237,7 +239,7 @@ class Forks:
     def end(self, process: ContainedProcess, reason: str) -> None:
         """Report the end of a process that no zygote knows any more."""
         self._living.pop(process.forked_as, None)
-        self._take_out(process)
+        self._stop_waiting(process)
         process.kill()
         process.over = True
         self._read_last_messages(process)
@@ -245,7 +247,7 @@ class Forks:
         if process.pidfd is not None:
             self._loop.remove_reader(process.pidfd)
         process.close()
-        process.gone(reason)
+        process.on_end(reason)
 
     async def close(self) -> None:
         """Kill all processes, zygotes included, and wait until they have ended."""
@@ -256,7 +258,7 @@ class Forks:
             zygote.workers.clear()
         await self._zygotes.close()
         pidfds = [os.dup(process.pidfd) for process in processes if process.pidfd is not None]
-        await asyncio.to_thread(wait_over, pidfds, GONE_S)
+        await asyncio.to_thread(wait_until_ended, pidfds, GONE_S)
         for process in processes:
             self._loop.remove_reader(process.channel.fileno())
             if process.pidfd is not None:

@@ -28,9 +28,10 @@ class Preparing:
         self._zygotes = zygotes
         self._registry = registry
         self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
-        self._under_way: dict[TenantId, FunctionId] = {}
+        self._compiling: dict[TenantId, FunctionId] = {}
+        """The function whose program each tenant's zygote was last told to compile."""
         self._unneeded: dict[TenantId, dict[Address, None]] = {}
-        """The programs that a zygote has but should drop, and has no message about yet."""
+        """The programs that a zygote should drop and was not told to drop yet."""
 
     def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
         """Let the tenant's zygote compile a function's program as soon as it can, and drop another program."""
@@ -49,7 +50,7 @@ class Preparing:
         for tenant, zygote in list(self._zygotes.tenants.items()):
             # Ending one zygote may have shown that the base zygote has ended, and all others with it.
             there = self._zygotes.tenants.get(tenant) is zygote
-            if there and zygote.is_idle and (zygote.small or tenant not in tenants):
+            if there and zygote.is_idle and (zygote.too_small or tenant not in tenants):
                 self._zygotes.end(zygote)
         for tenant in list({**self._wanted, **self._unneeded}):
             if tenant in tenants:
@@ -72,7 +73,7 @@ class Preparing:
             found = self._registry.warm_up_of(function)
             if found is not None:
                 load, bind, fds = found
-                self._under_way[tenant] = function
+                self._compiling[tenant] = function
                 self._zygotes.prepare(zygote, Prepare(load, bind), fds)
                 close_all(fds)
 
@@ -98,7 +99,7 @@ class Preparing:
             return None
         self._wanted.pop(tenant, None)
         self._unneeded.pop(tenant, None)
-        return self._under_way.pop(tenant, None)
+        return self._compiling.pop(tenant, None)
 
 
 def _enqueue(queue: dict[Key, None], key: Key) -> None:

@@ -32,13 +32,13 @@ def child_of(parent: int, pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         forked_by = None
     # If the process ended meanwhile, another process with its pid may have been read.
-    if forked_by == parent or is_over(pidfd):
+    if forked_by == parent or has_ended(pidfd):
         return pidfd
     os.close(pidfd)
     raise ValueError(f"process {pid} was not forked by the zygote that reports it")
 
 
-def is_over(pidfd: int) -> bool:
+def has_ended(pidfd: int) -> bool:
     """Whether the process has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -51,7 +51,7 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
-def wait_over(pidfds: Iterable[int], seconds: float) -> None:
+def wait_until_ended(pidfds: Iterable[int], seconds: float) -> None:
     """Wait until these processes have ended, for at most `seconds` each; close the descriptors."""
     for pidfd in pidfds:
         poll = select.poll()

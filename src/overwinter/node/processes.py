@@ -99,7 +99,7 @@ class Processes:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
-            self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
+            self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.compilation_timed_out)
         self.forks.lost(zygote)
         self.forks.ask_waiting()
         if zygote.tenant is not None:
@@ -205,8 +205,8 @@ class Processes:
             case PoolCall():
                 process.listener.worker_calls(process, message)
             case Trying():
-                _require(not (process.ready or process.tried), "its trial had already begun")
-                process.tried = True
+                _require(not (process.ready or process.trial_began), "its trial had already begun")
+                process.trial_began = True
             case Waiting():
                 _require(process.is_ahead and not process.waits, "it was not forked ahead")
                 process.waits = True
@@ -234,7 +234,7 @@ class Processes:
         """Report the end of a worker."""
         self._workers.pop(process.worker, None)
         self.ahead.gone(process)
-        failure = process.failure or process.ended(how)
+        failure = process.failure or process.end_failure(how)
         process.listener.worker_exited(process, failure.error, failure.message)
 
     async def close(self) -> None:

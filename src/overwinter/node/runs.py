@@ -11,7 +11,7 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, Placed, placed_bytes, taken
 from overwinter.node.calls import Payload
-from overwinter.node.contained import ContainedProcess, Flight
+from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.pool_calls import PoolCalls
@@ -117,32 +117,32 @@ class Runs:
 
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
-        flight = process.end(answer)
-        known = self._pool_calls.end(process, flight.slot) if isinstance(process, WorkerProcess) else ()
-        buffer = process.slots[flight.slot].outputs
-        placed, failures = self._reserved(flight, process.answer_check.outcomes_of(answer, buffer, known))
+        pending = process.end(answer)
+        known = self._pool_calls.end(process, pending.slot) if isinstance(process, WorkerProcess) else ()
+        buffer = process.slots[pending.slot].outputs
+        placed, failures = self._reserved(pending, process.answer_check.outcomes_of(answer, buffer, known))
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._fail_run(process, answer.run, flight, error)
+                self._fail_run(process, answer.run, pending, error)
             elif process.over:
                 raise error
             else:
                 self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
         take = partial(taken, placed.values(), buffer, answer.buffer_bytes)
-        done = partial(self._copied, process, answer, flight, placed, failures)
+        done = partial(self._copied, process, answer, pending, placed, failures)
         self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed)
 
     def _reserved(
-        self, flight: Flight, outcomes: Sequence[Placed | Failure]
+        self, pending: PendingRun, outcomes: Sequence[Placed | Failure]
     ) -> tuple[dict[RequestId, Placed], list[RunFailure]]:
         """Reserve memory for the outputs before they are copied: a worker may announce more than its callers may hold,
         in a file that takes no memory. Returns the outputs to be copied, and the requests that fail.
         """
         placed: dict[RequestId, Placed] = {}
         failures: list[RunFailure] = []
-        for request, outcome in zip(flight.requests, outcomes, strict=True):
+        for request, outcome in zip(pending.requests, outcomes, strict=True):
             payload = self._payloads.get(request)
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
@@ -159,13 +159,13 @@ class Runs:
         self,
         process: ContainedProcess,
         answer: Answer,
-        flight: Flight,
+        pending: PendingRun,
         placed: Iterable[RequestId],
         failures: list[RunFailure],
         outputs: Sequence[list[Tensor]],
     ) -> None:
-        process.free(flight)
-        functions = dict(zip(flight.requests, flight.functions, strict=False))
+        process.free(pending)
+        functions = dict(zip(pending.requests, pending.functions, strict=False))
         for request, tensors in zip(placed, outputs, strict=True):
             payload = self._payloads.get(request)
             if payload is not None:
@@ -188,13 +188,13 @@ class Runs:
         tensors = [*payload.inputs, *payload.values]
         return tensors if function is None else function.taken(tensors)
 
-    def _fail_run(self, process: ContainedProcess, run: RunId, flight: Flight, error: Exception) -> None:
+    def _fail_run(self, process: ContainedProcess, run: RunId, pending: PendingRun, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
         continues.
         """
-        process.free(flight)
+        process.free(pending)
         message = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
-        failures = tuple(RunFailure(request, "OverloadedError", message) for request in flight.requests)
+        failures = tuple(RunFailure(request, "OverloadedError", message) for request in pending.requests)
         self._post(RunEnded(process.worker, run, failures))
 
     def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:

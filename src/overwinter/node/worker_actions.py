@@ -163,7 +163,7 @@ class WorkerActions:
             functions = process.bindings.functions()
             if process.family.store == store and any(address in function.files() for function in functions):
                 process.lost_blocks = True
-                self._processes.forks.give_up(process, "a block of it had changed in memory")
+                self._processes.forks.give_up(process, "one of its blocks had changed in memory")
                 lost.append(f"worker {process.worker} of {process.function}")
         return lost
 

@@ -7,7 +7,7 @@ from overwinter.core.ids import FunctionId, RequestId, RunId, WorkerId
 from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
-from overwinter.node.contained import ContainedProcess, Flight
+from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.recent_output import OutputLine, RecentOutput
@@ -54,7 +54,7 @@ class WorkerProcess(ContainedProcess):
         super().__init__(worker, tenant, "worker", load.concurrency, log, self._keep)
         self.listener = listener
         self.waits = False
-        """Whether it has been forked ahead and has reported that it is contained."""
+        """Whether it was forked ahead and has reported that it waits in the sandbox."""
         self.function, self.family = function.id, function.family
         self.output.assign(function.id)
         self._slo_ms = function.manifest.settings.slo_ms
@@ -62,7 +62,7 @@ class WorkerProcess(ContainedProcess):
         """The record of its output; None before it has a function."""
         self.bindings = Bindings()
         self.answer_check = AnswerCheck(load.outputs)
-        self.tried = False
+        self.trial_began = False
         """Whether it has reported the start of a trial."""
         self.has_handler = load.source_bytes is not None
         """Whether its author's Python code runs in it."""
@@ -91,7 +91,7 @@ class WorkerProcess(ContainedProcess):
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run, and note its CPU time."""
         computed_s = self._computed_s()
-        if not self._flights:
+        if not self._pending_runs:
             self._count_outside_runs(computed_s)
             self._outside_runs_from = None
         # The CPU time of a worker is that of all its slots.
@@ -108,27 +108,27 @@ class WorkerProcess(ContainedProcess):
             return False
         return all(computed_s <= until_s for until_s in self._slo_spent_at_s.values())
 
-    def end(self, answer: Answer) -> Flight:
+    def end(self, answer: Answer) -> PendingRun:
         """Return the run that was answered. Raises ValueError if there is none, or for an impossible answer."""
-        flight = super().end(answer)
+        pending = super().end(answer)
         if answer.moved_bytes or answer.peer_bytes or answer.unplaced:
             raise ValueError("a worker has no device")
         if not 0 <= answer.program_s < inf:
             raise ValueError(f"a program cannot take {answer.program_s} s")
         del self._slo_spent_at_s[answer.run]
-        if not self._flights:
+        if not self._pending_runs:
             computed_s = self._computed_s()
             self._outside_runs_from = None if computed_s is None else computed_s + AFTER_RUN_S
-        return flight
+        return pending
 
-    def take_back(self, run: RunId) -> Flight:
+    def take_back(self, run: RunId) -> PendingRun:
         """Return a run that is not sent to the worker; it keeps its slot until `free`."""
         del self._slo_spent_at_s[run]
         return super().take_back(run)
 
     def computed_outside_runs_s(self) -> float:
         """The processor seconds that it has used while it was ready and nothing ran."""
-        if not self._flights:
+        if not self._pending_runs:
             self._count_outside_runs(self._computed_s())
         return self._outside_runs_s
 
@@ -143,16 +143,16 @@ class WorkerProcess(ContainedProcess):
     @property
     def in_progress(self) -> frozenset[RunId | str]:
         """The runs and binds that it has not answered yet."""
-        return frozenset(self._flights) | self.bindings.binding
+        return frozenset(self._pending_runs) | self.bindings.binding
 
     def _computed_s(self) -> float | None:
         return None if self.pid is None else clock.computed_s(self.pid)
 
-    def ended(self, how: str) -> Failure:
-        """Return why its process ended, if the worker did not report it. During a trial, only the author's code runs in
-        it.
+    def end_failure(self, how: str) -> Failure:
+        """Return the failure by which its end is reported, if the worker did not report one itself. If it ends during a
+        trial, its author is at fault.
         """
-        if self.ready or not self.tried or self.dismissed:
+        if self.ready or not self.trial_began or self.dismissed:
             return Failure("WorkerError", how)
         message = f"the trial of {self.function} failed: {how}"
         if not self.has_handler:

@@ -13,12 +13,10 @@ from overwinter.worker.messages import ForkWorker, FromZygote
 Pending = WorkerId | Literal["up", "pong", "program"]
 """An answer that a zygote has yet to send: a worker, the report of its start, a pong, a compiled program."""
 SLOW: frozenset[Pending] = frozenset(("up", "program"))
-"""The tasks that may take longer; the zygote does nothing else meanwhile."""
-
-
+"""The answers that may take longer; the zygote does nothing else meanwhile."""
 PENDING_MAX, TENANT_PENDING_MAX = 16, 8
-"""The answers that a zygote may have yet to send when it is asked for one more process, in all and for one tenant. A
-zygote also forks a process that is stopped meanwhile, so this bounds such work.
+"""A zygote that has this many answers yet to send, in all and for one tenant, is asked for no further process. It also
+forks processes that are stopped meanwhile, so this bounds such work.
 """
 
 
@@ -76,10 +74,9 @@ class ZygoteProcess:
         """
         self.unused_checks = 0
         """The checks since it last had something to do."""
-        self.small = False
+        self.too_small = False
         """Whether it was asked for a worker larger than its limits."""
-        self.overran = False
-        """Whether a compilation timed out."""
+        self.compilation_timed_out = False
         self.full = False
         """Whether its last fork failed, and none of its workers has ended since."""
         near_end, self.far_end = pair()
@@ -89,11 +86,11 @@ class ZygoteProcess:
     @property
     def can_fork(self) -> bool:
         """Whether a fork that is requested now is expected to begin at once."""
-        late = any(checks > 1 for answer, checks in self.pending.items())
-        return self.pid is not None and not self.full and not late and not self.pending.keys() & SLOW
+        is_slow = any(checks > 1 for checks in self.pending.values())
+        return self.pid is not None and not self.full and not is_slow and not self.pending.keys() & SLOW
 
     def is_busy(self, tenant: TenantId | None) -> bool:
-        """Whether it must send answers before it is asked for one more process of this tenant."""
+        """Whether it has too many answers yet to send to be asked for one more process of this tenant."""
         if len(self.pending) < TENANT_PENDING_MAX:
             return False
         asked = [process for answer in self.pending if (process := self.workers.get(answer)) is not None]  # type: ignore[arg-type]
@@ -113,7 +110,7 @@ class ZygoteProcess:
             process.kill()
 
     def close(self) -> None:
-        """Close the node's resources of the zygote."""
+        """Close the node's descriptors for the zygote."""
         self.channel.close()
         self.far_end.close()
         for fd in (self.smaps, self.pidfd):

@@ -40,16 +40,16 @@ GONE_S = 5.0
 """How long a close waits until the processes of a zygote have ended, before it kills them."""
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
-TICKS = 4
+CHECKS_PER_TIMEOUT = 4
 """The number of checks within the time in which a zygote must answer."""
-UNUSED_CHECKS = 2 * TICKS
+UNUSED_CHECKS = 2 * CHECKS_PER_TIMEOUT
 """The checks after which an unused tenant's zygote may be stopped for another tenant."""
 DECODE_ERRORS = (ValueError, TypeError)
 """What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 
 
 class ZygoteListener(Protocol):
-    """Receives the events of zygotes: the owner of the workers."""
+    """Receives the events of zygotes; implemented by the owner of the workers."""
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
         """A requested worker is running; without a descriptor it has ended already."""
@@ -144,7 +144,7 @@ class Zygotes:
         return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
 
     def begin(self, tenant: TenantId, limits: ZygoteMemory) -> ZygoteProcess | None:
-        """Start a tenant's zygote within the limit; None if the system or the base zygote cannot."""
+        """Start a tenant's zygote, at the limit in place of an unused one; None if the system or base zygote cannot."""
         unused = self._unused()
         if len(self.tenants) >= self._settings.zygotes_max and unused is not None:
             self.end(unused)
@@ -183,7 +183,8 @@ class Zygotes:
     # Checks
 
     def _check_later(self) -> None:
-        self._next_check = self._loop.call_later(self._settings.zygote_timeout_s / TICKS, self._check_all)
+        pause_s = self._settings.zygote_timeout_s / CHECKS_PER_TIMEOUT
+        self._next_check = self._loop.call_later(pause_s, self._check_all)
 
     def _check_all(self) -> None:
         """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
@@ -199,19 +200,19 @@ class Zygotes:
                 continue
             zygote.pending[answer] += 1
             if zygote.pending[answer] > self._checks_allowed(zygote, answer):
-                zygote.overran = answer == "program"
+                zygote.compilation_timed_out = answer == "program"
                 self.lose(zygote, f"it did not answer in time ({answer})")
         self._listener.checked()
 
     def _checks_allowed(self, zygote: ZygoteProcess, answer: Pending) -> int:
         """Return the number of checks without an answer that are allowed."""
-        allowed = self._settings.zygote_timeout_s
+        allowed_s = self._settings.zygote_timeout_s
         if answer == "program":
-            allowed = self._settings.warm_up_timeout_s
+            allowed_s = self._settings.warm_up_timeout_s
         elif answer == "up" and zygote is self.base:
             # The base zygote still imports modules.
-            allowed = self._settings.start_timeout_s
-        return ceil(TICKS * allowed / self._settings.zygote_timeout_s)
+            allowed_s = self._settings.start_timeout_s
+        return ceil(CHECKS_PER_TIMEOUT * allowed_s / self._settings.zygote_timeout_s)
 
     def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
         """Let a tenant's zygote compile a program; it cannot fork meanwhile."""
@@ -230,7 +231,7 @@ class Zygotes:
         try:
             zygote.channel.send(order, fds)
         except ChannelClosedError:
-            pass  # its exit is about to arrive
+            pass  # Its exit is about to arrive.
         except OSError as error:
             self.lose(zygote, f"it cannot receive messages: {error}")
 
@@ -288,7 +289,7 @@ class Zygotes:
         if zygote.pending.pop(answer, None) is None:
             raise ValueError(f"it was not asked for that ({answer})")
         for oldest in zygote.pending:
-            # A zygote that answers is not late. Its children answer in any order.
+            # A zygote that answers works, so the next wait begins anew. Its children answer in any order.
             zygote.pending[oldest] = 0
             break
 

@@ -75,9 +75,9 @@ class Worker:
     ) -> None:
         """Create the worker; with a gauge it can be measured."""
         self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
-        self._under_way: set[int] = set()
+        self._in_progress: set[int] = set()
         """The runs and binds in progress, by the numbers of their messages."""
-        self._inbox = Inbox(self._channel, lambda: bool(self._under_way))
+        self._inbox = Inbox(self._channel, lambda: bool(self._in_progress))
         self._slots = slots
         self._prepared = prepared
         self._gauge = gauge
@@ -190,13 +190,13 @@ class Worker:
         """Return the job, counted as in progress until it is done."""
         self._messages += 1
         number = self._messages
-        self._under_way.add(number)
+        self._in_progress.add(number)
 
         def done() -> Answer | Bound | BindFailed:
             try:
                 return job()
             finally:
-                self._under_way.discard(number)
+                self._in_progress.discard(number)
 
         return done
 
