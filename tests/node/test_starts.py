@@ -158,7 +158,7 @@ def test_small_work_goes_before_large_work_and_what_is_discarded_and_none_waits_
         for client in range(20):
             for _ in range(3):
                 starts.add(f"large {client}", partial(now.append, "large"), STARTED_MAX)
-                starts.add(f"unwanted {client}", partial(now.append, "unwanted"), STARTED_MAX, unwanted=True)
+                starts.add(f"discards {client}", partial(now.append, "discards"), STARTED_MAX, discards=True)
         for _ in range(3 * STARTED_MAX):
             starts.add("large 0", partial(now.append, "small"))
         while sum(map(len, found)) < 120 + 3 * STARTED_MAX:
@@ -170,5 +170,5 @@ def test_small_work_goes_before_large_work_and_what_is_discarded_and_none_waits_
     first, *found = asyncio.run(scene())
     assert first == ["large"]
     for each in found[:3]:
-        assert Counter(each) == {"small": STARTED_MAX, "large": 1, "unwanted": 1}
-    assert Counter(found[3]) == {"large": 1, "unwanted": 1}
+        assert Counter(each) == {"small": STARTED_MAX, "large": 1, "discards": 1}
+    assert Counter(found[3]) == {"large": 1, "discards": 1}

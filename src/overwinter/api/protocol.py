@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received.add(data)
         if is_first:
             count = 1 + len(data) // BYTES_OF_ONE
-            self._connections.parsing.add(self.client_key, self._parse, count, unwanted=self._refused)
+            self._connections.parsing.add(self.client_key, self._parse, count, discards=self._refused)
             if self._received:
                 self.flow.is_parsing = True
                 self.transport.pause_reading()

@@ -1,4 +1,4 @@
-"""Starts work that becomes ready together: some in each iteration of the event loop, in turns of the clients.
+"""Starts work that becomes ready together: some in each iteration of the event loop, and the clients take turns.
 
 Otherwise one iteration would start all requests that have arrived, or handle all that are complete, one for each
 connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
@@ -36,16 +36,16 @@ class Starts:
         """The requests that this iteration has started, a large one counting as many."""
         self._small: _Clients = {}
         self._large: _Clients = {}
-        self._unwanted: _Clients = {}
+        self._discards: _Clients = {}
         """The waiting work of each client: small, large, and discards. The client with the next turn comes first."""
 
-    def add(self, client: str, start: Start, count: int = 1, unwanted: bool = False) -> None:
+    def add(self, client: str, start: Start, count: int = 1, discards: bool = False) -> None:
         """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
-        loop. `unwanted`: whether it only discards bytes, after other work.
+        loop. `discards`: whether the work only discards bytes; it then comes after other work.
         """
         if not (self._started or self._is_left()):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        waiting = self._unwanted if unwanted else self._small if count <= SMALL_MOST else self._large
+        waiting = self._discards if discards else self._small if count <= SMALL_MOST else self._large
         if self._started >= self._most or (waiting if waiting is self._small else self._is_left()):
             waiting.setdefault(client, deque()).append((start, count))
         else:
@@ -67,7 +67,7 @@ class Starts:
         if self._is_left():
             time.sleep(YIELD_S)
         try:
-            for waiting in (self._small, self._large, self._unwanted):
+            for waiting in (self._small, self._large, self._discards):
                 # At least one of each kind, so that none waits without end.
                 is_first = True
                 while waiting and (is_first or self._started < self._most):
@@ -87,7 +87,7 @@ class Starts:
         start()
 
     def _is_left(self) -> bool:
-        return bool(self._small or self._large or self._unwanted)
+        return bool(self._small or self._large or self._discards)
 
 
 def _give(turn: asyncio.Future[None]) -> None:
