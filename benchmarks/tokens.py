@@ -65,10 +65,10 @@ def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[s
         for number in range(COUNTED_ROUNDS):
             for name, node in list(nodes.items())[:: 1 if number % 2 else -1]:
                 assert node.process is not None
-                request, before = requests[name].read_bytes(), clock.computed_s(node.process.pid)
+                request, before = requests[name].read_bytes(), clock.cpu_time_s(node.process.pid)
                 for _ in range(COUNTED):
                     connections[name].ask(request)
-                after = clock.computed_s(node.process.pid)
+                after = clock.cpu_time_s(node.process.pid)
                 assert before is not None
                 assert after is not None
                 taken[name].append((after - before) / COUNTED * 1e6)

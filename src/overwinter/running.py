@@ -37,10 +37,10 @@ from overwinter.node.processes import Processes
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.registry import Registry
 from overwinter.node.telemetry import Telemetry
-from overwinter.node.threads import Threads, usual
+from overwinter.node.threads import Threads, default_count
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, UnneededBlocks, watch_host_capacity
-from overwinter.node.verifying import Lost, Verifier
+from overwinter.node.verifying import KillUsers, Verifier
 from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.profiler import Profiler
@@ -59,7 +59,7 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
     """Run a node over its data directory, from its start to its clean stop. Raises ConflictError if another node uses
     it.
     """
-    asyncio.get_running_loop().set_default_executor(Threads(usual(), "node"))
+    asyncio.get_running_loop().set_default_executor(Threads(default_count(), "node"))
     with ExitStack() as stack:
         bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
         repository = Repository(Path(config.data), bounds)
@@ -136,10 +136,10 @@ async def _assembled(
             await telemetry.close()
 
 
-def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[Any, Any, None]]:
+def _upkeep(parts: Parts, host_bytes: int | None, kill_users: KillUsers) -> list[Coroutine[Any, Any, None]]:
     """Return the periodic tasks, not yet started."""
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
-    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, lose, parts.log)
+    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, kill_users, parts.log)
     assert config.scheduler.memory_bytes is not None
     footprints = Footprints(published.expected_bytes, parts.processes, config.scheduler.memory_bytes, post)
     return [

@@ -14,7 +14,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.core.profiling import ProfileOptions
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
-from overwinter.node.threads import usual
+from overwinter.node.threads import default_count
 from overwinter.profiling import profiler as module
 from overwinter.profiling.bench import Layers, Measurement
 from overwinter.profiling.profiler import Profiler
@@ -45,7 +45,8 @@ def test_measurements_that_wait_leave_the_threads_of_the_loop_to_others() -> Non
         async with asyncio.TaskGroup() as tasks:
             profiler = Profiler(parts_with(read), tasks)
             asked = [
-                asyncio.create_task(profiler.measure(function, ProfileOptions(), print)) for _ in range(2 * usual())
+                asyncio.create_task(profiler.measure(function, ProfileOptions(), print))
+                for _ in range(2 * default_count())
             ]
             # Each has asked for its program after this.
             await asyncio.sleep(0)

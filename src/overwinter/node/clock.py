@@ -1,4 +1,4 @@
-"""The only module that reads a clock."""
+"""The only module of the daemon that reads a clock."""
 
 import time
 
@@ -14,12 +14,12 @@ def now() -> Seconds:
 
 
 def wall() -> float:
-    """Return the seconds since 1970, for people and files."""
+    """Return the wall-clock time in seconds since 1970, for people and files."""
     return time.time()
 
 
-def computed_s(pid: int) -> float | None:
-    """The processor time of a process in seconds; None when it has ended. Needs no privilege."""
+def cpu_time_s(pid: int) -> float | None:
+    """Return the CPU time of a process in seconds; None when it has ended. Needs no privilege."""
     try:
         return time.clock_gettime(~pid << PID_SHIFT | SCHEDULED)
     except OSError:

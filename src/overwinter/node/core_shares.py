@@ -50,7 +50,7 @@ class CoreShares:
         """The cores that each tenant used recently."""
         self._used_for_slo: dict[TenantId, float] = {}
         """The part of them that its workers used while all their runs could meet an SLO."""
-        self._computed_outside_runs_s: dict[WorkerId, float] = {}
+        self._cpu_time_outside_runs_s: dict[WorkerId, float] = {}
         """The CPU seconds that each worker used outside runs, until the last check."""
         self._used_outside_runs: dict[TenantId, float] = {}
         """The cores that each tenant's workers used recently outside runs."""
@@ -85,7 +85,7 @@ class CoreShares:
         processes.zygotes.groups.lower(self._until.keys())
 
     def _spent(self, processes: Processes) -> tuple[dict[TenantId, float], dict[TenantId, float]]:
-        """Return the processor seconds of each tenant's processes since the last check: all, and those of workers whose
+        """Return the CPU seconds of each tenant's processes since the last check: all, and those of workers whose
         runs can meet an SLO.
         """
         last, self._seen = self._seen, {}
@@ -95,27 +95,27 @@ class CoreShares:
         pids = [(worker.family.tenant, worker.pid, worker) for worker in workers]
         zygotes = [(tenant, zygote.pid, None) for tenant, zygote in processes.zygotes.tenants.items()]
         for tenant, pid, worker in (*pids, *zygotes):
-            computed_s = None if pid is None else clock.computed_s(pid)
-            if pid is not None and computed_s is not None:
-                self._seen[pid] = computed_s
-                part_s = max(0.0, computed_s - last.get(pid, computed_s))
+            cpu_time_s = None if pid is None else clock.cpu_time_s(pid)
+            if pid is not None and cpu_time_s is not None:
+                self._seen[pid] = cpu_time_s
+                part_s = max(0.0, cpu_time_s - last.get(pid, cpu_time_s))
                 spent[tenant] += part_s
-                if worker is not None and worker.can_meet_slo(computed_s):
+                if worker is not None and worker.can_meet_slo(cpu_time_s):
                     for_slo[tenant] += part_s
         return spent, for_slo
 
     def _spent_outside_runs(self, processes: Processes) -> dict[TenantId, float]:
-        """Return the processor seconds since the last check that each tenant's workers used outside runs."""
-        last, self._computed_outside_runs_s = self._computed_outside_runs_s, {}
+        """Return the CPU seconds since the last check that each tenant's workers used outside runs."""
+        last, self._cpu_time_outside_runs_s = self._cpu_time_outside_runs_s, {}
         spent: dict[TenantId, float] = defaultdict(float)
         for worker in processes.workers():
-            self._computed_outside_runs_s[worker.worker] = worker.computed_outside_runs_s()
-            spent[worker.family.tenant] += self._computed_outside_runs_s[worker.worker] - last.get(worker.worker, 0.0)
+            self._cpu_time_outside_runs_s[worker.worker] = worker.cpu_time_outside_runs_s()
+            spent[worker.family.tenant] += self._cpu_time_outside_runs_s[worker.worker] - last.get(worker.worker, 0.0)
         return spent
 
 
 def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s: float) -> dict[TenantId, float]:
-    """Return the recent use of cores, from the earlier value and the processor seconds since."""
+    """Return the recent use of cores, from the earlier value and the CPU seconds since."""
     fresh = 1 - exp(-passed_s / DECAY_S)
     both = {
         tenant: fresh * spent.get(tenant, 0.0) / passed_s + (1 - fresh) * used.get(tenant, 0.0)

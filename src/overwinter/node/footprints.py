@@ -46,7 +46,7 @@ AHEAD_BYTES_MAX = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
 
 
 class _Seen(NamedTuple):
-    computed_s: float
+    cpu_time_s: float
     nbytes: int
 
 
@@ -54,7 +54,7 @@ UNSEEN = _Seen(-1.0, 0)
 
 
 class Footprints:
-    """Measures the memory of workers. Belongs to the event loop's thread."""
+    """Measures the memory of workers. Used on the event loop's thread only."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class Footprints:
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
         self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
-        for process, computed_s in self._to_measure(workers):
+        for process, cpu_time_s in self._to_measure(workers):
             nbytes = _measured(process)
             if nbytes is not None:
-                self._seen[process.worker] = _Seen(computed_s, nbytes)
+                self._seen[process.worker] = _Seen(cpu_time_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         expected = self._expected()
         if total > self._most_bytes:
@@ -103,18 +103,18 @@ class Footprints:
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
-        """The workers whose memory may have changed, with their processor time."""
+        """The workers whose memory may have changed, with their CPU time."""
         found = []
         for process in workers:
             assert process.pid is not None, "a worker without a process has no memory"
-            computed_s = clock.computed_s(process.pid)
+            cpu_time_s = clock.cpu_time_s(process.pid)
             # Without computing, a worker's memory changes only by what the node writes to its buffers or frees from
             # them.
-            if computed_s is not None and (computed_s != self._seen[process.worker].computed_s or process.is_large()):
-                found.append((process, computed_s))
+            if cpu_time_s is not None and (cpu_time_s != self._seen[process.worker].cpu_time_s or process.is_large()):
+                found.append((process, cpu_time_s))
         if len(found) <= MEASURED:
             return found
-        return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
+        return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].cpu_time_s)
 
     def _report(self, expected: Mapping[WorkerId, int]) -> None:
         changed = {

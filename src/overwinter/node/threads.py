@@ -37,24 +37,24 @@ class Threads(ThreadPoolExecutor):
 
 
 class SharedThreads:
-    """Threads of which one tenant may use half, so that the work of others does not wait for all of its."""
+    """Threads of which one tenant may use half, so that it cannot keep the work of other tenants waiting."""
 
     def __init__(self, number: int, name: str) -> None:
         """Start the threads. Raises MachineError as `Threads` does."""
         self._threads = Threads(number, name)
         self._most = max(1, number // 2)
-        self._turns: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
-        """Of each tenant that uses a thread or waits for one."""
+        self._allowed: WeakValueDictionary[TenantId, asyncio.Semaphore] = WeakValueDictionary()
+        """The semaphore of each tenant that uses a thread or waits for one."""
 
     async def run(self, tenant: TenantId, work: Callable[[], T]) -> T:
         """Run this in a thread, for a tenant, and return the result."""
-        turns = self._turns.get(tenant)
-        if turns is None:
-            turns = self._turns[tenant] = asyncio.Semaphore(self._most)
-        async with turns:
+        allowed = self._allowed.get(tenant)
+        if allowed is None:
+            allowed = self._allowed[tenant] = asyncio.Semaphore(self._most)
+        async with allowed:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def usual() -> int:
-    """Return the number of threads of an event loop's default executor."""
+def default_count() -> int:
+    """Return the number of threads that Python gives an event loop's default executor."""
     return min(32, (os.cpu_count() or 1) + 4)

@@ -29,8 +29,8 @@ EVERY_S = 1.0
 """The time between two passes."""
 PAUSE_S = 0.01
 """Shorter pauses are accumulated."""
-CALM_AGAIN_S = 0.05
-"""How long a pause goes on after the cores have become idle."""
+CALM_CHECK_S = 0.05
+"""The time between two checks, during a pause, whether the cores are idle again."""
 NICE = 19
 
 
@@ -38,23 +38,28 @@ class StoppedError(Exception):
     """The node stops while a block is copied or verified."""
 
 
-Lost = Callable[[StoreName, Address], list[str]]
-"""Called with a dropped block; returns the workers that were killed because of it."""
+KillUsers = Callable[[StoreName, Address], list[str]]
+"""Kills the processes that may use a dropped block; returns their names."""
 
 
 class Verifier:
     """Verifies all host stores of a node."""
 
     def __init__(
-        self, hosts: HostStores, share: float, is_calm: Callable[[], bool], lost: Lost, log: Callable[[str], None]
+        self,
+        hosts: HostStores,
+        share: float,
+        is_calm: Callable[[], bool],
+        kill_users: KillUsers,
+        log: Callable[[str], None],
     ) -> None:
-        """Create it. `is_calm`: whether a core is idle and nothing waits. The thread calls it after each chunk of a
-        block.
+        """Create it. `is_calm`: whether a core is idle and nothing waits for one. The thread calls it after each chunk
+        of a block.
         """
         self._hosts = hosts
         self._share = share
         self._is_calm = is_calm
-        self._lost = lost
+        self._kill_users = kill_users
         self._log = log
         self._thread = Threads(1, "verifier", _lower_priority)
         self._closing = threading.Event()
@@ -98,7 +103,7 @@ class Verifier:
         try:
             return self._closing.is_set() or not host.holds(address) or host.verify(address, after_chunk)
         except (MachineError, StoppedError):
-            # The block was evicted meanwhile, or no caller waits for it.
+            # The block was evicted meanwhile, or the node stops.
             return True
 
     def _check_closing(self, pause: Callable[[], None]) -> None:
@@ -111,7 +116,7 @@ class Verifier:
         """Pause only while others need the cores."""
         self._add_due_pause()
         while not (calm := self._is_calm()) and self._due_pause_s >= PAUSE_S and not self._closing.is_set():
-            part = min(self._due_pause_s, CALM_AGAIN_S)
+            part = min(self._due_pause_s, CALM_CHECK_S)
             self._closing.wait(part)
             self._due_pause_s -= part
         if calm:
@@ -130,7 +135,7 @@ class Verifier:
         self._due_pause_s += (clock.now() - self._begun) * (1 / self._share - 1)
 
     def _report(self, name: StoreName, address: Address) -> None:
-        workers = self._lost(name, address)
+        workers = self._kill_users(name, address)
         replaced = f"; replaced: {', '.join(workers)}" if workers else ""
         self._log(f"block {address} changed in memory and is read from disk again{replaced}")
 

@@ -90,23 +90,23 @@ class WorkerProcess(ContainedProcess):
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run, and note its CPU time."""
-        computed_s = self._computed_s()
+        cpu_time_s = self._cpu_time_s()
         if not self._pending_runs:
-            self._count_outside_runs(computed_s)
+            self._count_outside_runs(cpu_time_s)
             self._outside_runs_from = None
         # The CPU time of a worker is that of all its slots.
         slo_s = (self._slo_ms or 0.0) / 1000 * len(self.slots)
-        self._slo_spent_at_s[run] = (computed_s or 0.0) + slo_s
+        self._slo_spent_at_s[run] = (cpu_time_s or 0.0) + slo_s
         return super().begin(run, requests, functions)
 
-    def can_meet_slo(self, computed_s: float) -> bool:
+    def can_meet_slo(self, cpu_time_s: float) -> bool:
         """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.
 
-        `computed_s`: its CPU seconds now. The time for which others slowed a run down does not count.
+        `cpu_time_s`: its CPU seconds now. The time for which others slowed a run down does not count.
         """
         if self._slo_ms is None:
             return False
-        return all(computed_s <= until_s for until_s in self._slo_spent_at_s.values())
+        return all(cpu_time_s <= until_s for until_s in self._slo_spent_at_s.values())
 
     def end(self, answer: Answer) -> PendingRun:
         """Return the run that was answered. Raises ValueError if there is none, or for an impossible answer."""
@@ -117,8 +117,8 @@ class WorkerProcess(ContainedProcess):
             raise ValueError(f"a program cannot take {answer.program_s} s")
         del self._slo_spent_at_s[answer.run]
         if not self._pending_runs:
-            computed_s = self._computed_s()
-            self._outside_runs_from = None if computed_s is None else computed_s + AFTER_RUN_S
+            cpu_time_s = self._cpu_time_s()
+            self._outside_runs_from = None if cpu_time_s is None else cpu_time_s + AFTER_RUN_S
         return pending
 
     def take_back(self, run: RunId) -> PendingRun:
@@ -126,27 +126,27 @@ class WorkerProcess(ContainedProcess):
         del self._slo_spent_at_s[run]
         return super().take_back(run)
 
-    def computed_outside_runs_s(self) -> float:
-        """The processor seconds that it has used while it was ready and nothing ran."""
+    def cpu_time_outside_runs_s(self) -> float:
+        """The CPU seconds that it has used while it was ready and nothing ran."""
         if not self._pending_runs:
-            self._count_outside_runs(self._computed_s())
+            self._count_outside_runs(self._cpu_time_s())
         return self._outside_runs_s
 
-    def _count_outside_runs(self, computed_s: float | None) -> None:
-        """Account for the CPU seconds since its last run ended. `computed_s`: those that it has used in all."""
-        if not self.ready or computed_s is None:
+    def _count_outside_runs(self, cpu_time_s: float | None) -> None:
+        """Account for the CPU seconds since its last run ended. `cpu_time_s`: those that it has used in all."""
+        if not self.ready or cpu_time_s is None:
             return
         if self._outside_runs_from is not None:
-            self._outside_runs_s += max(0.0, computed_s - self._outside_runs_from)
-        self._outside_runs_from = max(computed_s, self._outside_runs_from or 0.0)
+            self._outside_runs_s += max(0.0, cpu_time_s - self._outside_runs_from)
+        self._outside_runs_from = max(cpu_time_s, self._outside_runs_from or 0.0)
 
     @property
     def in_progress(self) -> frozenset[RunId | str]:
         """The runs and binds that it has not answered yet."""
         return frozenset(self._pending_runs) | self.bindings.binding
 
-    def _computed_s(self) -> float | None:
-        return None if self.pid is None else clock.computed_s(self.pid)
+    def _cpu_time_s(self) -> float | None:
+        return None if self.pid is None else clock.cpu_time_s(self.pid)
 
     def end_failure(self, how: str) -> Failure:
         """Return the failure by which its end is reported, if the worker did not report one itself. If it ends during a

@@ -196,7 +196,7 @@ class Zygotes:
                 self._ask(zygote, Ping(), "pong")
                 continue
             if zygote.tenant in self.groups.lowered:
-                # It may get hardly any processor time.
+                # It may get hardly any CPU time.
                 continue
             zygote.pending[answer] += 1
             if zygote.pending[answer] > self._checks_allowed(zygote, answer):
