@@ -1,4 +1,4 @@
-"""Constructs the parts of a node and its API, connects them, and runs them."""
+"""Runs a node together with its API, until a signal stops it or the node fails. `running.py` constructs the node."""
 
 import asyncio
 import gc

@@ -47,7 +47,7 @@ class Mismatch(NamedTuple):
 
 
 class Accounting:
-    """Compares counts. Used on the loop's thread only."""
+    """Compares counts. Used on the event loop's thread only."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Accounting:
         try:
             stores, measured = await asyncio.to_thread(lambda: (self._see_stores(blocks), _measure(files)))
         finally:
-            # If the node stops before the thread begins, it never does.
+            # If the node stops before the thread begins, the thread closes none of them.
             for smaps in _taken(files):
                 smaps.close()
         now, needs, accounts = clock.now(), self._published.needs(), self.accounts

@@ -52,7 +52,7 @@ class Payload:
 
 
 class Calls:
-    """The open requests and loads of callers. Belongs to the loop's thread."""
+    """The open requests and loads of callers. Used on the event loop's thread only."""
 
     def __init__(self, post: Callable[[Event], None], published: Published, quarantine: Quarantine) -> None:
         self._post = post

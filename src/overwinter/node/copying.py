@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Copies:
-    """All copies between the node and its workers' buffers. Belongs to the loop's thread."""
+    """All copies between the node and its workers' buffers. Used on the event loop's thread only."""
 
     def __init__(self) -> None:
         self._threads = Threads(THREADS, "copies")
@@ -35,7 +35,7 @@ class Copies:
     ) -> None:
         """Call `work`, which copies this many bytes, and then `done` or `failed`.
 
-        Small copies are made at once. Of others neither is called if the worker has ended or ends meanwhile: its last
+        Small copies are made at once. After a larger one, neither is called if the worker has ended meanwhile: its last
         answers are lost.
         """
         if nbytes <= LARGE_BYTES:

@@ -38,7 +38,7 @@ PROGRAM_BYTES_MAX = 4 << 20
 
 
 class Deploys:
-    """Deploys, removes and restores functions. Belongs to the loop's thread; slow work runs in other threads."""
+    """Deploys, removes and restores functions. Used on the event loop's thread only; other threads do slow work."""
 
     def __init__(
         self, parts: Parts, pipelines: Pipelines, traffic: TrafficSplits, quarantine: Quarantine, profiler: Profiles

@@ -1,4 +1,4 @@
-"""A lock that is passed among clients in rotation, so that none waits for more than one turn of each other.
+"""A lock that is passed among clients in rotation, so that none waits for more than one turn of each other client.
 
 A tenant that requests a thousand measurements or changes delays the others by at most one of them.
 """
@@ -35,7 +35,7 @@ class FairLock:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                # The turn was assigned to it, but it was cancelled.
+                # The lock was passed to this waiter, which was cancelled before it ran.
                 self._pass_on()
             raise
 

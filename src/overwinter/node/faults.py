@@ -35,7 +35,7 @@ async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) 
 
 
 class Faults:
-    """Contains and counts failures. Belongs to the loop's thread."""
+    """Contains and counts failures. Used on the event loop's thread only."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log

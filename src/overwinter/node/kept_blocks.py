@@ -40,7 +40,7 @@ class _Kept(NamedTuple):
 
 
 class KeptBlocks:
-    """Checks the workers that have a handler and unbound a function. Belongs to the loop's thread."""
+    """Checks the workers that have a handler and unbound a function. Used on the event loop's thread only."""
 
     def __init__(self, processes: Processes, host_store: Path, log: Log) -> None:
         """`host_store`: the directory of all host stores."""

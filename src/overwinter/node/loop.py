@@ -2,8 +2,8 @@
 and passes it to the readers.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
-while another is handled waits, so steps are never nested. A scheduler that fails ends the node rather than continuing
-wrong.
+while another is handled waits, so steps are never nested. If the scheduler fails, the node ends, because the
+scheduler's state may be inconsistent.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ LINE_BYTES_MAX = 4096
 
 
 class Output:
-    """The reading end of one pipe, and the writing end for the process. Used on the loop's thread only."""
+    """The reading end of one pipe, and the writing end for the process. Used on the event loop's thread only."""
 
     def __init__(self, who: str, log: Log, keep: Callable[[str], None] | None = None) -> None:
         """Open the pipe. `keep` gets each line as it was printed. Raises OSError when the system has no descriptors

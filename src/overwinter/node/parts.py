@@ -36,4 +36,4 @@ class Parts(NamedTuple):
     pool_calls: PoolCalls
     unneeded: UnneededBlocks
     upkeep: Executor
-    """The thread of what keeps workers and stores within their bounds, which no request may occupy."""
+    """The thread for work that keeps workers and stores within their bounds. Work for requests never runs there."""

@@ -48,7 +48,9 @@ async def watch_memory(
     faults: Faults,
     available: Callable[[], int | None] = available_bytes,
 ) -> None:
-    """Periodically ask the scheduler to release the missing bytes whenever less than `least_bytes` is available."""
+    """Periodically compare the available memory with `least_bytes`. If it is less, ask the scheduler to release the
+    difference.
+    """
     while True:
         with faults.contained("free memory"):
             free = available()

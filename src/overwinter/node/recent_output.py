@@ -35,7 +35,7 @@ class OutputLine(msgspec.Struct, frozen=True):
 
 
 class RecentOutput:
-    """The last lines that a family printed, the oldest first. Belongs to the event loop's thread."""
+    """The last lines that a family printed, the oldest first. Used on the event loop's thread only."""
 
     def __init__(self, grew: Callable[[int], None] = lambda nbytes: None) -> None:
         """Create it. `grew` is called with the memory of each line."""

@@ -8,7 +8,7 @@ Answer = TypeVar("Answer")
 
 
 class SingleFlight(Generic[Answer]):
-    """Each caller gets an answer that was begun after it asked. Used on the loop's thread only."""
+    """Each caller gets an answer that was begun after it asked. Used on the event loop's thread only."""
 
     def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:
         self._make = make

@@ -51,7 +51,7 @@ class _Disk:
 
 
 class Telemetry:
-    """The telemetry of a node. Used on the loop's thread only; slow work runs in other threads."""
+    """The telemetry of a node. Used on the event loop's thread only; slow work runs in other threads."""
 
     def __init__(self, parts: Parts, pipelines: Pipelines, find: Find, observer: ServiceObserver) -> None:
         """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""

@@ -23,7 +23,7 @@ Answering = Callable[[FunctionName], Versions]
 
 
 class TrafficSplits:
-    """Promotions and splits. Belongs to the loop's thread."""
+    """Promotions and splits. Used on the event loop's thread only."""
 
     def __init__(
         self, functions: Registry, pipelines: Pipelines, kept: StoredTraffic, post: Callable[[Event], None]

@@ -17,7 +17,7 @@ from overwinter.telemetry.explaining import FunctionFacts
 
 class TenantBlocks:
     """The blocks of a host store that a tenant may know of: those of its own functions that are present or being
-    loaded, as of now. Created on the loop's thread.
+    loaded, as of now. Created on the event loop's thread.
     """
 
     def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:
