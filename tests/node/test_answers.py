@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, taken
+from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, copied_tensors
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 
@@ -35,7 +35,7 @@ def answer(*metas: TensorMeta, buffer_bytes: int = FIRST_BYTES) -> Answer:
 def outputs_of(specs: Sequence[TensorSpec], result: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
     outcomes = AnswerCheck(specs).outcomes_of(result, buffer)
     placed = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-    copied = iter(taken(placed, buffer, result.buffer_bytes))
+    copied = iter(copied_tensors(placed, buffer, result.buffer_bytes))
     return [outcome if isinstance(outcome, Failure) else next(copied) for outcome in outcomes]
 
 

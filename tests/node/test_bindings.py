@@ -89,10 +89,10 @@ def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(function
         assert 0 < len(lacking) < len(bind.blocks)
         node.begin(second, bind, lambda failure: None, opened(functions[1], lacking))
         assert node.inodes == files(first) | files(second)
-        assert node.binding == {first.id, second.id}
+        assert node.pending_binds == {first.id, second.id}
         node.answered(first.id)
         node.answered(second.id)
-        assert node.binding == set()
+        assert node.pending_binds == set()
         assert not node.has_unbound
         node.end(first.id)
         assert node.has_unbound

@@ -164,7 +164,7 @@ def test_a_failed_start_ends_the_process_forked_ahead_for_it(is_stopped):
         store="",
         blobs=blobs,
         files=lambda: ["a"],
-        code=lambda: ["a"],
+        load_files=lambda: ["a"],
     )
     heard: list[Event] = []
     ended: list[tuple[int, bool]] = []
@@ -196,7 +196,7 @@ def test_a_programming_error_in_work_for_one_function_fails_its_operation_alone(
     blobs = [SimpleNamespace(address="a", nbytes=1)]
     manifest = SimpleNamespace(tenant="ada")
     function = SimpleNamespace(
-        id="f@1", manifest=manifest, store="", blobs=blobs, files=lambda: ["a"], code=lambda: ["a"]
+        id="f@1", manifest=manifest, store="", blobs=blobs, files=lambda: ["a"], load_files=lambda: ["a"]
     )
     heard: list[Event] = []
     stopped: list[int] = []

@@ -93,7 +93,7 @@ class Member(Function):
 
     def remove(self) -> int:
         """Remove the blocks from the host store, and return a descriptor of the first one."""
-        fd = self.open_blob(self.deployed.weights[0].address)
+        fd = self.open_blob(self.deployed.weight_blocks[0].address)
         self.host.drop(self.host.resident())
         return fd
 
@@ -302,7 +302,7 @@ def test_a_node_ends_the_worker_of_a_removed_function_that_keeps_its_blocks(dire
             await answer(stays)
             await answer(leaves)
             [worker] = node.parts.processes.workers()
-            [block] = node.parts.hosts.store(SHARED).open([leaves.deployed.weights[0].address])
+            [block] = node.parts.hosts.store(SHARED).open([leaves.deployed.weight_blocks[0].address])
             await node.remove(leaves.deployed.manifest.name, None)
             await until(lambda: worker.over and is_free(block))
             os.close(block)

@@ -69,7 +69,7 @@ class Town:
         self.views[name, version] = View(version, **view)
         self.work[name] = work or scale
 
-    def function(self, name: str, version: int | None) -> View:
+    def view(self, name: str, version: int | None) -> View:
         known = [key[1] for key in self.views if key[0] == name]
         asked = max(known, default=0) if version is None else version
         if asked not in known:
@@ -457,7 +457,7 @@ def test_a_pipeline_is_replaced_and_restored(town, pipelines, tmp_path):
     assert "fork" not in pipelines
     again.restore()
     assert list(again.views()) == []
-    again._kept.close()
+    again._repository.close()
 
 
 def test_a_refused_pipeline_leaves_nothing(town, pipelines):
@@ -476,7 +476,7 @@ def test_a_pipeline_calls_only_functions_of_its_tenant(town, pipelines):
     town.views["negate", 1].tenant = "tests"
     asyncio.run(pipelines.deploy(FORK, "tests"))
     with pytest.raises(ForbiddenError, match="'fork'"):
-        pipelines._kept.put_pipeline(FORK, "other", 1.0)
+        pipelines._repository.put_pipeline(FORK, "other", 1.0)
     assert pipelines.view("fork", None).tenant == "tests"
     # An older node may have left such a pipeline.
     town.views["negate", 1].tenant = "other"

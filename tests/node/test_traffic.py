@@ -25,7 +25,7 @@ class Fake:
         self.checked: list[str] = []
         self.posted: list[Event] = []
 
-    def function(self, name: str, version: int | None) -> Function:
+    def view(self, name: str, version: int | None) -> Function:
         return Function(name)
 
     def versions(self, name: str) -> list[int]:

@@ -52,7 +52,7 @@ class Left:
         self._verify, self.host.verify = self.host.verify, self._when_allowed
 
     def _when_allowed(self, address, pause):
-        if address not in self.deployed.code():
+        if address not in self.deployed.load_files():
             assert self.may_hash.wait(60.0)
         return self._verify(address, pause)
 
@@ -164,7 +164,7 @@ def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless
     left.deployed.on_trial = True
 
     async def scene():
-        await until(lambda: rig.processes.process(left.worker).tried)
+        await until(lambda: rig.processes.process(left.worker).trial_began)
         if stop is None:
             os.kill(rig.processes.worker_pids()[left.worker], signal.SIGKILL)
         else:

@@ -69,8 +69,8 @@ def function_of(tenant: str) -> SimpleNamespace:
     manifest = SimpleNamespace(tenant=tenant, program=SimpleNamespace(address=""), settings=Settings())
     names = {
         "id": f"{tenant}@1",
-        "subject": tenant,
-        "program_subject": tenant,
+        "profile_key": tenant,
+        "program_key": tenant,
         "handler_only": False,
         "own_profile": None,
     }

@@ -86,7 +86,7 @@ class Functions:
         }
         self._log = log
 
-    def function(self, name, version):
+    def view(self, name, version):
         """Return the function, with which the tensors between stages are checked."""
         return self._known[name]
 

@@ -88,9 +88,9 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
     return True
 
 
-def taken(given: Iterable[Placed], buffer: SharedBuffer, buffer_bytes: int) -> list[list[Tensor]]:
-    """Return a copy of each request's tensors. Raises ValueError for an impossible content, and OSError or MemoryError
-    when the node lacks memory.
+def copied_tensors(given: Iterable[Placed], buffer: SharedBuffer, buffer_bytes: int) -> list[list[Tensor]]:
+    """Return a copy of each request's tensors in the buffer. Raises ValueError for an impossible content, and OSError
+    or MemoryError when the node lacks memory.
     """
     try:
         buffer.follow(buffer_bytes)
@@ -98,7 +98,7 @@ def taken(given: Iterable[Placed], buffer: SharedBuffer, buffer_bytes: int) -> l
         if lacks_memory(error):
             raise
         raise ValueError(f"its buffer cannot be mapped: {error}") from error
-    return [[_taken(buffer, meta, at) for meta, at in placed] for placed in given]
+    return [[_copied_tensor(buffer, meta, at) for meta, at in placed] for placed in given]
 
 
 def placed_bytes(placed: Placed) -> int:
@@ -107,11 +107,11 @@ def placed_bytes(placed: Placed) -> int:
 
 
 def reportable(failure: Failure | LoadFailed | BindFailed) -> Failure:
-    """Return a failure that a worker may report."""
+    """Return a worker's failure as far as the node believes it: a known error, and a message of limited length."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:MESSAGE_MAX])
 
 
-def _taken(buffer: SharedBuffer, meta: TensorMeta, at: int) -> Tensor:
+def _copied_tensor(buffer: SharedBuffer, meta: TensorMeta, at: int) -> Tensor:
     tensor = Tensor(meta.name, meta.datatype, meta.shape, buffer.take(at, meta.nbytes))
     try:
         check_size(tensor)

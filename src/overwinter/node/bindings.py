@@ -26,6 +26,7 @@ class Bindings:
         self.has_unbound = False
         """Whether it was instructed to unbind a function."""
         self._pending: dict[str, BindCallback] = {}
+        """The callbacks of the binds that the worker has not answered yet."""
 
     def functions(self) -> list[DeployedFunction]:
         """Return the functions that the worker was instructed to bind and not yet to unbind, including removed ones."""
@@ -73,7 +74,7 @@ class Bindings:
         self.begin(function, bind, lambda failure: None, fds)
 
     @property
-    def binding(self) -> frozenset[str]:
+    def pending_binds(self) -> frozenset[str]:
         """The functions whose bind the worker has not answered yet."""
         return frozenset(self._pending)
 
@@ -85,7 +86,7 @@ class Bindings:
         return report
 
     def end(self, function: str) -> None:
-        """Record the order to unbind a function; raise ValueError unless the worker has answered the bind."""
+        """Record the instruction to unbind a function; raise ValueError unless the worker has answered the bind."""
         if function not in self._blocks or function in self._pending:
             raise ValueError(f"{function} is not bound")
         self.has_unbound = True

@@ -55,7 +55,7 @@ class Deploys:
         self._versions_of = parts.published.versions
         self._pipelines = pipelines
         self._traffic = traffic
-        self._quotas = Quotas(parts.config, parts.registry.deploys)
+        self._quotas = Quotas(parts.config, parts.registry.deployed_versions)
         self._quarantine = quarantine
         self._profiler = profiler
         # One thread, because each thread that decodes holds the GIL.
@@ -129,8 +129,8 @@ class Deploys:
             raise
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
-        """Return the program, and how it runs on devices; raise CallerError or ProgramError unless all of the manifest
-        agrees. Runs in a thread.
+        """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
+        consistent with the program and the repository. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
@@ -203,7 +203,7 @@ class Deploys:
         versions = self._versions_of(name)
         left = [version for version in versions.numbers if gone not in (None, version)]
         # A version with a share is removed only together with all others.
-        default = self._registry.function(name, default_of(left, versions.shares)) if left else None
+        default = self._registry.view(name, default_of(left, versions.shares)) if left else None
         await self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
     def _restore_parts(self, function: DeployedFunction) -> str:

@@ -25,7 +25,7 @@ from overwinter.node.peers import SharedFile, Sharing
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
-from overwinter.node.worker_actions import has_lost
+from overwinter.node.worker_actions import lacks_blocks
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
@@ -90,7 +90,7 @@ class ExecutorProcess(ContainedProcess):
         for function in functions:
             self.uses(function)
         self._unconfirmed_before_run = list(self.unconfirmed)
-        self.answer_check = AnswerCheck(functions[0].returned)
+        self.answer_check = AnswerCheck(functions[0].run_outputs)
         self._weight_bytes = sum(function.nbytes for function in functions)
 
     def uses(self, function: DeployedFunction) -> None:
@@ -268,7 +268,7 @@ class Executors:
             fds = host.open([function.manifest.program.address, *(bind.blocks[place][0] for place in lacking)])
         except StoreError as error:
             # The end of an executor can report lost blocks, and the end of a run cannot.
-            process.lost_blocks = has_lost(function, host)
+            process.lost_blocks = lacks_blocks(function, host)
             self._processes.forks.give_up(process, self._registry.error_text(function, error), "StoreError")
             return
         try:

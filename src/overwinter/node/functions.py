@@ -83,14 +83,14 @@ class DeployedFunction:
         self.on_either = device == "any" and not self.on_pool
         """Whether its program runs in its workers, and on the pool as another function."""
         self.program: DeployedFunction | None = None
-        """That other function; None: it has none, or no device can run it."""
+        """The function that runs its program on the pool; None: it has none, or no device can run it."""
         self.slice: Slice | None = None
-        """What it runs of its program, if that is cut."""
-        self.later: tuple[DeployedFunction, ...] = ()
+        """The slice of its program that it runs, if its program is cut."""
+        self.later_slices: tuple[DeployedFunction, ...] = ()
         """The functions of the later slices, in order."""
-        self.weights = () if self.handler_only else self.manifest.blocks
+        self.weight_blocks = () if self.handler_only else self.manifest.blocks
         """The blocks that its workers or executors map."""
-        self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weights).blobs()
+        self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weight_blocks).blobs()
         self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
         self.nbytes = sum(blob.nbytes for blob in self.manifest.blobs())
         """The bytes of all its blobs, also of those of its program."""
@@ -109,9 +109,9 @@ class DeployedFunction:
         """
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
-        self._has_less = "this machine has no more memory"
+        self._memory_limit_reason = "this machine has no more memory"
         if self._memory_max_bytes < total:
-            self._has_less = "the limit of all workers of this node is no higher (--memory-bytes)"
+            self._memory_limit_reason = "the limit of all workers of this node is no higher (--memory-bytes)"
         self.recent_output: RecentOutput | None = None
         """The output of its family's workers; None: there were none."""
         self.trial_warning = ""
@@ -148,10 +148,10 @@ class DeployedFunction:
             parts.append(DeployedFunction(deployment, self._memory_max_bytes))
         for at, (part, each) in enumerate(zip(parts, slices, strict=True), 1):
             part._run_slice(each)
-            part.later = tuple(parts[at:])
+            part.later_slices = tuple(parts[at:])
 
     def _run_slice(self, own: Slice) -> None:
-        self.slice, self.weights = own, own.blocks
+        self.slice, self.weight_blocks = own, own.blocks
         self.blobs = msgspec.structs.replace(self.manifest, blocks=own.blocks).blobs()
 
     @property
@@ -162,33 +162,33 @@ class DeployedFunction:
     def parts(self) -> "list[DeployedFunction]":
         """Return all functions that the scheduler has of it, each before those that call it."""
         on_pool = self.program or self
-        return [*reversed(on_pool.later), on_pool, *([] if on_pool is self else [self])]
+        return [*reversed(on_pool.later_slices), on_pool, *([] if on_pool is self else [self])]
 
     @property
-    def returned(self) -> tuple[TensorSpec, ...]:
-        """What its runs return."""
+    def run_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of its runs: those of the function, or of its slice."""
         return self.manifest.outputs if self.slice is None else self.slice.outputs
 
     @property
-    def begins(self) -> bool:
+    def begins_program(self) -> bool:
         """Whether its runs begin with the first call of its program."""
         return self.slice is None or not self.slice.calls[0]
 
-    def taken(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return what its runs take of these tensors of a request."""
+    def inputs_among(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return those of a request's tensors that its runs take."""
         if self.slice is None:
             return tensors
         wanted = {spec.name for spec in self.slice.inputs}
         return [tensor for tensor in tensors if tensor.name in wanted]
 
-    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return what later slices take of these tensors of a request."""
-        wanted = {spec.name for part in self.later if part.slice is not None for spec in part.slice.inputs}
+    def later_inputs_among(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return those of a request's tensors that later slices take."""
+        wanted = {spec.name for part in self.later_slices if part.slice is not None for spec in part.slice.inputs}
         return [tensor for tensor in tensors if tensor.name in wanted]
 
     @property
     def program_part(self) -> "DeployedFunction":
-        """The part that has the program, and its profile."""
+        """The part that runs the program, and so has its profile."""
         return self.program if self.handler_only and self.program is not None else self
 
     @property
@@ -206,25 +206,25 @@ class DeployedFunction:
         asked, most = self.manifest.settings.memory_mib, self._memory_max_bytes >> 20
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
-        message = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
+        message = f"memory_mib {asked} is limited to {most}: {self._memory_limit_reason}" if less else ""
         return "\n".join(filter(None, (self.trial_warning, self.device_warning, message, self._cut_text())))
 
     def _cut_text(self) -> str:
-        count = 1 + len((self.program or self).later)
+        count = 1 + len((self.program or self).later_slices)
         if count == 1:
             return ""
         return f"no device of this node can hold all its weights: its program is cut into {count} slices"
 
     @property
-    def subject(self) -> str:
+    def profile_key(self) -> str:
         """The key of the profile: the program, and the handler's source if there is one; not the weights."""
         handler = self.manifest.handler
         if handler is None:
-            return self.program_subject
-        return f"{self.program_subject}+{handler.source.address}{'+pool' if self.handler_only else ''}"
+            return self.program_key
+        return f"{self.program_key}+{handler.source.address}{'+pool' if self.handler_only else ''}"
 
     @property
-    def program_subject(self) -> str:
+    def program_key(self) -> str:
         """The key of the program within its tenant, because a tenant must not learn from a profile what another one has
         deployed.
         """
@@ -247,7 +247,7 @@ class DeployedFunction:
             blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
             profile=self.own_profile,
             family=FamilyId("") if self.family.alone else self.family.id,
-            following=self.later[0].id if self.later else None,
+            following=self.later_slices[0].id if self.later_slices else None,
         )
 
     @property
@@ -301,7 +301,7 @@ class DeployedFunction:
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
         """Return the message to bind the function, with all its blocks; `warm_up`: run its program as a trial."""
-        blocks = {block.address: block.nbytes for block in self.weights}
+        blocks = {block.address: block.nbytes for block in self.weight_blocks}
         numbers = {address: number for number, address in enumerate(blocks)}
         handler = None if bare else self.manifest.handler
         assets = {} if handler is None else handler.assets
@@ -313,7 +313,7 @@ class DeployedFunction:
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),
-            pieces=tuple((numbers[block], offset) for block, offset in weight_positions(self.weights)),
+            pieces=tuple((numbers[block], offset) for block, offset in weight_positions(self.weight_blocks)),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
             trial=trial if warm_up or trial.generated or samples else None,
@@ -325,10 +325,10 @@ class DeployedFunction:
 
     def files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors are sent with `load`, and then with `bind`."""
-        own = list(dict.fromkeys(block.address for block in self.weights))
-        return [*self.code(bare=bare), *own, *([] if bare else self.assets())]
+        own = list(dict.fromkeys(block.address for block in self.weight_blocks))
+        return [*self.load_files(bare=bare), *own, *([] if bare else self.assets())]
 
-    def code(self, *, bare: bool = False) -> list[Address]:
+    def load_files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors are sent with `load`: the program, and the handler's source if there is one."""
         handler = None if bare else self.manifest.handler
         return [self.manifest.program.address, *([] if handler is None else [handler.source.address])]
@@ -351,5 +351,5 @@ def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
     """The address space for mappings in a worker that may bind any of these functions: blocks with their alignment, and
     buffers.
     """
-    blocks = {block.address: block.nbytes for function in functions for block in function.weights}
+    blocks = {block.address: block.nbytes for function in functions for block in function.weight_blocks}
     return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES

@@ -81,7 +81,7 @@ class Node:
         NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
-        if self._registry.function(name, version).lifecycle == "unloaded":
+        if self._registry.view(name, version).lifecycle == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
         if function.program_part.slice is not None:
             raise ConflictError(
@@ -151,7 +151,7 @@ class Node:
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         self._registry.deployed(name, version)
-        for function in list(self._registry.deploys()):
+        for function in list(self._registry.deployed_versions()):
             if function.deployment.name == name and version in (None, function.deployment.version):
                 *others, last = function.parts()
                 self._unload([last])
@@ -176,7 +176,7 @@ class Node:
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView | PipelineView:
         """Return the pipeline or function that answers for the name; raise NotFoundError."""
-        return (self._pipelines.view if name in self._pipelines else self._registry.function)(name, version)
+        return (self._pipelines.view if name in self._pipelines else self._registry.view)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:
         """Return the available versions of a function or a pipeline, ascending."""

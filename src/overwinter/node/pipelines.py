@@ -65,10 +65,10 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class _Deployed:
     """A deployed pipeline."""
 
-    def __init__(self, kept: StoredPipeline, signatures: Signatures) -> None:
-        self.kept = kept
+    def __init__(self, stored: StoredPipeline, signatures: Signatures) -> None:
+        self.stored = stored
         self.signatures = signatures
-        self.statistics = _empty_statistics(kept.pipeline)
+        self.statistics = _empty_statistics(stored.pipeline)
 
 
 class PipelineView:
@@ -78,13 +78,13 @@ class PipelineView:
 
     def __init__(self, known: _Deployed, functions: Registry) -> None:
         self._known = known
-        self._kept = kept = known.kept
+        self._stored = stored = known.stored
         self._requests = known.statistics.requests
         self._functions = functions
-        self.name: FunctionName = kept.pipeline.name
-        self.version: int = kept.version
-        self.tenant: TenantId = kept.tenant
-        self.settings = PipelineSettings(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
+        self.name: FunctionName = stored.pipeline.name
+        self.version: int = stored.version
+        self.tenant: TenantId = stored.tenant
+        self.settings = PipelineSettings(stored.pipeline.slo_ms, stored.pipeline.timeout_s)
 
     @cached_property
     def _found(self) -> Signature | CallerError:
@@ -118,8 +118,8 @@ class PipelineView:
         """Why it is not READY; empty otherwise."""
         if isinstance(self._found, CallerError):
             return str(self._found)
-        for name, stage in self._kept.pipeline.stages.items():
-            function = self._functions.function(stage.function, stage.version)
+        for name, stage in self._stored.pipeline.stages.items():
+            function = self._functions.view(stage.function, stage.version)
             if function.state != "READY":
                 return f"function {stage.function!r} of stage {name!r} is {function.reason}"
         return ""
@@ -137,10 +137,10 @@ class PipelineView:
             inputs=found.inputs,
             outputs=found.outputs,
             settings=self.settings,
-            stages=self._kept.pipeline.stages,
-            sources=self._kept.pipeline.outputs,
+            stages=self._stored.pipeline.stages,
+            sources=self._stored.pipeline.outputs,
             requests=self._requests,
-            created=self._kept.created,
+            created=self._stored.created,
         )
 
     def _valid(self) -> Signature:
@@ -153,12 +153,12 @@ class Pipelines:
     """All pipelines of a node, by name."""
 
     def __init__(
-        self, functions: Registry, infer: Infer, kept: Repository, now: Callable[[], Seconds] = clock.now
+        self, functions: Registry, infer: Infer, repository: Repository, now: Callable[[], Seconds] = clock.now
     ) -> None:
         """`infer` runs a stage."""
         self._functions = functions
         self._infer = infer
-        self._kept = kept
+        self._repository = repository
         self._now = now
         self._known: dict[FunctionName, _Deployed] = {}
         self._being_stored: list[Signatures] = []
@@ -179,10 +179,10 @@ class Pipelines:
         was limited to them, by pipeline.
         """
         self._known = {
-            kept.pipeline.name: _Deployed(kept, Signatures(kept.pipeline, kept.tenant, self._functions))
-            for kept in self._kept.pipelines()
+            stored.pipeline.name: _Deployed(stored, Signatures(stored.pipeline, stored.tenant, self._functions))
+            for stored in self._repository.pipelines()
         }
-        return {name: known.kept.limited for name, known in self._known.items()}
+        return {name: known.stored.limited for name, known in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Deploy a pipeline, replacing one of the same name; its requests in progress complete.
@@ -202,18 +202,18 @@ class Pipelines:
             signatures.of(find)
             self._being_stored.append(signatures)
             try:
-                kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
+                stored = await asyncio.to_thread(self._repository.put_pipeline, pipeline, tenant, clock.wall())
             finally:
                 self._being_stored.remove(signatures)
-            self._known[pipeline.name] = _Deployed(kept, signatures)
+            self._known[pipeline.name] = _Deployed(stored, signatures)
         return self.view(pipeline.name, None)
 
     def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
         """Raise NoSpaceError if the tenant's pipelines would have too many sources. All of them may use one function,
         whose deploy then checks them all.
         """
-        others = [known.kept for name, known in self._known.items() if name != pipeline.name]
-        own = sum(source_count(kept.pipeline) for kept in others if kept.tenant == tenant)
+        others = [known.stored for name, known in self._known.items() if name != pipeline.name]
+        own = sum(source_count(stored.pipeline) for stored in others if stored.tenant == tenant)
         if own + source_count(pipeline) > TENANT_SOURCES_MAX:
             raise NoSpaceError(
                 f"the pipelines of tenant {tenant!r} have {own} other sources of tensors, and with "
@@ -223,12 +223,12 @@ class Pipelines:
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove a pipeline; its requests in progress complete. Raises NotFoundError."""
         self.view(name, version)
-        await asyncio.to_thread(self._kept.remove_pipeline, name)
+        await asyncio.to_thread(self._repository.remove_pipeline, name)
         self._known.pop(name, None)
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
         """Return the names of pipelines, and their tenants."""
-        return {name: known.kept.tenant for name, known in self._known.items()}
+        return {name: known.stored.tenant for name, known in self._known.items()}
 
     def check_function(self, name: FunctionName) -> None:
         """Raise NotFoundError if the name is that of a pipeline, where a function is needed."""
@@ -245,18 +245,18 @@ class Pipelines:
 
     def views(self, tenant: TenantId | None = None) -> Iterator[PipelineView]:
         """All pipelines, or one tenant's, by name; each view is created when the iteration reaches it."""
-        for name in sorted(name for name, known in self._known.items() if tenant in (None, known.kept.tenant)):
+        for name in sorted(name for name, known in self._known.items() if tenant in (None, known.stored.tenant)):
             # It may have been removed since.
             if (known := self._known.get(name)) is not None:
                 yield PipelineView(known, self._functions)
 
     def statistics(self, tenant: TenantId | None) -> list[PipelineStatistics]:
         """The statistics of each pipeline, of all tenants or of one."""
-        return [known.statistics for known in self._known.values() if tenant in (None, known.kept.tenant)]
+        return [known.statistics for known in self._known.values() if tenant in (None, known.stored.tenant)]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
         """Return the stages of a pipeline; raise NotFoundError."""
-        return self._found(name, version).kept.pipeline.stages
+        return self._found(name, version).stored.pipeline.stages
 
     async def protect(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline, as `protect_at_once` does.
@@ -282,7 +282,7 @@ class Pipelines:
 
         def find(called: FunctionName, version: int | None) -> HasSignature:
             if called != name or (version is not None and version not in gone):
-                return self._functions.function(called, version)
+                return self._functions.view(called, version)
             if version is not None or default is None:
                 raise NotFoundError(f"its function {name!r} would be missing")
             return default
@@ -303,7 +303,7 @@ class Pipelines:
     def _has_tensors_of(self, name: FunctionName, other: HasSignature) -> bool:
         """Whether the default version of a function has the same tensors, so that nothing changes for a pipeline."""
         try:
-            default = self._functions.function(name, None)
+            default = self._functions.view(name, None)
         except NotFoundError:
             return False
         return (default.inputs, default.outputs) == (other.inputs, other.outputs)
@@ -313,12 +313,12 @@ class Pipelines:
     async def infer(self, call: Call) -> Result:
         """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
         known = self._found(call.name, call.version)
-        kept, statistics, requests = known.kept, known.statistics, known.statistics.requests
+        stored, statistics, requests = known.stored, known.statistics, known.statistics.requests
         begun = self._now()
-        own_s = kept.pipeline.timeout_s
+        own_s = stored.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
-        turn = partial(self._stage_starts.turn, kept.tenant, 0)
-        run = PipelineRun(kept.pipeline, self._functions, self._infer, call, deadline, self._now, turn)
+        turn = partial(self._stage_starts.turn, stored.tenant, 0)
+        run = PipelineRun(stored.pipeline, self._functions, self._infer, call, deadline, self._now, turn)
         requests.running += 1
         try:
             outputs = await run.run()
@@ -327,19 +327,19 @@ class Pipelines:
             raise
         finally:
             requests.running -= 1
-        slo_ms = kept.pipeline.slo_ms
+        slo_ms = stored.pipeline.slo_ms
         requests.answered += 1
         seconds = self._now() - begun
         requests.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
         statistics.durations.add(seconds)
-        return Result(call.name, kept.version, outputs, run.start)
+        return Result(call.name, stored.version, outputs, run.start)
 
     def _found(self, name: FunctionName, version: int | None) -> _Deployed:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")
-        if version not in (None, known.kept.version):
-            raise NotFoundError(f"pipeline {name!r} has only version {known.kept.version}, not {version}")
+        if version not in (None, known.stored.version):
+            raise NotFoundError(f"pipeline {name!r} has only version {known.stored.version}, not {version}")
         return known
 
 

@@ -20,7 +20,7 @@ from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterErr
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
-from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, placed_bytes, taken
+from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, copied_tensors, placed_bytes
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.copying import FAULTS, Copies
 from overwinter.node.faults import contain
@@ -175,7 +175,7 @@ class PoolCalls:
                 waiting = self._waiting(run, function)
                 # Before they are copied: the worker may announce more than its callers may hold.
                 _hold(waiting, placed_bytes(placed))
-                take = partial(taken, [placed], buffer, message.buffer_bytes)
+                take = partial(copied_tensors, [placed], buffer, message.buffer_bytes)
                 [inputs] = await self._copied(process, placed_bytes(placed), take)
                 outputs = await self._run(run, function, program, waiting, inputs)
                 metas = tuple(tensor.meta for tensor in outputs)

@@ -31,14 +31,14 @@ class Registry:
         self.functions: dict[FunctionId, DeployedFunction] = {}
 
     def add(self, function: DeployedFunction) -> None:
-        """Add a version, and its program."""
+        """Add a version, with all its parts."""
         self.functions |= {part.id: part for part in function.parts()}
 
     def remove(self, id_: FunctionId) -> DeployedFunction | None:
-        """Remove a version, but not yet its program, and return it if it is here."""
+        """Remove one part of a version, and return it if it is here."""
         return self.functions.pop(id_, None)
 
-    # What callers ask
+    # For callers
 
     def deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
         """Return one version, or the version that answers for the name; raise NotFoundError."""
@@ -50,7 +50,7 @@ class Registry:
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
         return function
 
-    def function(self, name: FunctionName, version: int | None) -> DeployedView:
+    def view(self, name: FunctionName, version: int | None) -> DeployedView:
         """Return one version, or the version that answers for the name, as callers see it; raise NotFoundError."""
         return DeployedView(self.deployed(name, version), self._published, self._hosts)
 
@@ -62,7 +62,7 @@ class Registry:
         """Yield every version of every function, or of those of one tenant, by name and number, each in its state at
         that moment.
         """
-        wanted = [each for each in self.deploys() if tenant in (None, each.manifest.tenant)]
+        wanted = [each for each in self.deployed_versions() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
         blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
@@ -73,8 +73,8 @@ class Registry:
                     blocks[whose] = TenantBlocks(function, self._published, self._hosts)
                 yield DeployedView(function, self._published, self._hosts, blocks[whose])
 
-    def deploys(self) -> Iterator[DeployedFunction]:
-        """Yield every version of every function, without programs."""
+    def deployed_versions(self) -> Iterator[DeployedFunction]:
+        """Yield every version of every function, without the further parts that it has on the pool."""
         return (each for each in self.functions.values() if not is_part(each.deployment.name))
 
     def is_resident(self, function: DeployedFunction) -> bool:
@@ -98,7 +98,7 @@ class Registry:
         """Return all functions that a worker forked for this one may bind."""
         return [each for each in self.functions.values() if each.family == function.family] or [function]
 
-    # What zygotes need
+    # For zygotes
 
     def tenants(self) -> set[TenantId]:
         """Return the tenants that have functions."""
@@ -141,6 +141,6 @@ class Registry:
         if warmed_up is not None:
             left = 0 if compilation_timed_out else max(0, warmed_up.warm_ups - 1)
             for function in self.functions.values():
-                if function.program_subject == warmed_up.program_subject:
+                if function.program_key == warmed_up.program_key:
                     function.warm_ups = min(function.warm_ups, left)
         self._post(ZygoteLost(tenant))

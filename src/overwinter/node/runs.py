@@ -9,7 +9,7 @@ from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import MESSAGE_MAX, Placed, placed_bytes, taken
+from overwinter.node.answers import MESSAGE_MAX, Placed, copied_tensors, placed_bytes
 from overwinter.node.calls import Payload
 from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.copying import Copies
@@ -94,7 +94,7 @@ class Runs:
         pairs = [each for each in zip(functions, requests, strict=False) if each[1] in self._payloads]
         functions = tuple(function for function, _ in pairs) or tuple(dict.fromkeys(functions))
         requests = tuple(request for _, request in pairs)
-        inputs = [self._taken(*each) for each in pairs]
+        inputs = [self._tensors_for(*each) for each in pairs]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
         slot = process.begin(run, requests, functions)
@@ -130,7 +130,7 @@ class Runs:
             else:
                 self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
-        take = partial(taken, placed.values(), buffer, answer.buffer_bytes)
+        take = partial(copied_tensors, placed.values(), buffer, answer.buffer_bytes)
         done = partial(self._copied, process, answer, pending, placed, failures)
         self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed)
 
@@ -179,14 +179,14 @@ class Runs:
         measured = answer.moved_bytes, answer.unplaced, answer.peer_bytes, answer.program_s, fault
         self._post(RunEnded(process.worker, answer.run, tuple(failures), *measured))
 
-    def _taken(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
+    def _tensors_for(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
         """Return the tensors of a request that its function takes, which may have been removed meanwhile."""
         function, payload = self._functions.get(id_), self._payloads[request]
-        if function is not None and function.begins:
-            # It may come from a slice of the program to be computed anew.
+        if function is not None and function.begins_program:
+            # A request that is run anew may still have the results of slices that ran before.
             payload.values = []
         tensors = [*payload.inputs, *payload.values]
-        return tensors if function is None else function.taken(tensors)
+        return tensors if function is None else function.inputs_among(tensors)
 
     def _fail_run(self, process: ContainedProcess, run: RunId, pending: PendingRun, error: Exception) -> None:
         """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
@@ -207,10 +207,10 @@ class Runs:
 
 def _keep(function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:
     """Keep the outputs for the answer, or what later slices of the program take."""
-    if function is None or not function.later:
+    if function is None or not function.later_slices:
         payload.outputs = outputs
         return
-    payload.values = function.kept([*payload.values, *outputs])
+    payload.values = function.later_inputs_among([*payload.values, *outputs])
     if function.manifest.settings.device == "pool":
         # With `any` a worker may have to begin anew.
-        payload.inputs = function.kept(payload.inputs)
+        payload.inputs = function.later_inputs_among(payload.inputs)

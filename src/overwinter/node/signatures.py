@@ -59,7 +59,7 @@ class Signatures:
 
     def find(self, name: FunctionName, version: int | None) -> HasSignature:
         """Return a function that the pipeline may call; raise NotFoundError or ForbiddenError."""
-        function = self._functions.function(name, version)
+        function = self._functions.view(name, version)
         if function.tenant != self._tenant:
             raise ForbiddenError(
                 f"function {name!r} belongs to another tenant: a pipeline calls only functions of its tenant"

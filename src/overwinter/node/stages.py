@@ -120,7 +120,7 @@ class PipelineRun:
         stage = order.stage
         inputs = [self._tensor(name, source) for name, source in stage.inputs.items()]
         # Dynamic sizes are known only now.
-        check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
+        check_inputs(inputs, self._functions.view(stage.function, stage.version).inputs)
         await self._turn()
         left_s = order.deadline - self._now()
         return await self._infer(
@@ -148,7 +148,7 @@ def _dues(pipeline: Pipeline, functions: Registry, begun: Seconds) -> dict[str, 
 
 def _slo_ms(stage: Stage, functions: Registry) -> float | None:
     try:
-        return functions.function(stage.function, stage.version).settings.slo_ms
+        return functions.view(stage.function, stage.version).settings.slo_ms
     except NotFoundError:
         # The function does not exist now. If it is still missing when the stage starts, the request is refused.
         return None

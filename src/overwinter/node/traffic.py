@@ -26,12 +26,12 @@ class TrafficSplits:
     """Promotions and splits. Used on the event loop's thread only."""
 
     def __init__(
-        self, functions: Registry, pipelines: Pipelines, kept: StoredTraffic, post: Callable[[Event], None]
+        self, functions: Registry, pipelines: Pipelines, stored: StoredTraffic, post: Callable[[Event], None]
     ) -> None:
         self._functions = functions
         self._post = post
         self._pipelines = pipelines
-        self._kept = kept
+        self._stored = stored
         self._coming: dict[FunctionName, Shares] = {}
         """The shares that are being checked or stored, and are not posted yet."""
 
@@ -44,10 +44,10 @@ class TrafficSplits:
         check_shares(shares)
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline, of which there is one version: promote its functions")
-        tenant = self._functions.function(name, None).tenant
+        tenant = self._functions.view(name, None).tenant
         # The stored shares and those of the scheduler change in the same order.
         async with self._pipelines.changing.turn(tenant):
-            views = {share.version: self._functions.function(name, share.version) for share in shares}
+            views = {share.version: self._functions.view(name, share.version) for share in shares}
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))
                 raise ConflictError(
@@ -58,8 +58,8 @@ class TrafficSplits:
             # From here on a new version is checked if it would answer with these shares.
             self._coming[name] = shares
             try:
-                await self._pipelines.protect(name, self._functions.function(name, default))
-                await asyncio.to_thread(self._kept.put, name, shares)
+                await self._pipelines.protect(name, self._functions.view(name, default))
+                await asyncio.to_thread(self._stored.put, name, shares)
             finally:
                 del self._coming[name]
             self._post(TrafficSet(name, shares))
@@ -83,7 +83,7 @@ class TrafficSplits:
 
     def restore(self) -> None:
         """Post the stored shares to the scheduler, after its functions."""
-        for name, shares in self._kept.all().items():
+        for name, shares in self._stored.all().items():
             self._post(TrafficSet(name, shares))
 
 

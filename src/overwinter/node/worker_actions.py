@@ -51,7 +51,7 @@ class WorkerActions:
         self._post = post
         self._log = log
         self._unverified_starts: dict[WorkerId, StartWorker] = {}
-        """Starts of workers that are forked as soon as their code is verified."""
+        """Starts of workers that are forked as soon as the program and the handler's source are verified."""
         self._closing = False
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class WorkerActions:
 
     async def _verify_and_fork(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
         """Fork a worker, which compiles while the function's blocks are hashed; then send it the blocks."""
-        if await self._verify(function, host, function.code()) and action.worker in self._unverified_starts:
+        if await self._verify(function, host, function.load_files()) and action.worker in self._unverified_starts:
             del self._unverified_starts[action.worker]
             self._fork(action, function, host, whole=False)
             if await self._verify(function, host, function.files()):
@@ -168,12 +168,16 @@ class WorkerActions:
         return lost
 
     def _fork(self, action: StartWorker, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
-        """Fork a worker with all of the function's files, or only with its code; `_send_blocks` then sends the rest."""
+        """Fork a worker. `whole`: send it all of the function's files; otherwise only the program and the handler's
+        source, and `_send_blocks` then sends the rest.
+        """
         try:
-            fds = host.open(function.files() if whole else function.code())
+            fds = host.open(function.files() if whole else function.load_files())
         except StoreError as error:
             # `open` removes missing blocks from the store's tables; any other error does not lose blocks.
-            self._give_up(action, "StoreError", self._registry.error_text(function, error), has_lost(function, host))
+            self._give_up(
+                action, "StoreError", self._registry.error_text(function, error), lacks_blocks(function, host)
+            )
             return
         try:
             mapped = mapped_bytes(self._registry.family(function))
@@ -198,14 +202,14 @@ class WorkerActions:
         try:
             fds = host.open(function.files())
         except StoreError as error:
-            process.lost_blocks = has_lost(function, host)
+            process.lost_blocks = lacks_blocks(function, host)
             process.failure = Failure("StoreError", self._registry.error_text(function, error))
             self._processes.forks.kill(process)
             return
         try:
             fds += _samples(function)
             bind = function.bind(action.on_trial)
-            sent = fds[len(function.code()) :]
+            sent = fds[len(function.load_files()) :]
             process.bindings.begin_first(function, bind, sent)
             self._processes.forks.send(process, bind, sent)
         except OSError as error:
@@ -229,7 +233,7 @@ class WorkerActions:
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
-            lost = has_lost(function, host)
+            lost = lacks_blocks(function, host)
             text = self._registry.error_text(function, error)
             self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", text, lost))
             return
@@ -254,7 +258,7 @@ class WorkerActions:
             self._processes.unbind(process, function)
 
 
-def has_lost(function: DeployedFunction, host: HostStore) -> bool:
+def lacks_blocks(function: DeployedFunction, host: HostStore) -> bool:
     """Whether blocks of the function are missing from memory."""
     return not all(host.holds(blob.address) for blob in function.blobs)
 

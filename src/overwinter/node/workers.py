@@ -143,7 +143,7 @@ class WorkerProcess(ContainedProcess):
     @property
     def in_progress(self) -> frozenset[RunId | str]:
         """The runs and binds that it has not answered yet."""
-        return frozenset(self._pending_runs) | self.bindings.binding
+        return frozenset(self._pending_runs) | self.bindings.pending_binds
 
     def _cpu_time_s(self) -> float | None:
         return None if self.pid is None else clock.cpu_time_s(self.pid)

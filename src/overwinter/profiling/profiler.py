@@ -65,8 +65,8 @@ class Profiler:
 
     def stored(self, function: DeployedFunction) -> Profile | None:
         """Return the stored profile of the function on this machine, or of its program alone. Reads the disk."""
-        for subject in _subjects(function):
-            found = self._parts.repository.profile(self._machine, subject)
+        for key in _profile_keys(function):
+            found = self._parts.repository.profile(self._machine, key)
             if found is not None:
                 return found
         return None
@@ -122,8 +122,8 @@ class Profiler:
         if function is None or function.profile is None:
             return
         profile = with_points(function.profile, correction.points, correction.wake_s)
-        await asyncio.to_thread(self._put, function.subject, profile)
-        self._spread(function.subject, profile)
+        await asyncio.to_thread(self._put, function.profile_key, profile)
+        self._spread(function.profile_key, profile)
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
@@ -133,21 +133,21 @@ class Profiler:
         begins as the program's.
         """
         profile = survey.blank
-        for subject in reversed(_subjects(function)):
-            known = await asyncio.to_thread(self._parts.repository.profile, self._machine, subject)
+        for key in reversed(_profile_keys(function)):
+            known = await asyncio.to_thread(self._parts.repository.profile, self._machine, key)
             profile = survey.added_to(known or profile)
-            await asyncio.to_thread(self._put, subject, profile)
-            self._spread(subject, profile)
+            await asyncio.to_thread(self._put, key, profile)
+            self._spread(key, profile)
 
-    def _put(self, subject: str, profile: Profile) -> None:
+    def _put(self, key: str, profile: Profile) -> None:
         fault = profile.fault()
         if fault is not None:
-            raise WorkerError(f"the measurements of {subject} are impossible: {fault}")
-        self._parts.repository.put_profile(self._machine, subject, profile, clock.wall())
+            raise WorkerError(f"the measurements of {key} are impossible: {fault}")
+        self._parts.repository.put_profile(self._machine, key, profile, clock.wall())
 
-    def _spread(self, subject: str, profile: Profile) -> None:
+    def _spread(self, key: str, profile: Profile) -> None:
         for function in list(self._functions.values()):
-            if function.subject == subject:
+            if function.profile_key == key:
                 function.profile = profile
                 self._parts.post(Profiled(function.id, function.own_profile or profile))
 
@@ -156,10 +156,10 @@ def _ignore(progress: Progress) -> None:
     """Nobody follows a background measurement."""
 
 
-def _subjects(function: DeployedFunction) -> tuple[str, ...]:
+def _profile_keys(function: DeployedFunction) -> tuple[str, ...]:
     """Return the keys of its profile, its own first. The profile of a handler alone says nothing about its
     program, which runs on the pool.
     """
     if function.handler_only:
-        return (function.subject,)
-    return tuple(dict.fromkeys((function.subject, function.program_subject)))
+        return (function.profile_key,)
+    return tuple(dict.fromkeys((function.profile_key, function.program_key)))
