@@ -41,7 +41,7 @@ def test_sample_is_one_that_the_function_can_answer(weather):
     [sample] = opened.samples
     handler = Handler(Code(opened.handler), opened.assets)
     with torch.inference_mode():
-        answer = handler.after(opened.module(**opened.example_inputs), dict(sample))
+        answer = handler.postprocess(opened.module(**opened.example_inputs), dict(sample))
     assert [len(row) for row in answer["labels"]] == [3] * len(sample["text"])
 
 
@@ -125,7 +125,7 @@ def test_images_are_read_as_by_their_processor(kind, tmp_path):
         noise = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
         Image.frombytes("RGB", shape[::-1], bytes(noise.flatten().tolist())).save(content, "PNG")
         expected = processor(images=Image.open(content), return_tensors="pt")["pixel_values"]
-        given = handler.before({"image": [content.getvalue()]})["pixel_values"]
+        given = handler.preprocess({"image": [content.getvalue()]})["pixel_values"]
         torch.testing.assert_close(given, expected, atol=1e-5, rtol=0)
 
 

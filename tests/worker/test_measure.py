@@ -4,7 +4,7 @@ import torch
 
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
-from overwinter.worker.measure import Gauge, kibibytes
+from overwinter.worker.measure import SelfMeasurement, kibibytes
 from overwinter.worker.runner import Prepared, Runner
 
 SMAPS = """\
@@ -50,19 +50,19 @@ def test_each_layer_is_timed_in_one_run(monkeypatch):
     prepared = Prepared(encode_program(exported.program))
     runner = Runner("f@1", prepared, list(exported.weights), None)
     monkeypatch.setattr(time, "perf_counter", Clock())
-    gauge = Gauge.__new__(Gauge)
-    gauge._timed = None
+    measurement = SelfMeasurement.__new__(SelfMeasurement)
+    measurement._timed = None
     assert len(prepared.program.layers) == 3
     # One reading before the first layer and one after each: a missing or additional reading changes the times.
-    assert gauge.layer_seconds(runner, 4) == (2.0, 3.0, 4.0)
-    assert gauge.layer_seconds(runner, 4) == (6.0, 7.0, 8.0)
+    assert measurement.layer_seconds(runner, 4) == (2.0, 3.0, 4.0)
+    assert measurement.layer_seconds(runner, 4) == (6.0, 7.0, 8.0)
 
 
 def test_layers_are_timed_over_a_batch_of_the_size_asked_for():
     exported = export(torch.nn.Linear(8, 2).eval(), {"input": torch.zeros(2, 8)})
     runner = Runner("f@1", Prepared(encode_program(exported.program)), list(exported.weights), None)
     ran = []
-    gauge = Gauge.__new__(Gauge)
-    gauge._timed = lambda weights, inputs, marks: ran.append(inputs[0].shape)
-    assert gauge.layer_seconds(runner, 4) == ()
+    measurement = SelfMeasurement.__new__(SelfMeasurement)
+    measurement._timed = lambda weights, inputs, marks: ran.append(inputs[0].shape)
+    assert measurement.layer_seconds(runner, 4) == ()
     assert ran == [(4, 8)]

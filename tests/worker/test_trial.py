@@ -119,4 +119,4 @@ def test_a_step_that_cannot_be_called_as_it_will_be_is_refused(handler, words):
 
 def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
     handler = Handler(Code("def preprocess(*inputs, more=1):\n    return {'x': inputs[0]['x'] + more}\n"), {})
-    assert handler.before({"x": torch.zeros(1)}) == {"x": torch.ones(1)}
+    assert handler.preprocess({"x": torch.zeros(1)}) == {"x": torch.ones(1)}

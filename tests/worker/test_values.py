@@ -16,7 +16,7 @@ GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
     [("[b'a', b'bc']", (2,)), ("[[b'a', b'bc'], [b'', b'd']]", (2, 2)), ("[]", (0,)), ("[[], []]", (2, 0))],
 )
 def test_bytes_of_one_and_two_ranks(given, shape):
-    value = Handler(Code(GIVES % given), {}).after({}, {})["y"]
+    value = Handler(Code(GIVES % given), {}).postprocess({}, {})["y"]
     flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
     assert EncodedTensor("y", value).meta == TensorMeta("y", "BYTES", shape, len(pack_bytes(flat)))
 
@@ -24,7 +24,7 @@ def test_bytes_of_one_and_two_ranks(given, shape):
 @pytest.mark.parametrize("given", ["[b'a', [b'b']]", "[[b'a'], [b'b', b'c']]", "['text']", "[[1]]", "1"])
 def test_what_is_no_tensor_is_refused(given):
     with pytest.raises(HandlerError, match="'y'"):
-        Handler(Code(GIVES % given), {}).after({"x": torch.zeros(1)}, {})
+        Handler(Code(GIVES % given), {}).postprocess({"x": torch.zeros(1)}, {})
 
 
 def test_an_answer_is_bounded_in_elements_and_bytes():
@@ -109,7 +109,9 @@ def test_what_is_not_what_it_seems_is_refused(given, step):
     arguments = "inputs, state" if step == "preprocess" else "outputs, inputs, state"
     handler = Handler(Code(LIES % f"def {step}({arguments}):\n    return {WHOLE[given]}"), {})
     with pytest.raises(HandlerError):
-        encode_outputs(handler.before({"x": torch.ones(1)}) if step == "preprocess" else handler.after({}, {}))
+        encode_outputs(
+            handler.preprocess({"x": torch.ones(1)}) if step == "preprocess" else handler.postprocess({}, {})
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,5 +152,5 @@ def test_a_handler_may_say_that_its_caller_is_wrong():
         "from overwinter.core.errors import NotFoundError\ndef preprocess(inputs, state):\n    raise NotFoundError('x')"
     )
     with pytest.raises(CallerError) as caught:
-        Handler(Code(refuse), {}).before({})
+        Handler(Code(refuse), {}).preprocess({})
     assert type(caught.value) is CallerError

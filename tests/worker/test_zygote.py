@@ -12,14 +12,14 @@ from overwinter.worker.messages import ForkWorker, ForkZygote, ToZygote
 
 here, there = pair()
 here.close()
-box = SimpleNamespace(enter_as_zygote=lambda uid, limits, keep: None)
-means = zygote.Resources(Channel(there, ToZygote), None, box, None)
+sandbox = SimpleNamespace(enter_as_zygote=lambda uid, limits, keep: None)
+resources = zygote.Resources(Channel(there, ToZygote), None, sandbox, None)
 
 def worker():
-    zygote._run_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)
+    zygote._run_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), resources)
 
 def tenants_zygote():
-    zygote._run_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), means)
+    zygote._run_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), resources)
 
 for main in (worker, tenants_zygote):
     pid = os.fork()

@@ -155,12 +155,12 @@ def _tried(bundle: Bundle, plain: PlainModel, fixed: set[str]) -> Directory:
     items = [_item(bundle.sample, index) for index in range(len(bundle.expected))]
     with torch.inference_mode():
         for item, expected in zip(items, bundle.expected, strict=True):
-            _check_reading(handler.before(item), {name: expected[name] for name in sorted(takes)})
-        inputs = {name: value for name, value in handler.before(dict(bundle.sample)).items() if name in takes}
+            _check_reading(handler.preprocess(item), {name: expected[name] for name in sorted(takes)})
+        inputs = {name: value for name, value in handler.preprocess(dict(bundle.sample)).items() if name in takes}
         together = plain(**inputs)
         for index, expected in enumerate(bundle.expected):
             _check_padding(plain, index, together, plain(**{name: expected[name] for name in takes}))
-        handler.after(together, dict(bundle.sample))
+        handler.postprocess(together, dict(bundle.sample))
     # Tensors made in inference mode cannot be used in an export.
     examples = {name: value.clone() for name, value in inputs.items()}
     dynamic = dynamic_of(bundle.axes, {"batch", "sequence", "samples"} - fixed)

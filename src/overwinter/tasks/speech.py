@@ -60,7 +60,7 @@ def _check_decoding(handler: Handler, tokenizer: Any, size: int) -> None:
     ids = torch.randint(0, size, (4, 60), generator=source).repeat_interleave(2, 1)
     ids[:, ::7] = tokenizer.pad_token_id
     logits = torch.nn.functional.one_hot(ids, size).float()
-    texts = [text.decode() for text in handler.after({"logits": logits}, {})["text"] if isinstance(text, bytes)]
+    texts = [text.decode() for text in handler.postprocess({"logits": logits}, {})["text"] if isinstance(text, bytes)]
     expected = [tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]
     if texts != expected:
         raise ProgramError(

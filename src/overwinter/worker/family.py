@@ -1,4 +1,4 @@
-"""What a worker holds of a family: the program and the handler's code once, and each bound function.
+"""What a worker holds of a family: the program and the handler's code, each once, and each bound function.
 
 The order of the node's messages alone determines the blocks of a worker: a bind adds blocks, an unbind removes them,
 and a failed bind keeps its blocks until the unbind. So the node always knows them, and `take`, `drop` and `runner` are

@@ -99,14 +99,14 @@ class Handler:
         self._preprocess = _step(module, "preprocess", ("inputs", "state"))
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
-    def before(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
+    def preprocess(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
         """Return the program's inputs by name; raise HandlerError with the author's line if the code fails."""
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
             values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
         return {name: _tensor(name, value) for name, value in values.items()}
 
-    def after(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
+    def postprocess(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
         """Return the function's outputs by name; raise HandlerError with the author's line if the code fails."""
         if self._postprocess is None:
             return dict(outputs)

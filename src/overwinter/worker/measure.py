@@ -18,8 +18,8 @@ CHUNK_BYTES = 1 << 16
 KIB = 1024
 
 
-class Gauge:
-    """Measures its own worker. It is created before the worker enters its sandbox, because it opens files."""
+class SelfMeasurement:
+    """Measures the worker that creates it. It opens a file, so it is created before the worker enters its sandbox."""
 
     def __init__(self, cores: int) -> None:
         """Limit this process, and all its later threads, to `cores` of its allowed cores."""

@@ -28,7 +28,7 @@ from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
 from overwinter.worker.inbox import Inbox
-from overwinter.worker.measure import Gauge
+from overwinter.worker.measure import SelfMeasurement
 from overwinter.worker.messages import (
     Answer,
     Bind,
@@ -71,7 +71,7 @@ class Worker:
         end: socket.socket,
         slots: Sequence[Slot],
         prepared: Mapping[Address, Prepared],
-        gauge: Gauge | None = None,
+        measurement: SelfMeasurement | None = None,
     ) -> None:
         """Create the worker; with a gauge it can be measured."""
         self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ class Worker:
         self._inbox = Inbox(self._channel, lambda: bool(self._in_progress))
         self._slots = slots
         self._prepared = prepared
-        self._gauge = gauge
+        self._measurement = measurement
         self._family: Family | None = None
         self._pool_calls = PoolCalls(slots, self._call)
         self._answers: dict[int, PoolCallResult | None] = {}
@@ -92,7 +92,7 @@ class Worker:
         """Whether a thread receives messages."""
         self._followers: list[threading.Thread] = []
         self._messages = 0
-        self._over = False
+        self._stopping = False
 
     def work(self) -> None:
         """Serve until a message to stop or until the node ends; runs in progress are still answered."""
@@ -124,7 +124,7 @@ class Worker:
         """Return what `find` returns as soon as a message brings it; None when no more messages will come."""
         received = False
         with self._waiting:
-            while (found := find()) is None and not self._over:
+            while (found := find()) is None and not self._stopping:
                 if received:
                     # The message was for another thread.
                     self._waiting.notify_all()
@@ -164,13 +164,13 @@ class Worker:
                 self._loaded.drop(function)
             case Measure(function):
                 runner = self._loaded.runner(function)
-                assert self._gauge is not None, "nothing to measure with"
+                assert self._measurement is not None, "nothing to measure with"
                 assert runner is not None, "nothing to measure"
-                self._channel.send(self._gauge.measured(runner, message))
+                self._channel.send(self._measurement.measured(runner, message))
             case Load():
                 raise AssertionError("it is loaded already")
             case Stop():
-                self._over = True
+                self._stopping = True
 
     def _runners(self, message: RunBatch) -> list[Runner | Failure]:
         return [self._loaded.runner(name) or unbound(name) for name in message.functions]
@@ -213,7 +213,7 @@ class Worker:
             if load.tried:
                 self._channel.send(Trying())
             torch.set_num_threads(load.threads)
-            made = _made(load, fds, self._prepared, self._pool_calls)
+            family_or_error = _try_load(load, fds, self._prepared, self._pool_calls)
             bind, bind_fds = self._channel.receive()
         except ChannelClosedError:
             return False
@@ -221,7 +221,7 @@ class Worker:
             # The worker is stopped before the blocks were hashed.
             return False
         try:
-            family = made()
+            family = family_or_error()
             warning = family.take(bind, bind_fds)()
             self._start_threads(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program and handler
@@ -268,16 +268,16 @@ class Worker:
             os._exit(1)
 
 
-def _made(
+def _try_load(
     load: Load, fds: list[int], prepared: Mapping[Address, Prepared], pool_calls: PoolCalls
 ) -> Callable[[], Family]:
     """Return a function that returns the loaded family, or raises why loading failed."""
-    made: Future[Family] = Future()
+    outcome: Future[Family] = Future()
     try:
-        made.set_result(Family(load, fds, prepared, pool_calls))
+        outcome.set_result(Family(load, fds, prepared, pool_calls))
     except Exception as error:  # noqa: BLE001 - the boundary to an untested program
-        made.set_exception(error)
-    return made.result
+        outcome.set_exception(error)
+    return outcome.result
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 Requests of several functions of a family may share a run: see trunk.py. Several threads may call this concurrently.
 Programs run in parallel, because they share only read-only weights. A handler is called by one thread at a time, as its
-author will expect; calls for other requests may come between the call before a program and the one after it.
+author will expect; calls for other requests may come between `preprocess` and `postprocess` of a request.
 """
 
 import threading
@@ -34,10 +34,8 @@ R = TypeVar("R")
 
 FAILURES = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
 """The exceptions that operators raise for inputs on which they cannot run."""
-
-
-OF_REQUEST = {CallerError.__name__, HandlerError.__name__}
-"""The errors that may concern one request of a batch only."""
+ONE_REQUEST_ERRORS = {CallerError.__name__, HandlerError.__name__}
+"""The errors of a batch that a single one of its requests may have caused."""
 
 
 class Prepared:
@@ -50,7 +48,7 @@ class Prepared:
         self.declared = DeclaredOutputs(self.program)
         self.trunks = Trunks(self.program)
         self.joinable = not self.program.unjoinable
-        """Whether requests may share a run, judged by the shapes only."""
+        """Whether requests may share a run, judged by the shapes that the program declares."""
 
     def unchecked(self) -> Compiled:
         """Return the program without checks of tensor values, which zeros may violate."""
@@ -58,7 +56,7 @@ class Prepared:
 
 
 class Runner:
-    """A function in this process: its family's program with its weights, and its handler if there is one."""
+    """Runs one function in this process: its family's program with its weights, and its handler if there is one."""
 
     def __init__(
         self,
@@ -70,9 +68,8 @@ class Runner:
         run: Compiled | None = None,
         may_share: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> None:
-        """`outputs` are the declared outputs; `run` takes the place of the compiled program, and then no run is shared
-        with other functions, unless `may_share` tells that their requests, whose inputs together have these shapes, may
-        share one.
+        """`outputs`: the declared outputs. `run` takes the place of the compiled program. Its function shares no runs
+        with other functions, unless `may_share` allows it: that gets the shapes of the inputs of a shared run.
         """
         self.may_share = may_share
         self.function = function
@@ -126,12 +123,14 @@ class Runner:
             found = self._differing[other] = differing_weights(self.weights, other.weights)
         return found
 
-    def before(self, request: NamedValues) -> list[torch.Tensor]:
-        """Return the program's inputs for a request. Raises CallerError or HandlerError."""
+    def preprocess(self, request: NamedValues) -> list[torch.Tensor]:
+        """Return the program's inputs for a request, which the handler makes if there is one. Raises CallerError or
+        HandlerError.
+        """
         values: Mapping[str, object] = request
         if self._handler is not None:
             with self._handling:
-                values = self._handler.before(request)
+                values = self._handler.preprocess(request)
         tensors = []
         for spec in self.program.inputs:
             value = values.get(spec.name)
@@ -159,12 +158,12 @@ class Runner:
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
-    def after(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
+    def postprocess(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
         """Return the answer to a request from the program's outputs. Raises HandlerError."""
         if self._handler is None:
             return dict(outputs)
         with self._handling:
-            values = self._handler.after(outputs, request)
+            values = self._handler.postprocess(outputs, request)
         check_declared(values, self._outputs)
         return {spec.name: values[spec.name] for spec in self._outputs} or values
 
@@ -174,7 +173,7 @@ class Runner:
             return [_attempt(self._run_once, requests[0])]
         outputs = _attempt(self._run_once, _joined(requests))
         if isinstance(outputs, Failure):
-            if outputs.error not in OF_REQUEST:
+            if outputs.error not in ONE_REQUEST_ERRORS:
                 return [outputs] * len(requests)
             return [_attempt(self._run_once, item) for item in requests]
         return _taken_apart(outputs, requests)
@@ -214,7 +213,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
     with torch.inference_mode():
         ready: list[_Ready | Failure] = []
         for runner, request in requests:
-            inputs = _attempt(runner.before, request)
+            inputs = _attempt(runner.preprocess, request)
             ready.append(inputs if isinstance(inputs, Failure) else _Ready(runner, inputs))
         outputs: list[Outputs] = [
             item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
@@ -224,7 +223,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
             for index, outcome in zip(group, _run_group(together), strict=True):
                 outputs[index] = outcome
         return [
-            item if isinstance(item, Failure) else _attempt(runner.after, item, request)
+            item if isinstance(item, Failure) else _attempt(runner.postprocess, item, request)
             for item, (runner, request) in zip(outputs, requests, strict=True)
         ]
 

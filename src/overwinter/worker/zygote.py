@@ -2,8 +2,8 @@
 
 There is one base zygote. It holds nothing of any tenant: it imports libraries (`libraries.py`), and forks workers and
 tenants' zygotes. A tenant's zygote has the sandbox of that tenant's workers; it prepares the tenant's programs
-(`programs.py`) and forks its workers. No zygote ever runs a function's own code. Only the base zygote has privileges
-that a worker lacks, except that all zygotes may fork.
+(`programs.py`) and forks its workers. No zygote ever runs a function's own code. A tenant's zygote may fork, and has no
+other privilege that a worker lacks.
 
 launch.py starts the base zygote.
 """
@@ -25,14 +25,14 @@ from typing import NamedTuple
 import torch
 
 from overwinter.core.ids import Address, WorkerId
-from overwinter.worker import namespaces, sandbox
+from overwinter.worker import namespaces
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.executor import execute
 from overwinter.worker.gpu_files import gpu_paths
 from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
-from overwinter.worker.measure import Gauge
+from overwinter.worker.measure import SelfMeasurement
 from overwinter.worker.messages import (
     CompilationEnded,
     Exited,
@@ -55,11 +55,12 @@ from overwinter.worker.process import STACK_BYTES, Worker
 from overwinter.worker.programs import Programs
 from overwinter.worker.python_paths import python_paths
 from overwinter.worker.runner import Prepared
+from overwinter.worker.sandbox import Sandbox, WorkerLimits, die_with_parent
 
 THREADS_MAX = 1 << 13
 """The thread limit of all workers if they share one user."""
 BUFFER_BYTES_MAX = 2 << 30
-"""The most bytes of replies that a worker may have at once."""
+"""The most bytes of all buffers of a worker that it may grow itself."""
 PROGRAMS_BYTES = 1 << 30
 """The memory for programs of a tenant's zygote, in addition to the limit of one of its workers."""
 
@@ -77,7 +78,7 @@ class Resources(NamedTuple):
     channel: Channel[Order]
     wakeup: socket.socket
     """Readable when a child ended."""
-    box: sandbox.Sandbox
+    sandbox: Sandbox
     programs: Programs | None
     """None in the base zygote, which has no programs."""
 
@@ -85,9 +86,9 @@ class Resources(NamedTuple):
 class Zygote:
     """Serves one channel: forks and reaps; a tenant's zygote also compiles programs."""
 
-    def __init__(self, means: Resources) -> None:
-        self._means = means
-        self._channel = means.channel
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._channel = resources.channel
         self._children: dict[int, WorkerId | None] = {}
         """The worker of each child process; None for a tenant's zygote."""
         self._zygotes: dict[int, int] = {}
@@ -98,11 +99,11 @@ class Zygote:
         """Serve until the node ends (then exit), or until this process is a fork; return the fork's main function."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(self._means.wakeup, select.POLLIN)
+        poll.register(self._resources.wakeup, select.POLLIN)
         while self._main_of_fork is None:
             ready = {fd for fd, _ in poll.poll()}
-            if self._means.wakeup.fileno() in ready:
-                self._means.wakeup.recv(4096)
+            if self._resources.wakeup.fileno() in ready:
+                self._resources.wakeup.recv(4096)
                 self._reap()
             if self._channel.fileno() in ready:
                 try:
@@ -122,12 +123,12 @@ class Zygote:
                 if pid in self._children:
                     os.kill(pid, signal.SIGKILL)
             case Prepare():
-                assert self._means.programs is not None, "the base zygote has no programs"
-                self._means.programs.prepare(message, fds)
+                assert self._resources.programs is not None, "the base zygote has no programs"
+                self._resources.programs.prepare(message, fds)
                 self._send(CompilationEnded())
             case Forget(program):
-                assert self._means.programs is not None, "the base zygote has no programs"
-                self._means.programs.forget(program)
+                assert self._resources.programs is not None, "the base zygote has no programs"
+                self._resources.programs.forget(program)
             case Ping():
                 self._send(Pong())
 
@@ -140,7 +141,7 @@ class Zygote:
             self._send(ForkFailed(message.worker, f"{error}"))
             return
         if pid == 0:
-            self._main_of_fork = lambda: _run_worker(message, fds, parent, self._means)
+            self._main_of_fork = lambda: _run_worker(message, fds, parent, self._resources)
             return
         close_all(fds)
         self._children[pid] = message.worker
@@ -156,7 +157,7 @@ class Zygote:
             close_all(fds)
             return
         if pid == 0:
-            self._main_of_fork = lambda: _run_zygote(message, fds, parent, self._means)
+            self._main_of_fork = lambda: _run_zygote(message, fds, parent, self._resources)
             return
         close_all(fds)
         self._children[pid] = None
@@ -178,18 +179,18 @@ class Zygote:
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if worker is None:
-                self._kill_strays(pid)
+                self._kill_orphans(pid)
             else:
                 self._send(Exited(worker, os.waitstatus_to_exitcode(status)))
             self._children.pop(pid, None)
             self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
 
-    def _kill_strays(self, gone: int) -> None:
-        """Kill the orphans of a tenant's zygote, which are the base zygote's children now. They normally die with their
-        parent.
+    def _kill_orphans(self, zygote: int) -> None:
+        """Kill the orphans of a tenant's zygote that has ended, which are the base zygote's children now. They normally
+        die with their parent.
         """
         for pid in _children_of(os.getpid()):
-            if pid not in self._children and pid != gone:
+            if pid not in self._children and pid != zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -218,7 +219,7 @@ def _own_smaps() -> int:
     return os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _enter(group: int) -> None:
+def _enter_group(group: int) -> None:
     """Enter a control group; `group` is its open file of threads. It is called while this process has one thread,
     because a write moves only one thread; a write takes 50 µs.
     """
@@ -235,20 +236,20 @@ def _set_process_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resources) -> None:
+def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Resources) -> None:
     """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
         # A change of user resets this setting, so it is set again below; until then it must hold as well.
-        sandbox.die_with_parent(parent)
+        die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
         group = fds.pop() if message.grouped else None
         smaps = _own_smaps()
         # In its tenant's group this could take long, and the node would wait for the base zygote.
-        means.channel.send(Forked(message.worker), [smaps])
+        resources.channel.send(Forked(message.worker), [smaps])
         if group is not None:
-            _enter(group)
+            _enter_group(group)
         end, output, *buffers = fds
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output, stream.fileno())
@@ -257,23 +258,23 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resourc
             for fd, other in zip(buffers[::2], buffers[1::2], strict=True)
         ]
         limits = _limits(message, len(slots))
-        gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        keep = [end, *buffers] if gauge is None else [end, *buffers, gauge.fd]
+        measurement = None if message.measured_cores is None else SelfMeasurement(message.measured_cores)
+        keep = [end, *buffers] if measurement is None else [end, *buffers, measurement.fd]
         uses_gpu = message.device is not None and message.device.kind == "cuda"
-        means.box.enter(message.uid, limits, keep, "gpu" if uses_gpu else "worker")
+        resources.sandbox.enter(message.uid, limits, keep, "gpu" if uses_gpu else "worker")
         # If the zygote died before the first call, this process had another parent by then.
-        sandbox.die_with_parent(parent)
+        die_with_parent(parent)
         if message.ahead:
-            means.box.lower_limits(_limits(_taken_over(end), len(slots)))
+            resources.sandbox.lower_limits(_limits(_wait_for_take_over(end), len(slots)))
             _set_process_name("ow-worker")
         if message.device is not None:
             execute(socket.socket(fileno=end), slots[0], message.device)
         else:
-            prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
-            Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
+            prepared: Mapping[Address, Prepared] = {} if resources.programs is None else resources.programs
+            Worker(socket.socket(fileno=end), slots, prepared, measurement).work()
         status = 0
     except ChannelClosedError:
-        # The node has given up the zygote, and the worker ends with it.
+        # The node has closed the zygote's channel, and the worker ends with the zygote.
         pass
     except BaseException:  # noqa: BLE001 - any exception ends the process here
         traceback.print_exc()
@@ -282,15 +283,17 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Resourc
         os._exit(status)
 
 
-def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.WorkerLimits:
+def _limits(order: ForkWorker | TakeOver, slots: int) -> WorkerLimits:
     """Return the limits of a worker with this many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
     buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
-    return sandbox.WorkerLimits(memory_bytes, order.mapped_bytes, buffer_bytes)
+    return WorkerLimits(memory_bytes, order.mapped_bytes, buffer_bytes)
 
 
-def _taken_over(end: int) -> TakeOver:
-    """Wait until a function is to be served; raise ChannelClosedError if none will be."""
+def _wait_for_take_over(end: int) -> TakeOver:
+    """Report that this process waits, and return the message that makes it a worker; raise ChannelClosedError if none
+    will come.
+    """
     with socket.socket(fileno=os.dup(end)) as own:
         channel = Channel(own, TakeOver)
         channel.send(Waiting())
@@ -298,25 +301,25 @@ def _taken_over(end: int) -> TakeOver:
     return message
 
 
-def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Resources) -> None:
+def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Resources) -> None:
     """Become a tenant's zygote: enter the sandbox and serve the channel, as long as the base zygote lives."""
     try:
-        sandbox.die_with_parent(parent)
+        die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-zygote")
         end, *groups = fds
         for group in groups:
-            _enter(group)
+            _enter_group(group)
         smaps = _own_smaps()
         # The workers' limits count what the zygote has mapped in addition to their own.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
-        limits = sandbox.WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
+        limits = WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
         child_ended = _child_ended()
-        means.box.enter_as_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
-        sandbox.die_with_parent(parent)
-        _serve(end, Up(), smaps, child_ended, means.box, Programs())
+        resources.sandbox.enter_as_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
+        die_with_parent(parent)
+        _serve(end, Up(), smaps, child_ended, resources.sandbox, Programs())
     except ChannelClosedError:
-        # The node has given up the zygote before it started.
+        # The node closed the zygote's channel before it started.
         pass
     except BaseException:  # noqa: BLE001 - any exception ends the process here
         traceback.print_exc()
@@ -326,7 +329,7 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Resourc
 
 
 def _child_ended() -> tuple[socket.socket, socket.socket]:
-    """Return a descriptor that is readable when a child has ended, and the one that makes it readable."""
+    """Return a socket that is readable when a child has ended, and the one whose use makes it readable."""
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
     return wakeup, alarm
@@ -337,7 +340,7 @@ def _serve(
     up: Up,
     smaps: int,
     child_ended: tuple[socket.socket, socket.socket],
-    box: sandbox.Sandbox,
+    sandbox: Sandbox,
     programs: Programs | None = None,
 ) -> None:
     wakeup, alarm = child_ended
@@ -347,7 +350,7 @@ def _serve(
     channel: Channel[Order] = Channel(socket.socket(fileno=end), incoming)  # type: ignore[arg-type]
     channel.send(up, [smaps])
     os.close(smaps)
-    Zygote(Resources(channel, wakeup, box, programs)).serve()()
+    Zygote(Resources(channel, wakeup, sandbox, programs)).serve()()
 
 
 def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], uses_gpus: bool) -> None:
@@ -377,11 +380,11 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], 
             namespaces.drop_privileges()
             # In this namespace the user has no other processes.
             threads_max = THREADS_MAX
-    box = sandbox.Sandbox(threads_max, uses_gpus)
-    lacking += box.test()
+    sandbox = Sandbox(threads_max, uses_gpus)
+    lacking += sandbox.test()
     smaps = _own_smaps()
     gc.collect()
     gc.freeze()
     release_heap()
     release_code()
-    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), box)
+    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), sandbox)
