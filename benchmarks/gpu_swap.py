@@ -32,7 +32,7 @@ from benchmarks.swap import BY_WEIGHT, WHOLE, Model, Stored, allocator_for, alte
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import Address, DeviceId, TenantId
 from overwinter.device.cuda import CudaDevice
-from overwinter.device.swap import Route, Swapping, elbow, transfer_times
+from overwinter.device.swap import Route, SwapSettings, elbow, transfer_times
 
 MODELS = ("resnet50", "resnet152", "bert-base", "bert-large", "gpt2")
 SIZES = tuple(1 << power for power in range(16, 28))
@@ -95,7 +95,7 @@ def measure_model(model: Model, group_bytes: int, rounds: int) -> dict[str, floa
     nbytes = stored.function.nbytes
     device = device_for("a", nbytes)
     host = [route_to(device, stored.host)]
-    grouped = Swapping(group_bytes)
+    grouped = SwapSettings(group_bytes)
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
@@ -137,7 +137,7 @@ def measure_sibling(model: Model, group_bytes: int, rounds: int) -> dict[str, fl
     """Bring a variant to a device that has its sibling, and to an empty one."""
     base, variant = stored_with_answer(model), stored_with_answer(model, 1)
     device = device_for("a", base.function.nbytes + variant.function.nbytes)
-    host, grouped = [route_to(device, {**base.host, **variant.host})], Swapping(group_bytes)
+    host, grouped = [route_to(device, {**base.host, **variant.host})], SwapSettings(group_bytes)
     moved: dict[bool, int] = {}
 
     def brought(beside: bool) -> float:

@@ -33,7 +33,7 @@ from overwinter.device.link import Link, Switch
 from overwinter.device.partitioned import PARTITION_BYTES, PartitionedAllocator
 from overwinter.device.peer import PeerMemory
 from overwinter.device.shared import shared_memory
-from overwinter.device.swap import Route, Swapping, elbow, run, transfer_times
+from overwinter.device.swap import Route, SwapSettings, elbow, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.store.manifest import weight_positions
 
@@ -55,8 +55,8 @@ HEAVY = "vgg16"
 UNRELATED = "mlp"
 SIBLINGS = ("resnet50", "minilm")
 SIZES = tuple(1 << power for power in range(16, 26))
-WHOLE = Swapping(1 << 62, overlaps=False)
-BY_WEIGHT = Swapping(0, by_weight=True)
+WHOLE = SwapSettings(1 << 62, overlaps=False)
+BY_WEIGHT = SwapSettings(0, by_weight=True)
 
 
 class Stored(NamedTuple):
@@ -122,7 +122,7 @@ def host_route(host: Mapping[Address, torch.Tensor], switch: Switch | None = Non
     return Route(HostBlocks(host), link_of(HOST_BYTES_PER_S, HOST_LATENCY_S, switch))
 
 
-def run_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> tuple[float, int]:
+def run_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: SwapSettings) -> tuple[float, int]:
     """Run once; return its time and the bytes moved. RuntimeError if the answer is not plain PyTorch's."""
     began = time.perf_counter()
     outputs, moved = run(device, stored.function, stored.inputs, routes, swapping)
@@ -132,7 +132,7 @@ def run_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: 
     return took, sum(moved)
 
 
-def swap_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: Swapping) -> float:
+def swap_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: SwapSettings) -> float:
     """Run once with no block of the function on the device."""
     device.evict(stored.function.name)
     return run_once(device, stored, routes, swapping)[0]
@@ -167,7 +167,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     host = [host_route(stored.host)]
     run_once(peer, stored, host, WHOLE)
     from_peer = [Route(memory, link_of(PEER_BYTES_PER_S, PEER_LATENCY_S))]
-    grouped = Swapping(group_bytes)
+    grouped = SwapSettings(group_bytes)
 
     def resident() -> float:
         run_once(device, stored, host, WHOLE)
@@ -214,7 +214,7 @@ def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[st
     Two switches are the control: they show what it costs that both runs compute at the same time.
     """
     devices = [device_for(name, stored.function.nbytes) for name in "ab"]
-    grouped = Swapping(group_bytes)
+    grouped = SwapSettings(group_bytes)
     pair = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def at_once(switches: Sequence[Switch]) -> float:
@@ -242,7 +242,7 @@ def measure_sibling(model: Model, unrelated: Stored, group_bytes: int, rounds: i
     """Bring a variant to a device that holds its sibling, and to one that holds an unrelated model."""
     base, variant = model.stored(), model.stored(1)
     device = device_for("a", sum(each.function.nbytes for each in (base, variant, unrelated)))
-    grouped = Swapping(group_bytes)
+    grouped = SwapSettings(group_bytes)
     host = [host_route({**base.host, **variant.host, **unrelated.host})]
     moved: dict[str, int] = {}
 

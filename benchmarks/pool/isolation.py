@@ -30,9 +30,9 @@ import sys
 import msgspec
 import torch
 from overwinter.core.devices import DeviceConfig
-from overwinter.worker.own_device import reserved
+from overwinter.worker.own_device import reserve_device
 torch.set_num_threads(1)
-reserved(msgspec.json.decode(sys.argv[1], type=DeviceConfig))
+reserve_device(msgspec.json.decode(sys.argv[1], type=DeviceConfig))
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -12,7 +12,7 @@ from overwinter.device.host import HostBlocks
 from overwinter.device.link import Link
 from overwinter.device.null import NullDevice, NullProgram
 from overwinter.device.partitioned import PartitionedAllocator
-from overwinter.device.swap import Route, Swapping, run
+from overwinter.device.swap import Route, SwapSettings, run
 from overwinter.model.export import export
 
 LARGE_BYTES = 64 << 30
@@ -58,13 +58,13 @@ def test_a_run_takes_the_time_of_the_transfer_or_the_execution(device, group_byt
     clock = Clock()
     function, inputs, route = stored({1: 0.25, 2: 0.5}, clock)
     transfer_s = function.nbytes / 1e6
-    outputs, moved = run(device, function, inputs, [route], Swapping(group_bytes))
+    outputs, moved = run(device, function, inputs, [route], SwapSettings(group_bytes))
     assert moved == (function.nbytes,)
     longest = max(transfer_s, 0.5)
     # The clock is shared, so the sleeps of the transfer and of the run add up where they do not overlap.
     assert longest - 1e-9 <= clock.now <= transfer_s + 0.5 + 1e-9
     before = clock.now
-    assert run(device, function, inputs, [route], Swapping(group_bytes)).moved == (0,)
+    assert run(device, function, inputs, [route], SwapSettings(group_bytes)).moved == (0,)
     assert clock.now - before == pytest.approx(0.5)
     [output] = outputs
     assert output.shape == zoo.build("mlp", small=True).module(*inputs).shape
@@ -73,10 +73,10 @@ def test_a_run_takes_the_time_of_the_transfer_or_the_execution(device, group_byt
 def test_a_larger_batch_takes_the_time_of_its_requests(device):
     clock = Clock()
     function, [x], route = stored({1: 0.1, 2: 0.15, 4: 0.25}, clock)
-    run(device, function, [x], [route], Swapping(1 << 30))
+    run(device, function, [x], [route], SwapSettings(1 << 30))
     for count, seconds in ((1, 0.1), (2, 0.15), (3, 0.2), (4, 0.25), (6, 0.35)):
         before = clock.now
-        [output], _ = run(device, function, [x[:1].repeat(count, 1)], [route], Swapping(1 << 30))
+        [output], _ = run(device, function, [x[:1].repeat(count, 1)], [route], SwapSettings(1 << 30))
         assert clock.now - before == pytest.approx(seconds)
         assert len(output) == count
 

@@ -24,7 +24,7 @@ from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.peer import PeerMemory
 from overwinter.device.shared import shared_memory
-from overwinter.device.swap import Route, Swapping, elbow, groups, run, transfer_times
+from overwinter.device.swap import Route, SwapSettings, elbow, groups, run, transfer_times
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.export import export
 from overwinter.store.manifest import weight_positions
@@ -36,9 +36,9 @@ STEPS = st.lists(
     st.tuples(st.sampled_from(["resnet50", "minilm"]), st.integers(0, VARIANTS - 1), st.integers(0, 2)), max_size=15
 )
 SWAPPINGS = (
-    Swapping(64 * KIB),
-    Swapping(1 << 40, overlaps=False),
-    Swapping(0, by_weight=True),
+    SwapSettings(64 * KIB),
+    SwapSettings(1 << 40, overlaps=False),
+    SwapSettings(0, by_weight=True),
 )
 
 

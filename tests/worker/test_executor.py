@@ -14,7 +14,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.device import function as device_function
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
-from overwinter.device.swap import Swapping
+from overwinter.device.swap import SwapSettings
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.compile import compile_program, compile_waiting
 from overwinter.model.export import export
@@ -116,7 +116,7 @@ def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, 
     channel.send(WarmUp("first@1"))
     channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
     channel.send(Stop())
-    own = OwnDevice(device, "virtual", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     _, warmed_up, answer = [channel.receive()[0] for _ in range(3)]
     assert warmed_up == WarmedUp(interrupted)
@@ -146,7 +146,7 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     channel.send(Evict(("filler",)))
     channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))
     channel.send(Stop())
-    own = OwnDevice(device, "virtual", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     *_, answer = [channel.receive()[0] for _ in range(3)]
     metas = [outcome.metas[0] for outcome in answer.outcomes]
@@ -174,7 +174,7 @@ def test_an_executor_ends_with_the_answer_of_the_run_that_made_its_device_unusab
     hand_over(channel, "first", Headed(torch.nn.Linear(32, 64, bias=False)).eval(), set())
     for number in (1, 2):
         channel.send(RunBatch(number, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
-    own = OwnDevice(device, "cuda", 1 << 20, link, Swapping(PARTITION_BYTES), peers)
+    own = OwnDevice(device, "cuda", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     _, answer = [channel.receive()[0] for _ in range(2)]
     assert (answer.run, answer.fault) == (1, "an illegal address")

@@ -15,9 +15,9 @@ SCRATCH = 1.5
 (benchmarks.activations).
 """
 GROWTH_LEAST_BYTES = 16 << 20
-"""Less growth is lost among the other memory of a process."""
+"""A smaller difference between two measurements may come from other memory of the process."""
 KNOWN_MAX = 512
-"""The most sizes whose peak is remembered; it takes up to milliseconds to compute."""
+"""The most combinations of sizes whose peak is remembered; computing a peak takes up to milliseconds."""
 
 _MOST_BYTES = 1 << 60
 
@@ -31,8 +31,8 @@ class Activations:
         self._scratch = SCRATCH
 
     def learn(self, measured: Mapping[int, int]) -> None:
-        """Correct what is computed. `measured`: a worker's private memory by the number of requests in a run, all of
-        minimal size, as a profile has it.
+        """Correct the factor for scratch memory. `measured`: a worker's private memory by the number of requests in a
+        run, all of minimal size, as a profile has it.
         """
         if len(measured) > 1 and BATCH in self._program.dimensions:
             few, many = min(measured), max(measured)

@@ -37,7 +37,7 @@ class CudaEvent(Event):
     """A point in the copy stream."""
 
     def __init__(self, point: torch.cuda.Event | RuntimeError, nbytes: int) -> None:
-        """`point`: the error instead of a point, if the copies could not be ordered."""
+        """`point`: the point, or the error if the copies could not be ordered."""
         self._point = point
         self._nbytes = nbytes
 
@@ -106,7 +106,8 @@ class CudaDevice(ReservedDevice):
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CudaEvent:
         """Copy parts of blocks as one transfer, after all copies and all work that were ordered before: that work may
-        still read what lay in the same memory. Links are real here, and sources keep their blocks.
+        still read what lay in the same memory. The device has a real link, so those of `paths` are not used. Sources
+        keep their blocks, so each block comes over the first path that has it.
         """
         point = torch.cuda.Event()
         try:

@@ -18,7 +18,7 @@ from overwinter.model.weight_layout import strides
 
 
 class DeviceProgram:
-    """What the functions of a family have in common: a program without weights, compiled when it is first needed."""
+    """A program without weights, which the functions of a family share. It is compiled when it is first needed."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.program = program
@@ -36,8 +36,8 @@ class DeviceProgram:
         return compile_waiting(self.program, frozenset(self.first_uses), self.device)
 
 
-class Arriving(DeviceProgram):
-    """A program that runs nothing, and ends when all blocks of its function have arrived."""
+class EmptyProgram(DeviceProgram):
+    """A program that computes nothing, and ends when all blocks of its function have arrived."""
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program = program.program
@@ -75,7 +75,7 @@ class DeviceFunction:
         positions: Sequence[WeightPosition],
         sizes: Mapping[Address, int] = MappingProxyType({}),
     ) -> None:
-        """`sizes`: the bytes of blocks of which it uses only a part, as another function would bring them."""
+        """`sizes`: the bytes to bring of blocks of which it uses only a part. Other functions may use other parts."""
         self.name = name
         self.tenant = tenant
         self.program = program

@@ -47,12 +47,12 @@ class Source(Protocol):
     """A place that blocks are copied from: the host store, or another device."""
 
     def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
-        """Return those of these blocks that it has; their bytes are given."""
+        """Return those of these blocks that the source has. `blocks`: the bytes of each."""
         ...
 
 
 class CopyPath(NamedTuple):
-    """Blocks to be copied, and the link over which they come."""
+    """One way for blocks to a device: those that its source has, and the link over which they come."""
 
     found: FoundBlocks
     link: Link
@@ -88,8 +88,8 @@ class Device(Protocol):
         ...
 
     def host(self, blocks: Mapping[Address, torch.Tensor]) -> Source:
-        """Return a source of these blocks of the host store, prepared for fast copies to this device. They stay as long
-        as it does.
+        """Return a source of these blocks of the host store, prepared for fast copies to this device. It keeps the
+        blocks as long as it exists.
         """
         ...
 

@@ -16,11 +16,11 @@ transfer.
 
 
 class Switch:
-    """Bandwidth that several links share, also those of other processes."""
+    """A switch, whose bandwidth several links share, also links of other processes."""
 
     def __init__(self, bytes_per_s: float, sharers: int = 2, free_at_s: c_double | None = None) -> None:
-        """`sharers`: the links behind it. `free_at_s`: the time when it is free, in memory that their processes share;
-        None: they are in this process.
+        """`sharers`: the number of links behind it. `free_at_s`: the time when it is free, in memory that the processes
+        of the links share; None: all links are in this process.
         """
         self.bytes_per_s = bytes_per_s
         self._sharers = sharers

@@ -28,7 +28,7 @@ class PeerMemory(Source):
         self._table = memoryview(self._memory)[self._start :]
 
     def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
-        """Return the bytes of the blocks that are there now."""
+        """Return those of these blocks that are there now. `blocks`: the bytes of each."""
         entries = {address: entry for address in blocks if (entry := find_entry(self._table, address))}
         found = {
             address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)

@@ -1,4 +1,4 @@
-"""What devices have in common: an arena over memory that was reserved at the start, whatever memory it is."""
+"""What all devices have in common: an arena over memory that was reserved at the start."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -12,9 +12,9 @@ from overwinter.device.interface import Device
 from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitions import GRANULE_BYTES
 
-FRAGMENTED = 2
-"""Blocks are moved together only if this many times the bytes to be placed are free. Otherwise more bytes would be
-moved than evicting one function more would cost (benchmarks.allocation).
+CONSOLIDATE_FACTOR = 2
+"""Blocks are moved together only if this many times the bytes to be placed are free. Otherwise it costs less to evict
+one function more and to bring it again (benchmarks.allocation).
 """
 
 
@@ -40,7 +40,7 @@ class ReservedDevice(Device):
     def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
         """Give each block a place, after moving others together if much is free; clear what another tenant left."""
         new = self._arena.hold(holder, blocks)
-        if new is None and self._arena.free_bytes >= FRAGMENTED * sum(self._arena.missing(blocks).values()):
+        if new is None and self._arena.free_bytes >= CONSOLIDATE_FACTOR * sum(self._arena.missing(blocks).values()):
             while new is None and (moves := self._arena.consolidate(blocks)):
                 self._move(moves)
                 new = self._arena.hold(holder, blocks)
@@ -53,7 +53,7 @@ class ReservedDevice(Device):
         return self._arena.evict(holder)
 
     def fault(self) -> str | None:
-        """Return None: a processor goes on after every error."""
+        """Return None: this device remains usable after every error."""
         return None
 
     def storage(self, address: Address) -> torch.UntypedStorage:

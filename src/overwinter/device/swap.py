@@ -18,8 +18,8 @@ from overwinter.device.interface import Copy, CopyPath, Device, Event, Source
 from overwinter.device.link import Link
 
 ELBOW_SHARE = 0.93
-"""The share of the best throughput that a transfer of the elbow's size reaches. More is not worth a longer first
-group.
+"""The share of the best throughput that a transfer of the elbow's size reaches. More throughput does not pay for a
+larger first group, for which the program waits.
 """
 
 
@@ -30,19 +30,18 @@ class Route(NamedTuple):
     link: Link
 
 
-class Swapping(NamedTuple):
-    """How missing blocks are brought.
-
-    `group_bytes`: a group ends when it has this many. `overlaps`: the program runs meanwhile. `by_weight`: each weight
-    is a transfer of its own, instead of groups of blocks.
-    """
+class SwapSettings(NamedTuple):
+    """How missing blocks are brought."""
 
     group_bytes: int
+    """A group ends when it has this many bytes."""
     overlaps: bool = True
+    """Whether the program runs while blocks are brought."""
     by_weight: bool = False
+    """Whether each weight is a transfer of its own, instead of each group of blocks."""
 
 
-class Outcome(NamedTuple):
+class SwapResult(NamedTuple):
     """The outputs of a run, and the bytes that came over each route for it."""
 
     outputs: tuple[torch.Tensor, ...]
@@ -58,14 +57,14 @@ class Group(NamedTuple):
 
 
 def run(
-    device: Device, function: DeviceFunction, inputs: Sequence[Any], routes: Sequence[Route], swapping: Swapping
-) -> Outcome:
+    device: Device, function: DeviceFunction, inputs: Sequence[Any], routes: Sequence[Route], settings: SwapSettings
+) -> SwapResult:
     """Run a function, bringing its missing blocks from the first source that has each.
 
     Raises NoSpaceError if they do not fit: something must be evicted first. If a transfer fails, the function is
     evicted.
     """
-    # What fails before the device holds the function leaves nothing to evict.
+    # If this fails, nothing has to be evicted, because the device does not hold the function yet.
     inputs = device.bring(inputs)
     new = device.hold(function.name, function.tenant, function.blocks)
     if new is None:
@@ -73,11 +72,11 @@ def run(
         raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
     missing = {address: function.blocks[address] for address in new}
     if not missing:
-        return Outcome(device.run(function.program.run, function.bind(device), inputs), (0,) * len(routes))
+        return SwapResult(device.run(function.program.run, function.bind(device), inputs), (0,) * len(routes))
     failed = f"the blocks of {function.name} could not be brought to device {device.name}"
     arrivals = _Arrivals(failed, len(routes))
     try:
-        return _swap(device, function, inputs, routes, swapping, missing, arrivals)
+        return _swap(device, function, inputs, routes, settings, missing, arrivals)
     finally:
         if not arrivals.complete:
             device.evict(function.name)
@@ -129,17 +128,17 @@ class _Arrivals:
     """The transfers of one swap, by the first call that needs each."""
 
     def __init__(self, failed: str, routes: int) -> None:
-        """`failed`: what to say if a transfer fails."""
+        """`failed`: the beginning of the error's message if a transfer fails."""
         self._failed = failed
         self._events: dict[int, list[tuple[int, Event]]] = {}
-        """Each transfer, and the first route that it may take."""
+        """For each call that waits: its transfers, each with the number of the first route that it may take."""
         self.moved = [0] * routes
-        """The bytes that came over each route, when all transfers are over."""
+        """The bytes that came over each route, when all transfers have ended."""
         self.complete = False
-        """Whether all have succeeded."""
+        """Whether all transfers have succeeded."""
 
     def add(self, group: Group, event: Event) -> None:
-        """The blocks that the group's first call and later ones need have arrived with this event."""
+        """Let the first call that reads a part of the group wait for this event, with which the group has arrived."""
         self._events.setdefault(group.first_use, []).append((group.route, event))
 
     def wait(self, call: int) -> None:
@@ -169,25 +168,25 @@ def _swap(
     function: DeviceFunction,
     inputs: Sequence[Any],
     routes: Sequence[Route],
-    swapping: Swapping,
+    settings: SwapSettings,
     missing: Mapping[Address, int],
     arrivals: _Arrivals,
-) -> Outcome:
-    copies = function.weight_copies(missing) if swapping.by_weight else function.block_copies(missing)
+) -> SwapResult:
+    copies = function.weight_copies(missing) if settings.by_weight else function.block_copies(missing)
     paths = [CopyPath(route.source.find(missing), route.link) for route in routes]
     try:
         chosen = {address: _route_of(address, paths) for address in missing}
-        for group in groups(copies, chosen, swapping.group_bytes):
+        for group in groups(copies, chosen, settings.group_bytes):
             arrivals.add(group, device.copy(group.copies, paths[group.route :]))
         weights = function.bind(device)  # While the first group is transferred.
-        if swapping.overlaps:
+        if settings.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
         else:
             arrivals.wait_all()
             outputs = device.run(function.program.run, weights, inputs)
     finally:
         arrivals.finish()
-    return Outcome(outputs, tuple(arrivals.moved))
+    return SwapResult(outputs, tuple(arrivals.moved))
 
 
 def _route_of(address: Address, paths: Sequence[CopyPath]) -> int:

@@ -27,7 +27,7 @@ class CopyEvent(Event):
         self._future = future
 
     def wait(self) -> None:
-        """Return when the transfer is done; raise what made it fail."""
+        """Return when the transfer is done; raise the error if it failed."""
         self._future.result()
 
     def moved(self) -> Sequence[int] | None:
@@ -115,7 +115,7 @@ class VirtualDevice(ReservedDevice):
             left = [copy for copy in left if copy not in came]
         if left:
             raise StoreError(f"block {left[0].address} was evicted from its device, and lies nowhere else")
-        # Of a block that several transfers bring, no single one knows when it is complete.
+        # Only blocks that one transfer brings as a whole: after other transfers a part of the block may be missing.
         self._enter([each.address for each in copies if each[1:] == (0, self._arena.extent(each.address).nbytes)])
         return moved
 

@@ -21,7 +21,7 @@ from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.forks import REQUEST_ERRORS
 from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
 from overwinter.node.log import Log
-from overwinter.node.peers import SharedFile, Sharing
+from overwinter.node.peers import SharedDevices, SharedFile
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.runs import Runs
@@ -133,7 +133,7 @@ class Executors:
         self._when_verified = when_verified
         self._devices = {device.name: device for device in config.devices}
         self._isolation = config.device_isolation
-        self._sharing = Sharing(config)
+        self._shared_devices = SharedDevices(config)
         self._host_bytes = config.host_bytes or 0
         self._post = post
         self._log = log
@@ -151,16 +151,16 @@ class Executors:
         """Fork the executor of a device."""
         config = self._devices[action.device]
         # It may map the blocks of any function.
-        mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._sharing.mapped_bytes(config)
-        memory_bytes = self._sharing.private_bytes(config) + config.activation_bytes + OTHER_BYTES
+        mapped_bytes = self._host_bytes + BUFFERS_BYTES + self._shared_devices.mapped_bytes(config)
+        memory_bytes = self._shared_devices.private_bytes(config) + config.activation_bytes + OTHER_BYTES
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
         try:
             process = ExecutorProcess(action, self._log)
             self._executors[action.executor] = process
             self._processes.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
-            process.memory = self._sharing.memory(config)
-            process.channel.send(*self._sharing.order(config, process.memory))
+            process.memory = self._shared_devices.memory(config)
+            process.channel.send(*self._shared_devices.reserve_message(config, process.memory))
             self._processes.forks.request(process, order)
         except REQUEST_ERRORS as error:
             reason = f"the executor of {action.device} could not be forked: {error}"

@@ -293,7 +293,7 @@ class DeployedFunction:
             source_bytes=None if handler is None else handler.source.nbytes,
             inputs=() if handler is None else self.manifest.inputs,
             outputs=() if bare else self.manifest.outputs,
-            tried=self.on_trial and not bare,
+            on_trial=self.on_trial and not bare,
             handler_only=self.handler_only and not bare,
             pool_first=self.pool_first and not (bare or measured),
             calls=None if self.slice is None else self.slice.calls,
@@ -305,11 +305,11 @@ class DeployedFunction:
         numbers = {address: number for number, address in enumerate(blocks)}
         handler = None if bare else self.manifest.handler
         assets = {} if handler is None else handler.assets
-        tried = self.on_trial and not bare
-        given = self.manifest.samples if tried else ()
+        on_trial = self.on_trial and not bare
+        given = self.manifest.samples if on_trial else ()
         samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
         warm_up = warm_up and not self.handler_only
-        trial = Trial(warm_up, tried and handler is not None and not samples, samples)
+        trial = Trial(warm_up, on_trial and handler is not None and not samples, samples)
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),

@@ -1,4 +1,6 @@
-"""What executors share: the memory of devices from which others may copy, and the time of a switch."""
+"""What executors share, the memory of devices from which others may copy and the time of a switch, and how much memory
+each executor needs.
+"""
 
 import os
 import weakref
@@ -32,8 +34,8 @@ class SharedFile:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-class Sharing:
-    """Which devices share memory and switches, as configured."""
+class SharedDevices:
+    """The devices of a node, and which of them share memory and switches, as configured."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._devices = {device.name: device for device in config.devices}
@@ -42,7 +44,7 @@ class Sharing:
         self._switches: dict[str, SharedFile] = {}
 
     def memory(self, device: DeviceConfig) -> SharedFile | None:
-        """Create the memory of a device; None: no other device copies from it. Raises OSError."""
+        """Create the memory of a device if another device may copy from it; otherwise return None. Raises OSError."""
         return SharedFile(shared_memory(device.memory_bytes)) if device.name in self._peers else None
 
     def private_bytes(self, device: DeviceConfig) -> int:
@@ -62,8 +64,8 @@ class Sharing:
         own = [device.memory_bytes] if device.name in self._peers else []
         return sum(map(shared_bytes, [*own, *(self._devices[peer].memory_bytes for peer in device.peers)]))
 
-    def order(self, device: DeviceConfig, memory: SharedFile | None) -> tuple[Reserve, list[int]]:
-        """Return the first message for the device's executor, and its descriptors. Raises OSError."""
+    def reserve_message(self, device: DeviceConfig, memory: SharedFile | None) -> tuple[Reserve, list[int]]:
+        """Return the first message for the device's executor, and the descriptors of the message. Raises OSError."""
         fds = [] if memory is None else [memory.fd]
         if not device.switch:
             return Reserve(memory is not None), fds

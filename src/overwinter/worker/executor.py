@@ -2,7 +2,7 @@
 
 The executor has the program of a function, and maps its blocks from the host store, as long as the node keeps the
 function there. A run brings the blocks that the device lacks while it computes. Functions with the same program share
-it, and a block is mapped once. There is no code of a function here but its program.
+it, and a block is mapped once. No handler runs here.
 """
 
 import socket
@@ -21,7 +21,7 @@ from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
 from overwinter.device.blocks import WeightPosition
-from overwinter.device.function import Arriving, DeviceFunction, DeviceProgram
+from overwinter.device.function import DeviceFunction, DeviceProgram, EmptyProgram
 from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
 from overwinter.model.program import decode_program, encode_program
@@ -55,7 +55,7 @@ from overwinter.worker.weights import Blocks, MappedBlock, read_all
 
 
 class _Program:
-    """A program in the two forms that a run needs: one for the requests' inputs and outputs, one for the device."""
+    """A program in the two forms that a run needs: one to check and join requests, and one that the device runs."""
 
     def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
         """Compile it as a first run needs it. `run_s`: the seconds of a run by its number of requests. Raises
@@ -79,18 +79,19 @@ class _InterruptedError(Exception):
     """A message came during a warm-up."""
 
 
-class _Swapped:
-    """A function whose runs bring its missing blocks to the device, and count them."""
+class _SwappedFunction:
+    """A function whose runs bring its missing blocks to the device, with counts of the bytes brought."""
 
     def __init__(
         self, own: OwnDevice, program: _Program, function: DeviceFunction, blocks: Mapping[Address, MappedBlock]
     ) -> None:
-        """`blocks`: those of the function in the host store. They and the program are kept as long as this object."""
+        """`blocks`: those of the function in the host store. This object keeps them and the program in memory."""
         self._own = own
         self._program = program
         self._function = function
-        arriving = Arriving(program.on_device)
-        self._arriving = DeviceFunction(function.name, function.tenant, arriving, function.positions, function.blocks)
+        empty = EmptyProgram(program.on_device)
+        self._without_calls = DeviceFunction(function.name, function.tenant, empty, function.positions, function.blocks)
+        """The function with its blocks, and without the calls of its program."""
         self._mapped = blocks
         contents = {address: block.content() for address, block in blocks.items()}
         self._host = Route(own.device.host(contents), own.link)
@@ -99,7 +100,7 @@ class _Swapped:
         self.peer_bytes = 0
         """Those of them that a peer provided."""
         self.unplaced = False
-        """Whether blocks did not fit since `begin`."""
+        """Whether blocks have not fit on the device since `begin`."""
 
     def begin(self) -> None:
         """Count from now on."""
@@ -146,8 +147,8 @@ class _Swapped:
         _ = program.run  # This compiles the other form.
 
     def bring(self) -> None:
-        """Bring the missing blocks. That may move other blocks. NoSpaceError as for `run`."""
-        self._swap(self._arriving, ())
+        """Bring the missing blocks. That may move other blocks. Raises NoSpaceError as `run` does."""
+        self._swap(self._without_calls, ())
 
     def placed(self) -> dict[WeightPosition, torch.Tensor]:
         """Return the weights on the device, where all are, by their positions."""
@@ -165,7 +166,7 @@ class _Swapped:
         own, before = self._own, self._missing_bytes()
         try:
             routes = (*own.peers.routes, self._host)
-            outputs, moved = swap.run(own.device, function, inputs, routes, own.swapping)
+            outputs, moved = swap.run(own.device, function, inputs, routes, own.swap_settings)
             self.peer_bytes += sum(moved[:-1])
             return outputs
         except NoSpaceError:
@@ -182,7 +183,7 @@ class _Member(NamedTuple):
     """A function that was handed over."""
 
     runner: Runner
-    swapped: _Swapped
+    swapped: _SwappedFunction
 
 
 class Executor:
@@ -261,7 +262,7 @@ class Executor:
         )
 
     def _checked(self, answer: Answer, functions: Sequence[str]) -> Answer:
-        """Return the answer of a run of these functions, with the fault of the device if it is unusable since then."""
+        """Return the answer of a run of these functions, with the fault of the device if the run made it unusable."""
         failed = any(isinstance(each, Failure) for each in answer.outcomes)
         fault = self._own.device.fault() if failed and not answer.unplaced else None
         if fault is None:
@@ -318,13 +319,13 @@ class Executor:
         positions = [(bind.blocks[block][0], offset) for block, offset in bind.pieces]
         sizes = {address: nbytes for (address, _), nbytes in zip(bind.blocks, message.sizes, strict=False)}
         function = DeviceFunction(bind.function, message.tenant, program.on_device, positions, sizes)
-        swapped = _Swapped(self._own, program, function, mapped)
+        swapped = _SwappedFunction(self._own, program, function, mapped)
         runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
         return _Member(runner, swapped)
 
 
 def _slice_of(content: bytes, calls: tuple[int, int] | None) -> bytes:
-    """Return these calls of an encoded program as an encoded program; None: all of it."""
+    """Return these calls of an encoded program as an encoded program; if `calls` is None, all of it."""
     return content if calls is None else encode_program(Slicer(decode_program(content)).slice(*calls))
 
 

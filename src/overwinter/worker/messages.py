@@ -85,7 +85,7 @@ class Load(_Message, frozen=True):
     """The inputs of the handler."""
     outputs: tuple[TensorSpec, ...] = ()
     """The outputs that the handler declares."""
-    tried: bool = False
+    on_trial: bool = False
     """Whether the first function that it binds is on trial."""
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""

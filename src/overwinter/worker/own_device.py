@@ -12,7 +12,7 @@ from overwinter.device.interface import Device
 from overwinter.device.link import Link, Switch
 from overwinter.device.null import NullDevice
 from overwinter.device.partitioned import allocator_of
-from overwinter.device.swap import Swapping
+from overwinter.device.swap import SwapSettings
 from overwinter.device.virtual import VirtualDevice
 from overwinter.worker.channel import close_all
 from overwinter.worker.messages import Reserve
@@ -26,7 +26,7 @@ class OwnDevice(NamedTuple):
     kind: DeviceKind
     activation_bytes: int
     link: Link
-    swapping: Swapping
+    swap_settings: SwapSettings
     peers: Peers
 
 
@@ -37,13 +37,15 @@ def own_device(config: DeviceConfig, order: Reserve, fds: Sequence[int]) -> OwnD
     memory = fds[0] if order.shared else None
     free_at = fds[-1] if order.sharers else None
     try:
-        device, link = reserved(config, memory), _link_of(config, order.sharers, free_at)
+        device, link = reserve_device(config, memory), _link_of(config, order.sharers, free_at)
     finally:
         close_all(fds)
-    return OwnDevice(device, config.kind, config.activation_bytes, link, Swapping(config.group_bytes), Peers(config))
+    return OwnDevice(
+        device, config.kind, config.activation_bytes, link, SwapSettings(config.group_bytes), Peers(config)
+    )
 
 
-def reserved(config: DeviceConfig, shared: int | None = None) -> VirtualDevice | CudaDevice:
+def reserve_device(config: DeviceConfig, shared: int | None = None) -> VirtualDevice | CudaDevice:
     """Reserve the memory of a device. `shared`: a file for it, if other devices may copy from it. Raises the errors of
     `own_device`.
     """

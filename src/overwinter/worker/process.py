@@ -210,7 +210,7 @@ class Worker:
             if not isinstance(load, Load):
                 # The worker is stopped before it loads anything.
                 return False
-            if load.tried:
+            if load.on_trial:
                 self._channel.send(Trying())
             torch.set_num_threads(load.threads)
             family_or_error = _try_load(load, fds, self._prepared, self._pool_calls)
