@@ -1,4 +1,4 @@
-"""Runs a message's requests, from a buffer and into a buffer."""
+"""Runs the requests of a message: reads their inputs from one buffer, and writes their outputs into another."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]
         return Answer(message.run, (failure,) * len(message.requests), 0)
 
 
-def unbound(function: str) -> Failure:
-    """Return what the requests of a function get that this process does not have."""
+def unbound_failure(function: str) -> Failure:
+    """Return the failure of requests to a function that this process does not have."""
     return Failure("WorkerError", f"{function} is not bound in this worker")
 
 

@@ -26,7 +26,7 @@ from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
 from overwinter.model.program import decode_program, encode_program
 from overwinter.model.slicing import Slicer
-from overwinter.worker.batches import run_batch, unbound
+from overwinter.worker.batches import run_batch, unbound_failure
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.inbox import Inbox
@@ -239,7 +239,7 @@ class Executor:
         """Run requests, as one batch if their functions have most weights in common; without requests, bring the
         blocks of the function.
         """
-        found = {name: self._functions.get(name) or unbound(name) for name in message.functions}
+        found = {name: self._functions.get(name) or unbound_failure(name) for name in message.functions}
         members = [each for each in found.values() if isinstance(each, _Member)]
         for member in members:
             member.swapped.begin()

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.ids import Address
-from overwinter.worker.batches import run_batch, unbound
+from overwinter.worker.batches import run_batch, unbound_failure
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
@@ -173,7 +173,7 @@ class Worker:
                 self._stopping = True
 
     def _runners(self, message: RunBatch) -> list[Runner | Failure]:
-        return [self._loaded.runner(name) or unbound(name) for name in message.functions]
+        return [self._loaded.runner(name) or unbound_failure(name) for name in message.functions]
 
     def _run(self, message: RunBatch, runners: Sequence[Runner | Failure]) -> Answer:
         with self._pool_calls.within(message.slot):

@@ -21,7 +21,7 @@ from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
-from overwinter.worker.trunk import Share, Trunks
+from overwinter.worker.trunk import FunctionBatch, Trunks
 from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
 from overwinter.worker.weights import differing_weights
 
@@ -176,7 +176,7 @@ class Runner:
             if outputs.error not in ONE_REQUEST_ERRORS:
                 return [outputs] * len(requests)
             return [_attempt(self._run_once, item) for item in requests]
-        return _taken_apart(outputs, requests)
+        return _split_by_request(outputs, requests)
 
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
@@ -249,19 +249,19 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     if trunk is None:
         return None
     requests = [[item.inputs for item in section] for section in sections]
-    shares = [Share(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
+    batches = [FunctionBatch(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
     may_share = runners[0].may_share
-    if may_share is not None and not may_share(_joined_shapes(shares)):
+    if may_share is not None and not may_share(_joined_shapes(batches)):
         return None
     try:
-        answers = trunk.run(shares)
+        answers = trunk.run(batches)
     except FAILURES as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
     if answers is None:
         return None
     outputs: list[Outputs] = []
-    for runner, share, each, given in zip(runners, shares, requests, answers, strict=True):
-        outputs += _taken_apart(runner.named(share.inputs, given), each)
+    for runner, batch, each, given in zip(runners, batches, requests, answers, strict=True):
+        outputs += _split_by_request(runner.named(batch.inputs, given), each)
     return outputs
 
 
@@ -269,13 +269,13 @@ def _joined(requests: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
     return requests[0] if len(requests) == 1 else [torch.cat(parts) for parts in zip(*requests, strict=True)]
 
 
-def _joined_shapes(shares: Sequence[Share]) -> list[list[int]]:
+def _joined_shapes(batches: Sequence[FunctionBatch]) -> list[list[int]]:
     """Return the shapes of the inputs of these functions, joined."""
-    rows = sum(share.rows for share in shares)
-    return [[rows, *tensor.shape[1:]] for tensor in shares[0].inputs]
+    rows = sum(batch.rows for batch in batches)
+    return [[rows, *tensor.shape[1:]] for tensor in batches[0].inputs]
 
 
-def _taken_apart(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:
+def _split_by_request(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:
     """Return each request's rows of the outputs of a batch."""
     sizes = [inputs[0].shape[0] for inputs in requests]
     parts = {name: torch.split(value, sizes) for name, value in outputs.items()}

@@ -29,11 +29,11 @@ from overwinter.model.random_inputs import Kind, RandomInputs
 from overwinter.model.structure import BATCH, Call
 from overwinter.worker.spans import Span, possible_splits
 
-KEPT = 8
+SPLITS_KEPT = 8
 """The most splits of one program that are kept."""
 SIZES_KEPT = 1024
 """The most request sizes for which a split keeps its findings; the oldest are dropped first."""
-DRAWN: tuple[Kind, ...] = ("wide", "near")
+GENERATED_KINDS: tuple[Kind, ...] = ("wide", "near")
 """The kinds of generated requests that are used before the requests of callers."""
 FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
 """What a request that cannot be run, or a split that does not fit, may raise."""
@@ -44,8 +44,8 @@ Sizes = tuple[torch.Size, ...]
 """The sizes of a request's inputs, without its rows."""
 
 
-class Share(NamedTuple):
-    """The part of one function in a batch."""
+class FunctionBatch(NamedTuple):
+    """The requests of one function in a shared run."""
 
     weights: Sequence[torch.Tensor]
     inputs: list[torch.Tensor]
@@ -114,7 +114,7 @@ class Trunks:
 
     def _wider(self, differing: frozenset[int]) -> frozenset[int] | None:
         """Return the smallest existing split that covers these weights too, if no more may be made."""
-        if len(self._made) < KEPT:
+        if len(self._made) < SPLITS_KEPT:
             return None
         made = (each for each, trunk in self._made.items() if differing < each and trunk is not None)
         return min(made, key=len, default=None)
@@ -123,7 +123,7 @@ class Trunks:
         """Make a split for these weights. If it replaces the least recently used one, it covers that one's weights too,
         if possible.
         """
-        if len(self._made) >= KEPT:
+        if len(self._made) >= SPLITS_KEPT:
             oldest, _ = self._made.popitem(last=False)
             both = differing | oldest
             trunk = _trunk(self._program, both)
@@ -143,24 +143,24 @@ class _Verified(NamedTuple):
     """
 
 
-class _Together:
+class _SharedRun:
     """A shared run: the common values, and the separate values of each function."""
 
-    def __init__(self, program: Program, shares: Sequence[Share], rows: dict[int, _Rows | None]) -> None:
-        self._shares = shares
+    def __init__(self, program: Program, batches: Sequence[FunctionBatch], rows: dict[int, _Rows | None]) -> None:
+        self._batches = batches
         self._rows = rows
-        self._places = _places(shares)
-        self._values: Values = dict(enumerate(_joined(shares), program.first_input))
-        self._own: list[Values] = [{} for _ in shares]
+        self._places = _places(batches)
+        self._values: Values = dict(enumerate(_joined(batches), program.first_input))
+        self._own: list[Values] = [{} for _ in batches]
 
     def run(self, span: _CompiledSpan) -> None:
         """Run the span, once or for each function."""
         if not span.separate:
-            given = span.run(self._shares[0].weights, [self._values[slot] for slot in span.taken])
+            given = span.run(self._batches[0].weights, [self._values[slot] for slot in span.taken])
             self._values.update(zip(span.given, given, strict=True))
             return
-        for number, share in enumerate(self._shares):
-            given = span.run(share.weights, self.of(number, span.taken))
+        for number, batch in enumerate(self._batches):
+            given = span.run(batch.weights, self.of(number, span.taken))
             self._own[number].update(zip(span.given, given, strict=True))
         for slot in span.joined:
             self._values[slot] = self._join(slot, [mine.pop(slot) for mine in self._own])
@@ -200,36 +200,36 @@ class Trunk:
         self._verified: dict[Sizes, _Verified] = {}
         self._verifying = threading.Lock()
 
-    def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]] | None:
+    def run(self, batches: Sequence[FunctionBatch]) -> list[tuple[torch.Tensor, ...]] | None:
         """Return the program's outputs for each function; None if they may differ from those of separate runs.
 
         Exceptions of operators are raised.
         """
-        found = self._verified_for(shares)
+        found = self._verified_for(batches)
         if found is None or found.rows is None:
             return None
-        together = _Together(self._program, shares, found.rows)
+        shared_run = _SharedRun(self._program, batches, found.rows)
         for span in self._spans:
-            together.run(span)
-            together.drop(span.dead)
-        return [together.of(number, self._program.output_slots) for number in range(len(shares))]
+            shared_run.run(span)
+            shared_run.drop(span.dead)
+        return [shared_run.of(number, self._program.output_slots) for number in range(len(batches))]
 
-    def _verified_for(self, shares: Sequence[Share]) -> _Verified | None:
+    def _verified_for(self, batches: Sequence[FunctionBatch]) -> _Verified | None:
         """Return the result of the verification for requests of these sizes. Each combination of sizes is verified
         separately, because sizes may determine how a value contains the rows.
         """
-        sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
+        sizes = tuple(tensor.shape[1:] for tensor in batches[0].inputs)
         found = self._verified.get(sizes)
         if found is None:
             with self._verifying:
-                found = self._verified.get(sizes) or self._verify(shares[0], shares[1])
+                found = self._verified.get(sizes) or self._verify(batches[0], batches[1])
                 if found is not None:
                     self._verified[sizes] = found
                 if len(self._verified) > SIZES_KEPT:
                     del self._verified[next(iter(self._verified))]
         return found
 
-    def _verify(self, first: Share, second: Share) -> _Verified | None:
+    def _verify(self, first: FunctionBatch, second: FunctionBatch) -> _Verified | None:
         """Verify the split with two different requests; None if no such pair can be run."""
         for pair in self._pairs(first, second):
             if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
@@ -241,7 +241,7 @@ class Trunk:
             return _Verified(self._verified_rows(pair, alone))
         return None
 
-    def _pairs(self, first: Share, second: Share) -> Iterator[list[Share]]:
+    def _pairs(self, first: FunctionBatch, second: FunctionBatch) -> Iterator[list[FunctionBatch]]:
         """Yield pairs of requests of two functions with as few rows as possible: generated ones that resemble the
         first, so that mixed-up rows are noticed whatever clients send; then the requests themselves.
         """
@@ -250,12 +250,12 @@ class Trunk:
         sizes = {size: given for spec, tensor in specs for size, given in zip(spec.shape, tensor.shape, strict=True)}
         named = {size: given for size, given in sizes.items() if isinstance(size, str)} | {BATCH: low}
         draws = RandomInputs(self._program, [tensor[:low] for tensor in first.inputs])
-        for kind in DRAWN:
+        for kind in GENERATED_KINDS:
             generated = [draws.inputs(named, seed, kind) for seed in range(2)]
-            yield [Share(each.weights, inputs) for each, inputs in zip((first, second), generated, strict=True)]
-        yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
+            yield [FunctionBatch(each.weights, inputs) for each, inputs in zip((first, second), generated, strict=True)]
+        yield [FunctionBatch(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
 
-    def _verified_rows(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
+    def _verified_rows(self, pair: Sequence[FunctionBatch], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
         """Return how values contain the rows, if both requests get the same together and alone, in all values that
         cross between spans.
         """
@@ -263,13 +263,13 @@ class Trunk:
         try:
             wide = self._crossing_values(pair[0].weights, _joined(pair))
             rows = {slot: _rows(alone[0][slot], wide[slot], low) for slot in wide}
-            together = _Together(self._program, pair, rows)
+            shared_run = _SharedRun(self._program, pair, rows)
             for span in self._spans:
-                together.run(span)
+                shared_run.run(span)
             agree = all(
                 _agree(values[slot], given, bound)
                 for number, values in enumerate(alone)
-                for slot, given in zip(values, together.of(number, values), strict=True)
+                for slot, given in zip(values, shared_run.of(number, values), strict=True)
             )
         except FAILED:
             return None
@@ -292,17 +292,17 @@ def _agree(wanted: Any, given: Any, bound: float) -> bool:
     return bool(wanted == given)
 
 
-def _places(shares: Sequence[Share]) -> list[tuple[int, int]]:
+def _places(batches: Sequence[FunctionBatch]) -> list[tuple[int, int]]:
     """Return where the rows of each function begin, and their number."""
     places, at = [], 0
-    for share in shares:
-        places.append((at, share.rows))
-        at += share.rows
+    for batch in batches:
+        places.append((at, batch.rows))
+        at += batch.rows
     return places
 
 
-def _joined(shares: Sequence[Share]) -> list[torch.Tensor]:
-    return [torch.cat(parts) for parts in zip(*(share.inputs for share in shares), strict=True)]
+def _joined(batches: Sequence[FunctionBatch]) -> list[torch.Tensor]:
+    return [torch.cat(parts) for parts in zip(*(batch.inputs for batch in batches), strict=True)]
 
 
 def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
