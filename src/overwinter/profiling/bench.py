@@ -17,22 +17,23 @@ from overwinter.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
 RUNS = 20
-"""The number of runs that suffices."""
+"""The number of runs after which a measurement ends."""
 SECONDS = 1.0
-"""The seconds of runs that suffice, if there were at least RUNS_LEAST."""
+"""The seconds of runs after which it ends, if there were at least RUNS_LEAST."""
 RUNS_LEAST = 3
 SECONDS_MOST = 10.0
-"""The seconds of runs that suffice, whatever their number."""
+"""The seconds of runs after which it ends, if there was one."""
 BURST_S = 0.1
 """The seconds between two checks whether a pause is due."""
 
 
 class Measurement(NamedTuple):
-    """The result of one configuration, and the time that its worker took to wake; None: that was disturbed."""
+    """The result of one configuration."""
 
     point: Point
     pid: int
     wake_s: float | None
+    """The time from the fork of its worker until it was ready; None: requests disturbed that."""
 
 
 class Layers(NamedTuple):

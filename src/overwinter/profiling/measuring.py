@@ -17,6 +17,7 @@ from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Configuration
 from overwinter.core.tensor import TensorMeta
 from overwinter.model.program import Program
+from overwinter.model.structure import BATCH
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
@@ -24,7 +25,6 @@ from overwinter.worker.buffer import offsets
 from overwinter.worker.messages import Answer, Failure, ForkWorker, Measure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
-BATCH = "batch"
 POLL_S = 0.02
 GRACE_S = 0.25
 """How long a run may continue after a request has arrived."""
@@ -33,7 +33,7 @@ START_S = 120.0
 GONE_S = 5.0
 """How long to wait for the end of a worker that was stopped."""
 COLD_S = 0.05
-"""A worker that was idle for this long runs once before a run counts."""
+"""A worker that was idle for longer first runs once without being measured."""
 NO_REQUEST = RequestId(0)
 
 
@@ -52,7 +52,7 @@ def batch_limit(program: Program) -> int:
 
 
 class MeasuredWorker:
-    """The node's end of a worker that measures. It receives the worker's events in place of the effects."""
+    """A worker that is measured. It receives the worker's events in place of the node's `Runs`."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class MeasuredWorker:
     # Messages of the process
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """Handle the end of its load."""
+        """The worker is loaded."""
         self._complete(self._now())
 
     def worker_calls(self, process: WorkerProcess, call: PoolCall) -> None:
@@ -209,7 +209,7 @@ class MeasuredWorker:
         raise ValueError("a worker that is measured runs the program itself")
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
-        """Handle the answer of a run."""
+        """The worker ran a batch."""
         now = self._now()
         process.free(process.end(answer))
         self._took.append(now - self._begun.pop(answer.run))

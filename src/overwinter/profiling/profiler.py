@@ -43,7 +43,7 @@ class Profiler:
     """Measures functions, one at a time; other measurements wait."""
 
     def __init__(self, parts: Parts, tasks: asyncio.TaskGroup) -> None:
-        self.observer = Observer(self._known, self._corrects)
+        self.observer = Observer(self._profile_of, self._correct_soon)
         quiet = Quiet(self.observer, parts.calls.busy, parts.config.profile_share, clock.now)
         self._bench = Bench(parts.processes, parts.hosts, quiet, clock.now)
         self._parts = parts
@@ -105,11 +105,11 @@ class Profiler:
         """Measure the configurations that its settings allow, in the background."""
         self._do_soon(self.measure(function, ProfileOptions(), _ignore), f"{function.id} was not measured")
 
-    def _known(self, id_: FunctionId) -> Profile | None:
+    def _profile_of(self, id_: FunctionId) -> Profile | None:
         function = self._functions.get(id_)
         return None if function is None else function.profile
 
-    def _corrects(self, id_: FunctionId, correction: Correction) -> None:
+    def _correct_soon(self, id_: FunctionId, correction: Correction) -> None:
         self._do_soon(self._correct(id_, correction), f"the profile of {id_} was not corrected")
 
     def _do_soon(self, work: Coroutine[Any, Any, object], failed: str) -> None:
