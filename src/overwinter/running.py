@@ -120,7 +120,7 @@ async def _assembled(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.kill_users)]
+        watches = [tasks.create_task(watch) for watch in _periodic_tasks(parts, host_bytes, effects.kill_users)]
         try:
             deploys.restore()
             traffic.restore()
@@ -136,7 +136,7 @@ async def _assembled(
             await telemetry.close()
 
 
-def _upkeep(parts: Parts, host_bytes: int | None, kill_users: KillUsers) -> list[Coroutine[Any, Any, None]]:
+def _periodic_tasks(parts: Parts, host_bytes: int | None, kill_users: KillUsers) -> list[Coroutine[Any, Any, None]]:
     """Return the periodic tasks, not yet started."""
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
     verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, kill_users, parts.log)

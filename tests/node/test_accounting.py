@@ -142,7 +142,7 @@ def test_a_mismatch_in_only_one_pass_is_not_reported(parts):
 def test_a_mismatch_that_returns_is_counted_again(parts):
     one = Mismatch("files", "e" * 64, "is wrong")
     for found in ({one}, {one}, {one}, set(), {one}, {one}):
-        parts.accounting._judge(found)
+        parts.accounting._count_lasting(found)
     assert parts.accounting.accounts.mismatches["files"] == 2
 
 

@@ -77,10 +77,6 @@ class Arena:
         """Where a block lies now; it may lie elsewhere after `consolidate`."""
         return self._extents[address]
 
-    def lies_here(self, address: Address) -> bool:
-        """Whether the block has a place."""
-        return address in self._extents
-
     def consolidate(self, blocks: Mapping[Address, int]) -> list[Move]:
         """Bring some free memory together for these blocks; return the moves of memory that must follow, in order.
         Called again, it goes on; without a move, nothing is left to do.

@@ -81,7 +81,7 @@ class Accounting:
         blocks = self._published.stores()
         # The stores change during the comparison, so only a difference that is seen twice counts.
         try:
-            stores, measured = await asyncio.to_thread(lambda: (self._see_stores(blocks), _measure(files)))
+            stores, measured = await asyncio.to_thread(lambda: (self._view_stores(blocks), _measure(files)))
         finally:
             # If the node stops before the thread begins, the thread closes none of them.
             for smaps in _taken(files):
@@ -99,7 +99,7 @@ class Accounting:
         accounts.zygotes = sum(memory.pss for memory in measured[len(due) :] if memory is not None)
         accounts.stores = stores
         accounts.passes += 1
-        self._judge({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
+        self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
     def _update_inherited(self, worker: WorkerId, memory: ProcessMemory) -> None:
         """Update the memory that the worker still shares with its zygote; it never grows."""
@@ -116,13 +116,14 @@ class Accounting:
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:MEASURED_MAX]
         return {worker: smaps[worker] for worker in due}
 
-    def _see_stores(self, blocks: Mapping[StoreName, StoreBlocks]) -> dict[StoreName, StoreView]:
+    def _view_stores(self, blocks: Mapping[StoreName, StoreBlocks]) -> dict[StoreName, StoreView]:
         return {
             name: StoreView(host.resident(), directory_memory(host.root), *blocks.get(name, NO_BLOCKS))
             for name, host in self._hosts.every().items()
         }
 
-    def _judge(self, found: set[Mismatch]) -> None:
+    def _count_lasting(self, found: set[Mismatch]) -> None:
+        """Count and log the mismatches that the previous pass found too, and the one before did not."""
         lasting = found & self._suspected
         new = lasting - self._confirmed
         self._suspected, self._confirmed = found, lasting

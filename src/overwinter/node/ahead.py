@@ -75,7 +75,7 @@ class AheadProcesses:
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
-            if zygote is None or zygote.limits is None or zygote.full:
+            if zygote is None or zygote.limits is None or zygote.last_fork_failed:
                 self._forker.forks.end(process, "its tenant's zygote has ended, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
                 self._limits[process.worker] = zygote.limits

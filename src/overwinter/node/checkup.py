@@ -22,7 +22,7 @@ from overwinter.worker import namespaces
 from overwinter.worker.sandbox import Sandbox
 
 Level = Literal["ok", "warning", "fatal"]
-"""Whether a node runs on this machine: fully, with less protection or resources, or not at all."""
+"""Whether a node runs on this machine: without restriction, with less protection or resources, or not at all."""
 
 PYTHONS = ((3, 11), (3, 12))
 TORCHES = ((2, 11), (2, 13))
@@ -73,7 +73,7 @@ def _python() -> Check:
     found = platform.python_version()
     if sys.version_info[:2] in PYTHONS:
         return Check("Python", "ok", found)
-    tested = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    tested = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
     return Check("Python", "warning", f"{found} is not tested", f"use Python {tested}")
 
 

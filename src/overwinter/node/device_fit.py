@@ -26,7 +26,7 @@ from overwinter.store.manifest import Block, Manifest, weight_positions
 
 SLOTS_MAX = 32_768
 """The most arguments and results of calls in a program that is cut, because the node has to read it many times. No
-model of the zoo has a sixth as many.
+model of `benchmarks/zoo.py` has a sixth as many.
 """
 BLOCKS_MAX = 2048
 """The most blocks of a function on a device: the time to place them grows faster than their number."""

@@ -19,7 +19,7 @@ from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
 from overwinter.node.starts import Starts
-from overwinter.node.telemetry import Find, Telemetry
+from overwinter.node.telemetry import FindFunction, Telemetry
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.views import DeployedVersion, DeployedView
 from overwinter.store.manifest import Manifest
@@ -37,7 +37,7 @@ class Node:
         deploys: Deploys,
         profiler: Profiles,
         telemetry: Telemetry,
-        find: Find,
+        find: FindFunction,
     ) -> None:
         """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
         self.parts = parts

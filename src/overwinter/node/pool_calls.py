@@ -47,14 +47,14 @@ class _Run:
     def __init__(
         self,
         functions: Mapping[FunctionId, DeployedFunction],
-        of: Mapping[RequestId, FunctionId],
+        function_of: Mapping[RequestId, FunctionId],
         caller: tuple[WorkerId, RunId] | None = None,
     ) -> None:
-        """`of`: the function of each request. `caller`: the worker and the run. A trial has neither."""
+        """`function_of`: the function of each request. `caller`: the worker and the run. A trial has neither."""
         self.functions = functions
         self.caller = caller
-        self.of = of
-        self.calls_left = CALLS_PER_REQUEST * (len(of) or SAMPLES_MAX)
+        self.function_of = function_of
+        self.calls_left = CALLS_PER_REQUEST * (len(function_of) or SAMPLES_MAX)
         self.call: asyncio.Task[None] | None = None
         self.failures: set[Failure] = set()
         """Why its calls failed."""
@@ -90,9 +90,9 @@ class PoolCalls:
         requests: Sequence[RequestId],
     ) -> None:
         """A run is sent to a worker."""
-        of = {request: function.id for request, function in zip(requests, functions, strict=True)}
+        function_of = {request: function.id for request, function in zip(requests, functions, strict=True)}
         named = {function.id: function for function in functions}
-        self._begin(process, slot, _Run(named, of, (process.worker, run)))
+        self._begin(process, slot, _Run(named, function_of, (process.worker, run)))
 
     def end(self, process: WorkerProcess, slot: int) -> set[Failure]:
         """A run or a trial has ended, and its call in progress with it. Return why its calls failed."""
@@ -174,7 +174,7 @@ class PoolCalls:
             async with self._turn(run, function):
                 waiting = self._waiting(run, function)
                 # Before they are copied: the worker may announce more than its callers may hold.
-                _hold(waiting, placed_bytes(placed))
+                _reserve(waiting, placed_bytes(placed))
                 take = partial(copied_tensors, [placed], buffer, message.buffer_bytes)
                 [inputs] = await self._copied(process, placed_bytes(placed), take)
                 outputs = await self._run(run, function, program, waiting, inputs)
@@ -204,13 +204,13 @@ class PoolCalls:
 
     def _turn(self, run: _Run, function: DeployedFunction) -> AbstractAsyncContextManager[object]:
         """Let the calls of a tenant's trials take turns: no request exists whose memory limit counts their tensors."""
-        if run.of:
+        if run.function_of:
             return nullcontext()
         return self._turns.setdefault(function.manifest.tenant, asyncio.Lock())
 
     def _waiting(self, run: _Run, function: DeployedFunction) -> list[Payload]:
         """Return the requests of the function that wait for the run; raise WorkerError if none does any more."""
-        own = [request for request, its in run.of.items() if its == function.id]
+        own = [request for request, its in run.function_of.items() if its == function.id]
         waiting = [payload for request in own if (payload := self._calls.payloads.get(request)) is not None]
         if own and not waiting:
             raise WorkerError(ABANDONED)
@@ -291,12 +291,12 @@ def _call(
         None if ends_at == inf else ends_at - clock.now(),
         min((call.priority or ORDINARY for call in calls), default=0),
         min(dues, default=None),
-        partial(_hold, waiting),
+        partial(_reserve, waiting),
         run.caller,
     )
 
 
-def _hold(waiting: Sequence[Payload], nbytes: int) -> None:
+def _reserve(waiting: Sequence[Payload], nbytes: int) -> None:
     """Reserve memory for tensors, in equal parts for the requests of a run that are still open: nobody would release
     what is reserved for another one.
     """

@@ -31,7 +31,7 @@ from overwinter.telemetry.metrics import render
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
-Find = Callable[[FunctionName, int | None], DeployedFunction]
+FindFunction = Callable[[FunctionName, int | None], DeployedFunction]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -53,7 +53,7 @@ class _Disk:
 class Telemetry:
     """The telemetry of a node. Used on the event loop's thread only; slow work runs in other threads."""
 
-    def __init__(self, parts: Parts, pipelines: Pipelines, find: Find, observer: ServiceObserver) -> None:
+    def __init__(self, parts: Parts, pipelines: Pipelines, find: FindFunction, observer: ServiceObserver) -> None:
         """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
         self._parts = parts
         self._pipelines = pipelines

@@ -95,7 +95,7 @@ class Verifier:
     def _is_intact_if_new(self, host: HostStore, address: Address) -> bool:
         """Verify a block that was not verified since the node started, without pauses while cores are idle."""
         # Another caller that needed the block may have verified it meanwhile.
-        return not host.unverified([address]) or self._is_intact(host, address, self._yield)
+        return not host.unverified([address]) or self._is_intact(host, address, self._pause_if_busy)
 
     def _is_intact(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
         self._begun = clock.now()
@@ -112,7 +112,7 @@ class Verifier:
         if self._closing.is_set():
             raise StoppedError
 
-    def _yield(self) -> None:
+    def _pause_if_busy(self) -> None:
         """Pause only while others need the cores."""
         self._add_due_pause()
         while not (calm := self._is_calm()) and self._due_pause_s >= PAUSE_S and not self._closing.is_set():

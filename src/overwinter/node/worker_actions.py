@@ -135,7 +135,7 @@ class WorkerActions:
             self._give_up_process(process, function, error)
         else:
             self._unverified_starts.pop(action.worker, None)
-            self._give_up(action, "WorkerError", self._registry.error_text(function, error))
+            self._fail_start(action, "WorkerError", self._registry.error_text(function, error))
 
     def _give_up_process(self, process: ContainedProcess, function: DeployedFunction, error: Exception) -> None:
         text = self._registry.error_text(function, error)
@@ -146,11 +146,11 @@ class WorkerActions:
         """Stop a worker, whether it is forked or not."""
         action = self._unverified_starts.pop(worker, None)
         if action is not None:
-            self._give_up(action, "WorkerError", "it was stopped before it was forked")
+            self._fail_start(action, "WorkerError", "it was stopped before it was forked")
         else:
             self._processes.stop(worker, kill)
 
-    def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
+    def _fail_start(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
         """Report that the worker will not start, and stop the process forked ahead that it would have used."""
         if action.ahead is not None:
             self._processes.stop(action.ahead, kill=True)
@@ -175,7 +175,7 @@ class WorkerActions:
             fds = host.open(function.files() if whole else function.load_files())
         except StoreError as error:
             # `open` removes missing blocks from the store's tables; any other error does not lose blocks.
-            self._give_up(
+            self._fail_start(
                 action, "StoreError", self._registry.error_text(function, error), lacks_blocks(function, host)
             )
             return
@@ -189,7 +189,7 @@ class WorkerActions:
                 fds += _samples(function)
             self._processes.fork(function, order, load, bind, fds, self._listener, action.ahead)
         except (WorkerError, OSError) as error:
-            self._give_up(action, "WorkerError", str(error))
+            self._fail_start(action, "WorkerError", str(error))
         finally:
             close_all(fds)
 

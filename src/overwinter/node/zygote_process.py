@@ -77,8 +77,8 @@ class ZygoteProcess:
         self.too_small = False
         """Whether it was asked for a worker larger than its limits."""
         self.compilation_timed_out = False
-        self.full = False
-        """Whether its last fork failed, and none of its workers has ended since."""
+        self.last_fork_failed = False
+        """Whether its last fork failed, and none of its workers has ended since that."""
         near_end, self.far_end = pair()
         near_end.setblocking(False)
         self.channel: Channel[FromZygote] = Channel(near_end, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ class ZygoteProcess:
     def can_fork(self) -> bool:
         """Whether a fork that is requested now is expected to begin at once."""
         is_slow = any(checks > 1 for checks in self.pending.values())
-        return self.pid is not None and not self.full and not is_slow and not self.pending.keys() & SLOW
+        return self.pid is not None and not self.last_fork_failed and not is_slow and not self.pending.keys() & SLOW
 
     def is_busy(self, tenant: TenantId | None) -> bool:
         """Whether it has too many answers yet to send to be asked for one more process of this tenant."""

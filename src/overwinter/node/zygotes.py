@@ -275,11 +275,11 @@ class Zygotes:
                 self._listener.worker_forked(zygote, message, pidfd, _take_smaps(fds, pid))
             case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
-                zygote.full = zygote.tenant is not None
+                zygote.last_fork_failed = zygote.tenant is not None
                 self._listener.worker_ended(zygote, worker, None, reason)
             case Exited(worker, status):
                 zygote.pending.pop(worker, None)
-                zygote.full = False
+                zygote.last_fork_failed = False
                 if worker not in zygote.workers.keys() | zygote.unreported_exits:
                     raise ValueError(f"worker {worker} is not its own")
                 zygote.unreported_exits.discard(worker)
