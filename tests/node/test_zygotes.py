@@ -16,7 +16,7 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.zygote_process import TENANT_PENDING_MAX, ZygoteMemory, ZygoteProcess, ZygoteSettings
+from overwinter.node.zygote_process import TENANT_PENDING_MAX, ForkLimits, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import CHECKS_PER_TIMEOUT, UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
@@ -250,7 +250,7 @@ def test_an_unresponsive_base_zygote_ends_together_with_stopping_zygotes(rig):
                 base.channel.send(Ping())
         for tenant in ("ada", "bob"):
             # The base zygote is instructed to end it, and the system reports no process.
-            zygotes.tenants[tenant] = ZygoteProcess(tenant, ZygoteMemory())
+            zygotes.tenants[tenant] = ZygoteProcess(tenant, ForkLimits())
             zygotes.listen(zygotes.tenants[tenant])
         rig.processes.checked()
         assert not zygotes.tenants
@@ -303,7 +303,7 @@ class Double:
     """A process in the place of a tenant's zygote that runs any code."""
 
     def __init__(self, rig: Rig, code: str, victim: int) -> None:
-        self.zygote = ZygoteProcess("eve", ZygoteMemory(1 << 50, 1 << 50))
+        self.zygote = ZygoteProcess("eve", ForkLimits(1 << 50, 1 << 50))
         fd = self.zygote.far_end.fileno()
         command = [sys.executable, "-c", DOUBLE + code + "\ntime.sleep(600)", str(fd), str(victim)]
         self.process = subprocess.Popen(command, pass_fds=[fd])

@@ -77,14 +77,14 @@ class Accounting:
         """Compare once."""
         due = self._due()
         # Duplicates, because the node closes its descriptor when a worker ends, while the thread may still read.
-        files = deque(_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps()))
+        files = deque(_duplicate(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps()))
         blocks = self._published.stores()
         # The stores change during the comparison, so only a difference that is seen twice counts.
         try:
             stores, measured = await asyncio.to_thread(lambda: (self._view_stores(blocks), _measure(files)))
         finally:
             # If the node stops before the thread begins, the thread closes none of them.
-            for smaps in _taken(files):
+            for smaps in _take_each(files):
                 smaps.close()
         now, needs, accounts = clock.now(), self._published.needs(), self.accounts
         for worker, memory in zip(due, measured, strict=False):
@@ -135,12 +135,12 @@ class Accounting:
                 self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.text).text}{more}")
 
 
-def _own(fd: int) -> BinaryIO:
+def _duplicate(fd: int) -> BinaryIO:
     """Return a file object with a duplicate of the descriptor."""
     return open(os.dup(fd), "rb", buffering=0)
 
 
-def _taken(files: deque[BinaryIO]) -> Iterator[BinaryIO]:
+def _take_each(files: deque[BinaryIO]) -> Iterator[BinaryIO]:
     """Take the files one by one, each of which only one thread gets."""
     with suppress(IndexError):
         while True:
@@ -149,7 +149,7 @@ def _taken(files: deque[BinaryIO]) -> Iterator[BinaryIO]:
 
 def _measure(files: deque[BinaryIO]) -> list[ProcessMemory | None]:
     measured = []
-    for smaps in _taken(files):
+    for smaps in _take_each(files):
         with smaps:
             measured.append(process_memory(smaps))
     return measured

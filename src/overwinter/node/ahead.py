@@ -16,7 +16,7 @@ from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.preparing import Preparing
 from overwinter.node.workers import WorkerListener, WorkerProcess
-from overwinter.node.zygote_process import ZygoteMemory
+from overwinter.node.zygote_process import ForkLimits
 from overwinter.node.zygotes import Zygotes
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
@@ -41,7 +41,7 @@ class AheadProcesses:
         self._log = log
         self._throttle = LogThrottle(log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
-        self._limits: dict[WorkerId, ZygoteMemory | None] = {}
+        self._limits: dict[WorkerId, ForkLimits | None] = {}
         """The limits of the zygote that was asked for each process; None: no zygote was asked yet."""
 
     def fork(self, function: DeployedFunction, worker: WorkerId, listener: WorkerListener) -> None:
@@ -120,7 +120,7 @@ class AheadProcesses:
         assert process.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
         limits, shared = self._limits[worker], 1 if load.source_bytes is None else 2
         try:
-            if limits is None or not limits.holds(order) or load.concurrency > 1:
+            if limits is None or not limits.allow(order) or load.concurrency > 1:
                 raise OverflowError
             process.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
             process.channel.send(load, fds[:shared])

@@ -120,7 +120,7 @@ def _containment() -> Iterator[Check]:
     if not lacking:
         yield Check("sandbox", "ok", f"Linux {platform.release()}: Landlock, seccomp, namespaces")
     for each in lacking:
-        remedy = next((said for word, said in REMEDIES.items() if word in each), "see docs/decisions/sandbox.md")
+        remedy = next((text for word, text in REMEDIES.items() if word in each), "see docs/decisions/sandbox.md")
         yield Check("sandbox", "warning", each, remedy)
 
 

@@ -55,7 +55,7 @@ class Deploys:
         self._versions_of = parts.published.versions
         self._pipelines = pipelines
         self._traffic = traffic
-        self._quotas = Quotas(parts.config, parts.registry.deployed_versions)
+        self._quotas = Quotas(parts.config, parts.registry.deployed_functions)
         self._quarantine = quarantine
         self._profiler = profiler
         # One thread, because each thread that decodes holds the GIL.

@@ -1,7 +1,8 @@
 """Carries out the actions on executors: forks them, hands functions over to them, and sends them runs.
 
-A function is handed over before its first run in an executor, and stays until it is unbound. The scheduler
-decides what is on the device, but not which blocks of the host store an executor has mapped.
+A function is handed over before its first run in an executor. It stays until it is unbound, or until its blocks have to
+be unmapped for those of others. The scheduler decides what is on the device, but not which blocks of the host store an
+executor has mapped.
 """
 
 from collections.abc import Callable, Sequence

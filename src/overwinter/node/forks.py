@@ -100,7 +100,7 @@ class Forks:
         """
         own = None if process.tenant is None else self._zygotes.tenants.get(process.tenant)
         if own is not None and own.can_fork and own.limits is not None and order.device is None:
-            if own.limits.holds(order):
+            if own.limits.allow(order):
                 self._zygotes.mark_used(own)
                 return None if own.is_busy(process.tenant) else own
             own.too_small = True

@@ -63,8 +63,10 @@ class Family(NamedTuple):
     @property
     def id(self) -> FamilyId:
         """A short text that identifies the family."""
-        said = repr(self._replace(inputs=(), outputs=())).encode() + msgspec.msgpack.encode((self.inputs, self.outputs))
-        return FamilyId(hashlib.blake2b(said, digest_size=16).hexdigest())
+        encoded = repr(self._replace(inputs=(), outputs=())).encode() + msgspec.msgpack.encode(
+            (self.inputs, self.outputs)
+        )
+        return FamilyId(hashlib.blake2b(encoded, digest_size=16).hexdigest())
 
 
 class DeployedFunction:

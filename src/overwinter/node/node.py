@@ -151,7 +151,7 @@ class Node:
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         self._registry.deployed(name, version)
-        for function in list(self._registry.deployed_versions()):
+        for function in list(self._registry.deployed_functions()):
             if function.deployment.name == name and version in (None, function.deployment.version):
                 *others, last = function.parts()
                 self._unload([last])

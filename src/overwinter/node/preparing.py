@@ -66,7 +66,7 @@ class Preparing:
             return
         zygote = self._zygotes.tenants.get(tenant)
         if zygote is None and self._zygotes.can_begin():
-            zygote = self._zygotes.begin(tenant, self._registry.zygote_memory_of(tenant))
+            zygote = self._zygotes.begin(tenant, self._registry.fork_limits_of(tenant))
         while zygote is not None and zygote.can_fork and self._wanted.get(tenant):
             function = next(iter(self._wanted[tenant]))
             del self._wanted[tenant][function]

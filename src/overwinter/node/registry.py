@@ -10,7 +10,7 @@ from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.views import DeployedView, TenantBlocks
 from overwinter.node.workers import WorkerProcess
-from overwinter.node.zygote_process import ZygoteMemory
+from overwinter.node.zygote_process import ForkLimits
 from overwinter.scheduler.published import Published
 from overwinter.store.blocks import without_addresses
 from overwinter.store.hosts import HostStores
@@ -62,7 +62,7 @@ class Registry:
         """Yield every version of every function, or of those of one tenant, by name and number, each in its state at
         that moment.
         """
-        wanted = [each for each in self.deployed_versions() if tenant in (None, each.manifest.tenant)]
+        wanted = [each for each in self.deployed_functions() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
         blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
@@ -73,7 +73,7 @@ class Registry:
                     blocks[whose] = TenantBlocks(function, self._published, self._hosts)
                 yield DeployedView(function, self._published, self._hosts, blocks[whose])
 
-    def deployed_versions(self) -> Iterator[DeployedFunction]:
+    def deployed_functions(self) -> Iterator[DeployedFunction]:
         """Yield every version of every function, without the further parts that it has on the pool."""
         return (each for each in self.functions.values() if not is_part(each.deployment.name))
 
@@ -104,7 +104,7 @@ class Registry:
         """Return the tenants that have functions."""
         return {function.manifest.tenant for function in self.functions.values()}
 
-    def zygote_memory_of(self, tenant: TenantId) -> ZygoteMemory:
+    def fork_limits_of(self, tenant: TenantId) -> ForkLimits:
         """Return the limits of the tenant's largest worker."""
         families: dict[Family, list[DeployedFunction]] = {}
         for function in self.functions.values():
@@ -112,7 +112,7 @@ class Registry:
                 families.setdefault(function.family, []).append(function)
         memory_bytes = [function.memory_bytes for its in families.values() for function in its]
         mapped = [mapped_bytes(its) for its in families.values()]
-        return ZygoteMemory(max(ZygoteMemory().memory_bytes, *memory_bytes), max(ZygoteMemory().mapped_bytes, *mapped))
+        return ForkLimits(max(ForkLimits().memory_bytes, *memory_bytes), max(ForkLimits().mapped_bytes, *mapped))
 
     def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """Return the messages to load and bind a function in its tenant's zygote, and the descriptors; None when it is

@@ -75,7 +75,7 @@ class Telemetry:
         self._flights = SingleFlights()
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Periodically write usage, compare bytes, and check for excess computing, until closed."""
+        """Periodically write usage, compare bytes, and check for excess computing, until `stop` is called."""
         accounting = self._accounting.run(self._parts.config.accounting_s, self._parts.faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
         self._tasks.append(tasks.create_task(self._overuse.run(self._parts.faults)))

@@ -33,7 +33,7 @@ class ZygoteSettings(NamedTuple):
     uses_gpus: bool = False
 
 
-class ZygoteMemory(NamedTuple):
+class ForkLimits(NamedTuple):
     """The private memory and address space of the largest worker that a zygote may fork.
 
     The default suffices for most functions, so that a larger function that is deployed later seldom needs another
@@ -43,7 +43,7 @@ class ZygoteMemory(NamedTuple):
     memory_bytes: int = 4 << 30
     mapped_bytes: int = 8 << 30
 
-    def holds(self, order: ForkWorker) -> bool:
+    def allow(self, order: ForkWorker) -> bool:
         """Whether the worker is not larger."""
         return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
 
@@ -51,7 +51,7 @@ class ZygoteMemory(NamedTuple):
 class ZygoteProcess:
     """The node's record of one zygote: its channel, its workers, its pending answers."""
 
-    def __init__(self, tenant: TenantId | None, limits: ZygoteMemory | None) -> None:
+    def __init__(self, tenant: TenantId | None, limits: ForkLimits | None) -> None:
         """Create the record; the base zygote has neither tenant nor limits. Raises OSError when the system has no
         descriptors left.
         """

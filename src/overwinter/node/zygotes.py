@@ -19,7 +19,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
 from overwinter.node.output import Output
 from overwinter.node.process_identity import child_of, is_smaps_of
-from overwinter.node.zygote_process import Pending, ZygoteMemory, ZygoteProcess, ZygoteSettings
+from overwinter.node.zygote_process import ForkLimits, Pending, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     CompilationEnded,
@@ -143,7 +143,7 @@ class Zygotes:
         """Return a zygote that may be stopped for another, the least recently used."""
         return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
 
-    def begin(self, tenant: TenantId, limits: ZygoteMemory) -> ZygoteProcess | None:
+    def begin(self, tenant: TenantId, limits: ForkLimits) -> ZygoteProcess | None:
         """Start a tenant's zygote, at the limit in place of an unused one; None if the system or base zygote cannot."""
         unused = self._unused()
         if len(self.tenants) >= self._settings.zygotes_max and unused is not None:

@@ -1,1 +1,1 @@
-"""Measures functions on this machine, in processes of the node."""
+"""Measures functions on this machine, in workers of the node."""

@@ -11,14 +11,14 @@ from overwinter.device.swap import Route, transfer_times
 from overwinter.worker.own_device import reserve_device
 
 SIZES = tuple(1 << power for power in range(14, 27))
-"""16 KiB to 64 MiB."""
+"""The sizes of the transfers: 16 KiB to 64 MiB."""
 ROUNDS = 5
 _BLOCK = Address("0" * 64)
 
 
 def link_times(config: DeviceConfig) -> dict[int, float]:
     """Return the seconds of one transfer of each size from the host, the best of several. The device may be in use, but
-    must have the memory of `config` beside that. Raises the errors of `own_device`.
+    must have as much free memory as `config` reserves. Raises the errors of `own_device`.
     """
     device = reserve_device(config)
     device.hold("elbow", TenantId("elbow"), {_BLOCK: SIZES[-1]})

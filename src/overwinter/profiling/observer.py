@@ -16,6 +16,7 @@ DEVIATION = 0.2
 EVERY_S = 60.0
 """The shortest time between two reports about a function."""
 SMOOTHING = 0.1
+"""The least weight of a new observation in the mean."""
 
 
 class Correction(msgspec.Struct, frozen=True):

@@ -32,8 +32,8 @@ class Quiet:
     """Decides when to measure, and accounts for the time used."""
 
     def __init__(self, requests: Arrivals, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
-        """Create it. `busy` returns whether requests or workers are in progress. `share` of the time, above 0 and at
-        most 1, may be used while the node serves.
+        """Create it. `busy`: whether a request is open, or a worker or device has an operation in progress. `share`:
+        the share of the time that measurements may take while the node serves, above 0 and at most 1.
         """
         self._requests = requests
         self._busy = busy
@@ -42,7 +42,7 @@ class Quiet:
         self._pauses_until = Seconds(0.0)
 
     async def wait_until_quiet(self) -> int:
-        """Wait until a measurement may run; return a mark for `disturbed`."""
+        """Wait until a measurement may run; return a mark of this moment, for `disturbed`."""
         while self._serves() and (pause_s := self._pauses_until - self._now()) > 0:  # noqa: ASYNC110 - as below
             await asyncio.sleep(min(pause_s, SERVING_S))
         while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and starts

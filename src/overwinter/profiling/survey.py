@@ -1,4 +1,4 @@
-"""Plans the measurements of one function, their order, and the use of their results."""
+"""Measures one function: which configurations, in which order, and what the results add to its profile."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
@@ -111,13 +111,13 @@ class Survey:
         self._layers.append(found)
         self._say(what, found.pid)
 
-    async def _with_blocks(self, step: Callable[[], Awaitable[Found]]) -> Found:
-        """Take a step; if the function's blocks are not in memory, wake it first."""
+    async def _with_blocks(self, measure: Callable[[], Awaitable[Found]]) -> Found:
+        """Measure. If the function's blocks are not in memory, wake it and measure again."""
         try:
-            return await step()
+            return await measure()
         except StoreError:
             await self._wake(self._function)
-            return await step()
+            return await measure()
 
     def added_to(self, known: Profile) -> Profile:
         """Return the profile with the results added."""

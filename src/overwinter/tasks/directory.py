@@ -118,7 +118,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
     model = load_model(path, headless=not TASKS[task].head)
     bundle = TASKS[task].bundle(TaskRequest(task, path, given), model)
     try:
-        return _tried(bundle, PlainModel(model, first_only=True), fixed=set(given))
+        return _checked(bundle, PlainModel(model, first_only=True), fixed=set(given))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise ProgramError(f"{type(model).__name__} cannot answer a sample of {task}: {error}") from error
 
@@ -149,7 +149,10 @@ def _check_complete(path: Path, task: str) -> None:
         )
 
 
-def _tried(bundle: Bundle, plain: PlainModel, fixed: set[str]) -> Directory:
+def _checked(bundle: Bundle, plain: PlainModel, fixed: set[str]) -> Directory:
+    """Return the model with the handler, after trying both on the sample; raise ProgramError if they are wrong.
+    `fixed`: dimensions with these names get the size of the sample only.
+    """
     handler = Handler(Code(bundle.source), bundle.assets)
     takes = plain.takes() & bundle.axes.keys()
     items = [_item(bundle.sample, index) for index in range(len(bundle.expected))]

@@ -1,5 +1,5 @@
-"""The message channel between two processes of a node: one message per packet, with file descriptors, and one reused
-buffer.
+"""The message channel between two processes of a node. Each message is one packet, which may carry file descriptors.
+All messages are received in the same buffer.
 """
 
 import array

@@ -284,8 +284,8 @@ class Executor:
             except _InterruptedError:
                 return True
             except Exception as error:  # noqa: BLE001 - the boundary to an untested program
-                said = f"{type(error).__name__}: {error}"
-                sys.stderr.write(f"overwinter executor: {function} was not warmed up: {said}\n")
+                text = f"{type(error).__name__}: {error}"
+                sys.stderr.write(f"overwinter executor: {function} was not warmed up: {text}\n")
         return False
 
     def _add_function(self, message: HandOver, fds: Sequence[int]) -> None:

@@ -182,5 +182,5 @@ def _error_text(error: BaseException) -> str:
     return _text(f"{type(error).__name__}: {error}{where}")
 
 
-def _text(said: str) -> str:
-    return said.encode(errors="backslashreplace").decode()
+def _text(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

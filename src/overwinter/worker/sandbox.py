@@ -161,8 +161,8 @@ class Sandbox:
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
-        with open(here) as said:
-            missing = [line for line in said.read().split("\n") if line]
+        with open(here) as report:
+            missing = [line for line in report.read().split("\n") if line]
         _, status = os.waitpid(pid, 0)
         return missing if status == 0 else ["the sandbox could not be tested: the test process failed"]
 

@@ -171,7 +171,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         **checks,
         **gpu,
         # A heap that grows fast in huge pages can stop a whole virtual machine for a tenth of a second: while the
-        # kernel clears such a page, the host has to provide its memory. The C library asks for them; it is told "done".
+        # kernel clears such a page, the host has to provide its memory. The C library asks for huge pages, and the
+        # filter reports success without a call.
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
         "prctl": _one_of(0, *_PRCTL),
         # Threads share their descriptors: otherwise each could have as many as the limit allows.

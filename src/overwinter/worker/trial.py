@@ -87,7 +87,9 @@ def _generated(runner: Runner, inputs: tuple[TensorSpec, ...]) -> NamedValues:
 
 @contextmanager
 def _interrupted_after(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block after `seconds`, when Python code runs. For a process's first thread."""
+    """Raise TimeoutError in the context after `seconds`, as soon as Python code runs. Works only in a process's first
+    thread.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"it took more than {seconds} s")

@@ -67,7 +67,7 @@ class Blocks:
     def take(self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
         """Return these blocks: those in `handed` from these descriptors, the others as mapped before.
 
-        A failed block is represented by its error, so that the others can be taken again.
+        A failed block is represented by its error, so that later binds can use the others.
         """
         return [self._block(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(blocks)]
 
