@@ -186,7 +186,7 @@ def test_a_deploy_is_refused_if_the_blocks_find_no_place(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "1MiB")
     model = Stranger(1)
     model.own = torch.nn.Parameter(torch.zeros(8 * SIZE), requires_grad=False)
-    with pytest.raises(NoSpaceError, match="call of 'f' .* find no place .*--device-memory"):
+    with pytest.raises(NoSpaceError, match="call of 'f' .* do not fit .*--device-memory"):
         deploy(node, "f", model, device="pool")
     assert node.client.functions() == []
 

@@ -387,7 +387,7 @@ def test_a_version_whose_sample_fails_on_the_pool_is_refused(pool: NodeProcess):
 
 def test_a_program_that_fits_on_no_device_is_refused_at_the_deploy(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "1MiB")
-    with pytest.raises(MachineError, match="find no place"):
+    with pytest.raises(MachineError, match="do not fit"):
         deploy(node, "f", Scale(2.0, 1 << 20), handler=PLUS, device="pool")
     assert node.client.functions() == []
 

@@ -106,7 +106,7 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
         slots = sum(count_parts(call) + len(call.outputs) for call in program.calls)
         if slots > SLOTS_MAX:
             raise NoSpaceError(
-                f"the {sum(sizes.values())} bytes of {name!r} find no place on an empty device, and the {slots} "
+                f"the {sum(sizes.values())} bytes of {name!r} do not fit on an empty device, and the {slots} "
                 f"arguments and results of its calls are more than the {SLOTS_MAX} of a program that can be cut: serve "
                 "with a larger --device-memory"
             )
@@ -173,7 +173,7 @@ class _Cutting:
         largest = max(sum(nbytes for _, nbytes in part) for part in parts)
         raise NoSpaceError(
             f"the {total} bytes of {name!r} in {len(self._sizes)} blocks, the largest of {max(self._sizes.values())}, "
-            f"find no place on an empty device of {self._most} bytes, nor do those of up to {SLICES_MAX} slices of "
+            f"do not fit on an empty device of {self._most} bytes, nor do those of up to {SLICES_MAX} slices of "
             f"its program, which has parts of up to {largest} bytes that cannot be cut: serve with a larger "
             "--device-memory or --device-activations, or store its weights in fewer bytes"
         )
@@ -185,7 +185,7 @@ class _Cutting:
             if 2 * sum(sizes) > self._most and not _holding(self._devices, sizes):
                 raise NoSpaceError(
                     f"the {sum(sizes)} bytes of weights that one call of {self._manifest.name!r} reads, "
-                    f"{call.operator}, find no place on an empty device of {self._most} bytes: serve with a larger "
+                    f"{call.operator}, do not fit on an empty device of {self._most} bytes: serve with a larger "
                     "--device-memory, or store its weights in fewer bytes"
                 )
 

@@ -19,7 +19,7 @@ from overwinter.node import clock
 MACHINE = (OSError, MemoryError, MachineError)
 """The exceptions that failures of the machine raise."""
 SETTLED_S = 60.0
-"""A failure that did not occur for this long is logged at once when it occurs again."""
+"""A failure of the same work that did not occur for this long is logged when it occurs again."""
 
 
 async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) -> None:
@@ -31,7 +31,7 @@ async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) 
     except (OverwinterError, *MACHINE) as error:
         failed(error)
     except Exception as error:  # noqa: BLE001 - the boundary to one function: the node goes on for all others
-        failed(WorkerError(f"the node failed on it ({type(error).__name__}: {error})"))
+        failed(WorkerError(f"the node's own code failed ({type(error).__name__}: {error})"))
 
 
 class Faults:
@@ -45,7 +45,7 @@ class Faults:
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
-        """Catch failures of the machine in the context, and no other exceptions."""
+        """Catch failures of the machine in the context, and no other exceptions. `what`: the work, for the log."""
         try:
             yield
         except MACHINE as error:
@@ -55,5 +55,5 @@ class Faults:
         now = clock.now()
         self.counts[what] += 1
         if now - self._last.get(what, -inf) > SETTLED_S:
-            self._log(f"the node could not maintain its {what}, and tries again: {type(error).__name__}: {error}")
+            self._log(f"periodic work failed and is repeated ({what}): {type(error).__name__}: {error}")
         self._last[what] = now

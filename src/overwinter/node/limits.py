@@ -59,8 +59,8 @@ def check_gpus(devices: Sequence[DeviceConfig]) -> None:
     for each in devices:
         if each.kind == "cuda" and each.gpu >= count:
             raise ConflictError(
-                f"device {each.name!r} would be GPU {each.gpu}, and this machine shows {count} of NVIDIA: serve "
-                "with fewer --devices, or with another --device-kind"
+                f"device {each.name!r} would be GPU {each.gpu}, and this machine has {count} NVIDIA GPUs, numbered "
+                "from 0: serve with fewer --devices, or with another --device-kind"
             )
 
 

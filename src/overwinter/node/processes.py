@@ -223,7 +223,7 @@ class Processes:
                 self.unbind(process, FunctionId(function))
                 report(reportable(message))
             case WarmedUp():
-                raise ValueError("it is no executor")
+                raise ValueError("only an executor is warmed up")
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():

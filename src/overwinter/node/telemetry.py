@@ -169,7 +169,7 @@ class Telemetry:
         places = _Disk(parts.repository), TenantBlocks(function, parts.published, parts.hosts)
         known = parts.published.detail(function.id, times.now)
         if known is None:
-            raise NotFoundError(f"function {function.id!r} is gone")
+            raise NotFoundError(f"function {function.id!r} was removed meanwhile")
         explained = explanation(self._sources, known, parts.processes.worker_pids(), times)
         others = parts.published.siblings(function.id)
         parts_of = [part.spec() for part in function.parts()]

@@ -73,7 +73,7 @@ class WorkerActions:
         """Fork a process ahead for the tenant of a function; it waits for a start."""
         try:
             if function is None:
-                raise WorkerError("the function that it was forked for is gone")
+                raise WorkerError("the function that it was to be forked for was removed meanwhile")
             self._processes.ahead.fork(function, worker, self._listener)
         except WorkerError as error:
             self._post(WorkerExited(worker, "WorkerError", str(error)))

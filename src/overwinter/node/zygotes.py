@@ -366,7 +366,7 @@ class Zygotes:
             if not self._closing and self.base is None:
                 self.start()
         except OSError as error:
-            self._log(f"the base zygote cannot be started, which is tried again: {error}")
+            self._log(f"the base zygote could not be started, and the node tries again: {error}")
             self._failures += 1
             self._restart()
 

@@ -179,7 +179,7 @@ class MeasuredWorker:
         process = self._processes.process(self.worker)
         if process is None:
             self._result.result()
-            raise WorkerError("the worker to be measured is gone")
+            raise WorkerError("the worker to be measured has ended")
         return process
 
     def _expect(self) -> None:

@@ -93,7 +93,7 @@ class Profiler:
                 async with asyncio.timeout(TURN_S):
                     await survey.run(configurations, batches)
             except TimeoutError:
-                message = f"not all of it was measured within {TURN_S:g} s, and the next measurement adds the rest"
+                message = f"not all of it was measured within {TURN_S:g} s: measure it again for the rest"
                 raise WorkerError(message) from None
             finally:
                 if survey.found:

@@ -74,7 +74,7 @@ class Blocks:
     def _block(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
         if fd is None:
             return self._mapped.get(address) or StoreError(
-                f"a block of {nbytes} bytes was sent, but no function uses it"
+                f"a block of {nbytes} bytes that was sent for an earlier function is not mapped any more"
             )
         try:
             block = self._mapped[address] = MappedBlock(fd, nbytes)
