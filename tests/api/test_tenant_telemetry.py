@@ -148,7 +148,9 @@ def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
     mine = function_activity("mine")
     # Only its tenant is read, so that no other conversion is possible.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
-    workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]
+    workers = [
+        FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",), bound_count=1) for id_ in (1, 2)
+    ]
     node = NodeActivity(**TOTALS, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
     own = own_activity(node, "me")
     assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.versions_deployed) == (3, 3, 3, 3, 1)
@@ -166,7 +168,7 @@ def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> N
             return super().translated_bytes(text)
 
     functions = [function_activity(f"me..f{number}") for number in range(3)]
-    workers = [FamilyWorker(worker=1, family="me..f0@1", state="idle", bound=("me..f0@1",))]
+    workers = [FamilyWorker(worker=1, family="me..f0@1", state="idle", bound=("me..f0@1",), bound_count=1)]
     node = NodeActivity(**TOTALS, worker_states={"idle": 1}, functions=functions, workers=workers)
     amounts = dict.fromkeys(("core_ms", "idle_core_ms", "billed_core_ms", "private_byte_s"), 1.0)
     amounts |= {"disk_byte_s": 9.0, "host_byte_s": 9.0}

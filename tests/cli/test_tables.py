@@ -114,16 +114,16 @@ def test_a_list_names_the_family_of_each_function_and_the_workers_that_have_it(
 
 def test_a_function_tells_its_siblings_and_what_each_worker_has(capsys: pytest.CaptureFixture[str]) -> None:
     workers = [
-        {"worker": 3, "family": "a@1", "state": "idle", "bound": ["b@1"]},
-        {"worker": 5, "family": "a@1", "state": "busy", "bound": ["a@1", "b@1"]},
+        {"worker": 3, "family": "a@1", "state": "idle", "bound": ["b@1"], "bound_count": 1},
+        {"worker": 5, "family": "a@1", "state": "busy", "bound": ["a@1", "b@1"], "bound_count": 2},
     ]
-    sharing = {"name": "a@1", "members": ["a@1", "b@1"], "workers": workers}
+    sharing = {"name": "a@1", "members": ["a@1", "b@1"], "member_count": 2, "workers": workers}
     lines = printed(function_table({**FUNCTION, "sharing": sharing}, 60.0), capsys)
     assert "family a@1, b@1" in lines
     assert "worker 3 idle, has b@1" in lines
     assert "worker 5 busy, has a@1, b@1" in lines
-    many = {**sharing, "members": [f"m{number}@1" for number in range(30)], "workers": []}
-    assert "and 10 more" in "".join(printed(function_table({**FUNCTION, "sharing": many}, 60.0), capsys))
+    many = {**sharing, "members": [f"m{number}@1" for number in range(30)], "member_count": 300, "workers": []}
+    assert "and 280 more" in "".join(printed(function_table({**FUNCTION, "sharing": many}, 60.0), capsys))
 
 
 def test_a_function_of_the_pool_shows_its_devices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ EXPLAINED = {
     "state": "backoff", "on_trial": False, "queued": 0,
     "settings": {"slo_ms": 80}, "slo_infeasible": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
     "run_s": None, "failures": 3, "backoff_s": 1.25, "workers": [], "refusals": [], "family": "f@2", "members": ["f@2"],
+    "member_count": 1,
     "tiers": [
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
@@ -32,7 +33,7 @@ EXPLAINED = {
 }  # fmt: skip
 WORKER = {
     "worker": 9, "pid": 5, "state": "busy", "since_s": 1.0, "cores": 1, "batch": 1, "concurrency": 2, "runs": 1,
-    "requests": 1, "private_bytes": None, "pss_bytes": None,
+    "requests": 1, "private_bytes": None, "pss_bytes": None, "bound_count": 2,
     "bound": [
         {"function": "a@1", "doing": "running", "runs": 1, "requests": 3, "private_bytes": 2048},
         {"function": "f@2", "doing": "binding", "runs": 0, "requests": 0, "private_bytes": None},
@@ -83,15 +84,16 @@ def test_an_explanation_tells_why() -> None:
 
 
 def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
-    elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1]}
-    family = {"family": "a@1", "members": ["a@1", "f@2"], "workers": [WORKER, elsewhere]}
+    elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1], "bound_count": 301}
+    family = {"family": "a@1", "members": ["a@1", "f@2"], "member_count": 1002, "workers": [WORKER, elsewhere]}
     shown = text(*explained_tables({**EXPLAINED, **family}))
-    assert "a@1, f@2" in shown
+    assert "a@1, f@2 and 1000 more" in shown
     assert "bound in 1 worker," in shown
     lines = [line.split() for line in shown.splitlines()]
     assert ["9", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
     assert ["9", "f@2", "binding", "0", "0", "-"] in lines
     assert ["8", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
+    assert ["8", "and", "300", "more"] in lines
 
 
 def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +15,21 @@ from overwinter.core.profile import Point, Profile
 from overwinter.core.profiling import ProfileOptions
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.threads import default_count
 from overwinter.profiling import profiler as module
+from overwinter.profiling import survey
 from overwinter.profiling.bench import Layers, Measurement
 from overwinter.profiling.profiler import Profiler
 
 
 def parts_with(read: Callable[[str], bytes]) -> SimpleNamespace:
-    repository = SimpleNamespace(read=read, profile=lambda *of: None, put_profile=lambda *of: None)
+    stored: dict[str, Profile] = {}
+
+    def put_profile(machine: str, subject: str, profile: Profile, now: float) -> None:
+        stored[subject] = profile
+
+    repository = SimpleNamespace(read=read, profile=lambda machine, of: stored.get(of), put_profile=put_profile)
     return SimpleNamespace(
         calls=SimpleNamespace(busy=lambda: False, wake=None),
         config=SimpleNamespace(profile_share=0.1),
@@ -72,9 +80,11 @@ def function_of(tenant: str) -> SimpleNamespace:
         "profile_key": tenant,
         "program_key": tenant,
         "handler_only": False,
-        "own_profile": None,
+        "slice": None,
     }
-    return SimpleNamespace(**names, manifest=manifest, profile=None, batch_limit=None)
+    function = SimpleNamespace(**names, manifest=manifest, profile=None, batch_limit=None)
+    function.use_profile = partial(DeployedFunction.use_profile, function)
+    return function
 
 
 def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkeypatch) -> None:
@@ -107,6 +117,38 @@ def test_a_measurement_that_does_not_end_leaves_its_turn_to_other_tenants(monkey
     # What was measured up to then is kept.
     assert [point.batch for point in begun.points] == [1]
     assert [point.batch for point in whole.points] == [1, 2]
+
+
+def test_layers_are_measured_at_as_many_batch_sizes_as_a_profile_may_have_and_not_kept_in_memory(monkeypatch) -> None:
+    exported = export(Doubled(), {"x": torch.zeros(8, 4)}).program
+    monkeypatch.setattr(survey, "LAYER_LATENCIES_MAX", 2 * len(exported.layers))
+    said: list[str] = []
+
+    async def point(function, program, configuration) -> Measurement:
+        return Measurement(Point(1, 1, configuration.batch, 1, 0.1), 7, None)
+
+    async def layers(function, program, batch) -> Layers:
+        return Layers(batch, (0.1 * batch,) * len(program.layers), 7)
+
+    async def measured(*batches: int) -> Profile:
+        options = ProfileOptions(cores=(1,), batches=batches, concurrency=(1,))
+        return await profiler.measure(function, options, lambda progress: said.append(progress.what))
+
+    async def twice() -> list[Profile]:
+        nonlocal profiler
+        async with asyncio.TaskGroup() as tasks:
+            profiler = Profiler(parts_with(lambda address: encode_program(exported)), tasks)
+            profiler._bench, profiler._functions = SimpleNamespace(point=point, layers=layers), {"any": function}
+            profiler._parts.post = lambda event: None
+            return [await measured(2), await measured(1, 4, 8)]
+
+    function, profiler = function_of("any"), None
+    found = asyncio.run(twice())
+    assert [list(profile.layers[0].latency_s) for profile in found] == [[2], [1, 2]]
+    assert [[point.batch for point in profile.points] for profile in found] == [[2], [1, 2, 4, 8]]
+    assert any("not measured at 2 batch sizes" in what for what in said)
+    assert function.profile.points == found[1].points
+    assert function.profile.layers == ()
 
 
 def test_requests_for_measurements_read_the_program_once() -> None:

@@ -16,13 +16,14 @@ def everything(published: Published, world: World) -> list[object]:
     """All that can be asked."""
     ids, names = list(world.state.functions), list(world.state.versions)
     tenants = {each.spec.tenant for each in world.state.functions.values()}
+    blocks = {address for each in world.state.functions.values() for address in each.sizes}
     return [
         [published.function(id_, world.now) for id_ in ids],
         [published.detail(id_, world.now) for id_ in ids],
         [published.family(id_) for id_ in ids],
-        [published.siblings(id_) for id_ in ids],
+        [published.functions_of(tenant) for tenant in tenants],
         [(published.default(name), published.versions(name)) for name in names],
-        [published.blocks(tenant) for tenant in tenants],
+        [published.held(tenant, blocks) for tenant in tenants],
         (published.families(), published.busy(), published.expected_bytes(), published.needs(), published.stores()),
     ]
 
@@ -54,9 +55,15 @@ def test_it_agrees_with_the_tables(seed, steps):
             assert worker.state == worker_state(state.workers[worker.worker])
             assert worker.requests == len(list(state.workers[worker.worker].requests()))
             assert sum(each.requests for each in worker.bound) == worker.requests
-        assert {other for other, _ in published.siblings(id_)} == {
+        assert set(published.functions_of(function.spec.tenant)) == {
             other.spec.id for other in state.functions.values() if other.spec.tenant == function.spec.tenant
-        } - {id_}
+        }
+        own = [each for each in state.functions.values() if each.spec.tenant == function.spec.tenant]
+        assert published.held(function.spec.tenant, function.sizes) == {
+            address
+            for address in function.sizes
+            if any(address in each.sizes for each in own if each.loaded or each.loading is not None)
+        }
     assert published.busy() == any(not worker.is_idle for worker in state.workers.values())
     assert {id_: need.function for id_, need in published.needs().items()} == {
         id_: worker.function for id_, worker in state.workers.items()

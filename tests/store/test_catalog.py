@@ -128,6 +128,14 @@ def test_functions_and_pipelines_share_their_names(catalog):
         catalog.add(NAME, TENANT, b"a", 1.0)
 
 
+def test_the_oldest_profiles_of_a_tenant_make_space_for_its_own(catalog, monkeypatch):
+    monkeypatch.setattr(catalog_module, "TENANT_PROFILES_MAX", 2)
+    for at, subject in enumerate(("b/1", "a/1", "a0/1", "a/2", "a/3")):
+        catalog.put_profile("m", subject, subject.encode(), float(at))
+    subjects = ("a/1", "a/2", "a/3", "b/1", "a0/1")
+    assert [catalog.profile("m", each) for each in subjects] == [None, b"a/2", b"a/3", b"b/1", b"a0/1"]
+
+
 def test_an_old_catalog_is_brought_up_to_date(path):
     db = sqlite3.connect(path)
     for statement in (*_SCHEMAS[0], "PRAGMA user_version = 1"):

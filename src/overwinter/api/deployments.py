@@ -23,6 +23,7 @@ from overwinter.api.listing import listed
 from overwinter.api.node_interface import FunctionView
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import BodyLimits
+from overwinter.api.steps import Steps
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
@@ -200,7 +201,7 @@ class DeploymentApi:
 
     async def function(self, request: Request) -> Response:
         """One version of a function, by default the default version; or a pipeline."""
-        return json_response(request.caller.node.view(*function_of(request)).info(True))
+        return request.counted(await request.run(_described(request.caller.node.view(*function_of(request)))))
 
     async def traffic(self, request: Request) -> Response:
         """Set the shares of versions in the requests that name no version, in per cent; with no shares, the newest
@@ -266,6 +267,12 @@ def _decode_bounded(text: bytes) -> Manifest:
             )
     # Not the text: a key may occur twice in it, and only the last value, which is in the outline, was checked.
     return decode_manifest(msgspec.json.encode(outline))
+
+
+def _described(view: FunctionView) -> Steps[Response]:
+    """Return the whole description, in one step that waits for its turn: a function may have thousands of blocks."""
+    yield
+    return json_response(view.info(True))
 
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:

@@ -151,6 +151,11 @@ class Request(HTTPConnection):
         if not self.reservation.reserve(nbytes):
             await self.unless_disconnected(self.reservation.wait(nbytes))
 
+    def counted(self, response: Response) -> Response:
+        """The answer, whose memory is reserved until it is read. Raises TooLargeError or OverloadedError."""
+        self.reservation.grow(response.nbytes)
+        return response
+
     async def unless_disconnected(self, answer: Awaitable[T]) -> T:
         """Await `answer`; cancel it when the client disconnects, so that it leaves all queues."""
         connection: RequestConnection = self.scope[CONNECTION]

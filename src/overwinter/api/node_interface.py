@@ -222,7 +222,7 @@ class NodeInterface(Protocol):
         """Measure the unknown configurations of a function on this machine; `report` receives the progress."""
         ...
 
-    def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:
+    async def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
         ...
 

@@ -5,18 +5,19 @@ Empty lines keep the connection alive. Disconnecting ends the measurement.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
+from overwinter.api.budget import Reservation
 from overwinter.api.exchange import Request, Response, StreamingResponse, Write, decode_json, json_response
 from overwinter.api.inference import SHORT, function_of
-from overwinter.api.node_interface import NodeInterface
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.errors import OverwinterError
-from overwinter.core.ids import FunctionName
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress
+from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress, ReportProgress
 
 SILENT_S = 10.0
 """The most seconds without a line. A client may take a longer silence for a dead node."""
@@ -24,6 +25,8 @@ LINES = "application/x-ndjson"
 STOPPED = ProfileLine(
     error="the node is stopping before all was measured: try again, what it measured is kept", status=503
 )
+
+Measuring = Callable[[ReportProgress], Awaitable[Profile]]
 
 _options_decoder = msgspec.json.Decoder(ProfileOptions)
 _encode = msgspec.json.Encoder().encode
@@ -51,7 +54,7 @@ class ProfileApi:
 
     async def known(self, request: Request) -> Response:
         """The profile of a function on this machine."""
-        return json_response(request.caller.node.known_profile(*function_of(request)))
+        return request.counted(json_response(await request.caller.node.known_profile(*function_of(request))))
 
     async def measure(self, request: Request) -> StreamingResponse:
         """Measure the configurations in the body that are not known; without a body, all that the settings allow."""
@@ -62,24 +65,26 @@ class ProfileApi:
         version = request.caller.node.view(name, version).version
 
         async def produce(write: Write) -> None:
-            await _write_lines(request.caller.node, name, version, options, write)
+            measuring = partial(request.caller.node.profile, name, version, options)
+            await _write_lines(measuring, request.reservation, write)
 
         return StreamingResponse(LINES, produce)
 
 
-async def _write_lines(
-    node: NodeInterface, name: FunctionName, version: int, options: ProfileOptions, write: Write
-) -> None:
-    lines: asyncio.Queue[ProfileLine | None] = asyncio.Queue()
+async def _write_lines(measuring: Measuring, reservation: Reservation, write: Write) -> None:
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def report(progress: Progress) -> None:
-        lines.put_nowait(ProfileLine(progress=progress))
+        lines.put_nowait(_line(ProfileLine(progress=progress)))
 
     async def work() -> None:
         try:
-            lines.put_nowait(ProfileLine(profile=await node.profile(name, version, options, report)))
+            last = _line(ProfileLine(profile=await measuring(report)))
+            # The client may read it slowly.
+            reservation.grow(len(last))
+            lines.put_nowait(last)
         except OverwinterError as error:
-            lines.put_nowait(ProfileLine(error=str(error), status=error.status))
+            lines.put_nowait(_line(ProfileLine(error=str(error), status=error.status)))
         lines.put_nowait(None)
 
     async with asyncio.TaskGroup() as tasks:
@@ -93,14 +98,13 @@ async def _write_lines(
             raise
 
 
-async def _next(lines: asyncio.Queue[ProfileLine | None]) -> bytes | None:
-    """Return the next line, encoded; an empty one after a pause; None at the end."""
+async def _next(lines: asyncio.Queue[bytes | None]) -> bytes | None:
+    """Return the next line; an empty one after a pause; None at the end."""
     try:
         async with asyncio.timeout(SILENT_S):
-            line = await lines.get()
+            return await lines.get()
     except TimeoutError:
         return b"\n"
-    return None if line is None else _line(line)
 
 
 def _line(line: ProfileLine) -> bytes:

@@ -41,15 +41,15 @@ class TelemetryApi:
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""
-        return _counted(request, Response(200, await request.caller.node.telemetry.metrics(), [METRICS_TYPE]))
+        return request.counted(Response(200, await request.caller.node.telemetry.metrics(), [METRICS_TYPE]))
 
     async def activity(self, request: Request) -> Response:
         """The current state of the node and its functions."""
-        return _counted(request, json_response(await request.caller.node.telemetry.activity()))
+        return request.counted(json_response(await request.caller.node.telemetry.activity()))
 
     async def devices(self, request: Request) -> Response:
         """The devices of the pool and the functions there. A tenant gets only its own, on the devices that serve it."""
-        return _counted(request, json_response(await request.caller.node.telemetry.devices()))
+        return request.counted(json_response(await request.caller.node.telemetry.devices()))
 
     async def usage(self, request: Request) -> Response:
         """The usage of each function, of all tenants or of the one in the path."""
@@ -59,16 +59,10 @@ class TelemetryApi:
 
     async def explain(self, request: Request) -> Response:
         """The state of a function and the reasons of the last decisions."""
-        return _counted(request, json_response(await request.caller.node.telemetry.explain(*function_of(request))))
+        return request.counted(json_response(await request.caller.node.telemetry.explain(*function_of(request))))
 
     async def logs(self, request: Request) -> Response:
         """The last output of a function's code, for its own tenant only, because it may contain requests."""
         name, version = function_of(request)
         check_owner(request, name)
-        return _counted(request, json_response(await request.caller.node.telemetry.logs(name, version)))
-
-
-def _counted(request: Request, response: Response) -> Response:
-    """The answer, whose memory is reserved until it is read. Raises TooLargeError or OverloadedError."""
-    request.reservation.grow(response.nbytes)
-    return response
+        return request.counted(json_response(await request.caller.node.telemetry.logs(name, version)))

@@ -223,9 +223,9 @@ class TenantNode:
             # The error is written into an answer that has already begun.
             self._raise_translated(error)
 
-    def known_profile(self, name: FunctionName, version: int | None) -> Profile:
+    async def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function."""
-        return self._node.known_profile(self._node_name(name), version)
+        return await self._node.known_profile(self._node_name(name), version)
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
         """Set the versions that get the requests without a version."""

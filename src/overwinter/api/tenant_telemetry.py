@@ -132,10 +132,13 @@ class TenantTelemetry:
 
     async def devices(self) -> object:
         """The devices that serve the tenant, with its own functions there."""
-        found = await self._telemetry.devices()
         if self._is_admin:
-            return found
-        return self._names.translated_json(of_tenant(cast(list[DeviceActivity], found), self._tenant))
+            return await self._telemetry.devices()
+        return await self._telemetry.shared(("own devices", self._tenant), self._own_devices)
+
+    async def _own_devices(self) -> msgspec.Raw:
+        found = cast(list[DeviceActivity], await self._telemetry.devices())
+        return await self._telemetry.in_thread(self._names.translated_json, of_tenant(found, self._tenant))
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """The explanation of a function of the tenant; raises NotFoundError if there is none."""
@@ -143,7 +146,7 @@ class TenantTelemetry:
         if explained.pool is not None and not self._is_admin:
             pool = msgspec.structs.replace(explained.pool, moved_bytes=None)
             explained = msgspec.structs.replace(explained, pool=pool)
-        return self._names.translated_json(explained)
+        return await self._telemetry.in_thread(self._names.translated_json, explained)
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""

@@ -16,6 +16,8 @@ from overwinter.core.versions import WHOLE
 PIPE_WIDTH = 400
 """The width without a terminal. It is large, so that lines are complete for `grep`."""
 
+IDS_SHOWN = 20
+"""The most functions of a family or a worker that a table lists."""
 Description = dict[str, Any]
 """A function, pipeline, device or anything else, as the node's API describes it."""
 
@@ -102,10 +104,11 @@ def _sharing_facts(function: Description) -> dict[str, str]:
         return facts
     if device == "pool" or function["sharing"] is None:
         return facts | {"workers": workers_text(function["workers"])}
-    sharing, members = function["sharing"], function["sharing"]["members"]
-    facts |= {"family": members_text(members), "workers": workers_text(function["workers"])}
+    sharing = function["sharing"]
+    facts |= {"family": members_text(sharing), "workers": workers_text(function["workers"])}
     for worker in sharing["workers"]:
-        facts[f"worker {worker['worker']}"] = f"{worker['state']}, has {ids_text(worker['bound'])}"
+        bound = ids_text(worker["bound"], worker["bound_count"])
+        facts[f"worker {worker['worker']}"] = f"{worker['state']}, has {bound}"
     return facts
 
 
@@ -121,14 +124,16 @@ def traffic_text(function: Description) -> str:
     return f"{function['traffic']}% of the requests that name no version ({why})"
 
 
-def members_text(members: Sequence[str]) -> str:
+def members_text(family: Description) -> str:
     """Format the members of a family."""
-    return ids_text(members) if len(members) > 1 else "shares workers with no function"
+    count = family["member_count"]
+    return ids_text(family["members"], count) if count > 1 else "shares workers with no function"
 
 
-def ids_text(ids: Sequence[str], shown: int = 20) -> str:
-    """Join the first ids, and the number of further ones."""
-    return ", ".join(ids[:shown]) + (f" and {len(ids) - shown} more" if len(ids) > shown else "")
+def ids_text(ids: Sequence[str], count: int) -> str:
+    """Join the first ids, and the number of further ones; `count`: the number of all."""
+    shown = ids[:IDS_SHOWN]
+    return ", ".join(shown) + (f" and {count - len(shown)} more" if count > len(shown) else "")
 
 
 def family_text(function: Description) -> str:

@@ -149,7 +149,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "function": f"{explained['name']}@{explained['version']}",
         "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
-        **({"family": members_text(explained["members"])} if in_workers else {}),
+        **({"family": members_text(explained)} if in_workers else {}),
         "state": f"{state}, {own}, {explained['queued']} waiting",
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
@@ -243,6 +243,8 @@ def _bound_table(workers: Sequence[Description]) -> Table:
             part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])
             counts = (str(bound[key]) for key in ("runs", "requests"))
             table.add_row(str(worker["worker"]), bound["function"], bound["doing"], *counts, part)
+        if more := worker["bound_count"] - len(worker["bound"]):
+            table.add_row(str(worker["worker"]), f"and {more} more")
     return table
 
 

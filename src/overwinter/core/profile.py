@@ -9,8 +9,12 @@ import msgspec
 
 from overwinter.core.bounds import Bound, seconds
 
-POINTS_MAX = 16_384
-"""The most points of a profile; no measurement of a function has more."""
+POINTS_MAX = 4096
+"""The most points of a profile: those of a few measurements."""
+LAYER_LATENCIES_MAX = 32_768
+"""The most latencies of layers in a profile, for all batch sizes together."""
+LAYER_TEXT_MAX = 256 << 10
+"""The most characters of the paths of all layers in a profile."""
 LATENCY_BOUND = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
 LAYER_LATENCY_BOUND = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
 BYTES_BOUND = Bound(0, 1 << 53, "bytes", "no machine has so many")
@@ -86,8 +90,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def fault(self) -> str | None:
         """Return why the profile must not be used, or None. Data from a damaged disk must not influence decisions."""
-        if len(self.points) > POINTS_MAX or len(self.layers) > POINTS_MAX:
-            return f"it has more than {POINTS_MAX} points or layers"
+        if len(self.points) > POINTS_MAX:
+            return f"it has more than {POINTS_MAX} points"
+        if sum(len(layer.latency_s) or 1 for layer in self.layers) > LAYER_LATENCIES_MAX:
+            return f"it has more than {LAYER_LATENCIES_MAX} latencies of layers"
+        if sum(len(layer.path) for layer in self.layers) > LAYER_TEXT_MAX:
+            return f"the paths of its layers have more than {LAYER_TEXT_MAX} characters"
         if len({point.configuration for point in self.points}) < len(self.points):
             return "it has two points of one configuration"
         return next((message for name, bound, value in self._numbers() if (message := bound.fault(name, value))), None)

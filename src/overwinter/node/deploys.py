@@ -88,7 +88,7 @@ class Deploys:
             # It has many times the bytes of its file, and a trial may take long.
             del program
             for part in function.parts():
-                part.profile = await asyncio.to_thread(self._profiler.stored, part)
+                part.use_profile(await asyncio.to_thread(self._profiler.stored, part))
             self._registry.add(function)
             counted(function)
             function.on_trial = True
@@ -240,7 +240,7 @@ class Deploys:
         whole = [function for function in functions if self._registry.is_resident(function)]
         self._hosts.sweep(blobs_by_store(whole))
         for function in functions:
-            function.profile = self._profiler.stored(function)
+            function.use_profile(self._profiler.stored(function))
             self._registry.functions[function.id] = function
             quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:

@@ -274,7 +274,7 @@ class Executors:
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
-            tenant, profile = function.manifest.tenant, function.own_profile or Profile(weight_bytes=0, macs=0)
+            tenant, profile = function.manifest.tenant, function.profile or Profile(weight_bytes=0, macs=0)
             memory = profile.worker_bytes(cores=1, concurrency=1)
             sizes: tuple[int, ...] = ()
             if function.slice is not None:

@@ -98,7 +98,7 @@ class DeployedFunction:
         """The bytes of all its blobs, also of those of its program."""
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
-        """The measured latencies and memory of its program on this machine; of the whole program, if it is a slice."""
+        """The measured latencies and memory of its program on this machine, or of its slice; without layers."""
         self.batch_limit: int | None = None
         """The most requests of minimal size in one run of its program; None: not found yet."""
         self.on_trial = False
@@ -193,10 +193,12 @@ class DeployedFunction:
         """The part that runs the program, and so has its profile."""
         return self.program if self.handler_only and self.program is not None else self
 
-    @property
-    def own_profile(self) -> Profile | None:
-        """The profile of what it runs: the program, or a slice."""
-        return self.profile if self.slice is None or self.profile is None else self.slice.profile(self.profile)
+    def use_profile(self, whole: Profile | None) -> None:
+        """Use the profile of its program, or the part of its slice. Layers are not kept: they are many, and only people
+        read them.
+        """
+        profile = whole if whole is None or self.slice is None else self.slice.profile(whole)
+        self.profile = None if profile is None else msgspec.structs.replace(profile, layers=())
 
     @property
     def memory_bytes(self) -> int:
@@ -247,7 +249,7 @@ class DeployedFunction:
             program=runs or self.manifest.program.address,
             has_handler=self.manifest.handler is not None,
             blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
-            profile=self.own_profile,
+            profile=self.profile,
             family=FamilyId("") if self.family.alone else self.family.id,
             following=self.later_slices[0].id if self.later_slices else None,
         )

@@ -90,10 +90,9 @@ class Node:
             )
         return await self.profiler.measure(function.program_part, options, report)
 
-    def known_profile(self, name: FunctionName, version: int | None) -> Profile:
+    async def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """Return the profile of a function on this machine; raise NotFoundError if there is none."""
-        function = self._find(name, version)
-        profile = function.program_part.profile
+        profile = await self.profiler.known(self._find(name, version).program_part)
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
         return profile

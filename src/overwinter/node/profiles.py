@@ -14,6 +14,10 @@ class Profiles(Protocol):
         """Return the stored profile of the function on this machine. Reads the disk."""
         ...
 
+    async def known(self, function: DeployedFunction, /) -> Profile | None:
+        """Return the whole stored profile of the function, with its layers; None: it was not measured."""
+        ...
+
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress, /) -> Profile:
         """Measure the configurations of `options` that are unknown; raise CallerError or WorkerError."""
         ...

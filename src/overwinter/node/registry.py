@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
-from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id, is_part
+from overwinter.core.ids import FunctionId, FunctionName, TenantId, function_id, is_part
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
-from overwinter.node.views import DeployedView, TenantBlocks
+from overwinter.node.views import DeployedView
 from overwinter.node.workers import WorkerProcess
 from overwinter.node.zygote_process import ForkLimits
 from overwinter.scheduler.published import Published
@@ -64,14 +64,10 @@ class Registry:
         """
         wanted = [each for each in self.deployed_functions() if tenant in (None, each.manifest.tenant)]
         ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
-        blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
             # It may have been removed meanwhile.
             if function.id in self.functions:
-                whose = (function.store, function.manifest.tenant)
-                if whose not in blocks:
-                    blocks[whose] = TenantBlocks(function, self._published, self._hosts)
-                yield DeployedView(function, self._published, self._hosts, blocks[whose])
+                yield DeployedView(function, self._published, self._hosts)
 
     def deployed_functions(self) -> Iterator[DeployedFunction]:
         """Yield every version of every function, without the further parts that it has on the pool."""

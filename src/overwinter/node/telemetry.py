@@ -12,6 +12,7 @@ from overwinter.core.errors import NotFoundError
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, TenantId
 from overwinter.node import clock
 from overwinter.node.accounting import Accounting
+from overwinter.node.fair_lock import FairLock
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.overuse import OveruseCheck
 from overwinter.node.parts import Parts
@@ -73,6 +74,7 @@ class Telemetry:
         self._tasks: list[asyncio.Task[None]] = []
         self._thread = Threads(1, "telemetry")
         self._flights = SingleFlights()
+        self._explaining = FairLock()
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until `stop` is called."""
@@ -140,6 +142,9 @@ class Telemetry:
 
     async def devices(self) -> list[DeviceActivity]:
         """Return the devices of the pool, with the functions whose blocks are on them."""
+        return await self.shared("devices", self._describe_devices)
+
+    async def _describe_devices(self) -> list[DeviceActivity]:
         now = clock.now()
         return devices_activity(self._sources, self._parts.published.devices(now), now)
 
@@ -161,7 +166,11 @@ class Telemetry:
 
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Explain the state of a function; raise NotFoundError."""
-        function = self._find(name, version)
+        # A tenant may have thousands of functions, each with thousands of blocks.
+        async with self._explaining.turn(self._find(name, version).manifest.tenant):
+            return await self._explain(self._find(name, version))
+
+    async def _explain(self, function: DeployedFunction) -> Explanation:
         # The statistics read a step soon after the scheduler, so those of a function deployed in this iteration of the
         # loop are complete in the next.
         await asyncio.sleep(0)
@@ -171,7 +180,7 @@ class Telemetry:
         if known is None:
             raise NotFoundError(f"function {function.id!r} was removed meanwhile")
         explained = explanation(self._sources, known, parts.processes.worker_pids(), times)
-        others = parts.published.siblings(function.id)
+        functions = parts.published.functions_of(function.manifest.tenant)
         parts_of = [part.spec() for part in function.parts()]
-        tiers = await asyncio.to_thread(tiers_of, self._sources, parts_of, others, places)
+        tiers = await self.in_thread(tiers_of, self._sources, parts_of, functions, places)
         return msgspec.structs.replace(explained, tiers=tiers)

@@ -16,14 +16,15 @@ from overwinter.telemetry.explaining import FunctionFacts
 
 
 class TenantBlocks:
-    """The blocks of a host store that a tenant may know of: those of its own functions that are present or being
-    loaded, as of now. Created on the event loop's thread.
+    """The blocks of a function in its host store, as far as its tenant may know: those that a function of the tenant
+    has there or loads, as of now. Created on the event loop's thread.
     """
 
     def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:
-        """Create it for the tenant and the store of `function`."""
+        """Create it for the blocks of `function`."""
         self._host = hosts.store(function.store)
-        self._own = published.blocks(function.manifest.tenant)
+        addresses = (blob.address for blob in function.manifest.blobs())
+        self._own = published.held(function.manifest.tenant, addresses)
 
     def holds(self, address: Address) -> bool:
         """Whether the store has the block, and the tenant may know."""
@@ -74,13 +75,10 @@ class DeployedView:
 
     platform = "overwinter_program"
 
-    def __init__(
-        self, function: DeployedFunction, published: Published, hosts: HostStores, blocks: TenantBlocks | None = None
-    ) -> None:
+    def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:
         self._function = function
         self._published = published
         self._hosts = hosts
-        self._blocks = blocks
         self.name: FunctionName = function.deployment.name
         self.version: int = function.deployment.version
         self.tenant: TenantId = function.manifest.tenant
@@ -111,7 +109,7 @@ class DeployedView:
         """Its full description; `whole`: with its family, which may be large."""
         deployment, known = self._function.deployment, self._known()
         versions = self._published.versions(self.name)
-        blocks = self._blocks or TenantBlocks(self._function, self._published, self._hosts)
+        blocks = TenantBlocks(self._function, self._published, self._hosts)
         return FunctionInfo(
             name=self.name,
             version=self.version,

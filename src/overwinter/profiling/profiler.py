@@ -5,7 +5,8 @@ Profiles are measured in workers that the scheduler does not know, and corrected
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from overwinter.core.errors import WorkerError
@@ -51,7 +52,7 @@ class Profiler:
         self._tasks = tasks
         self._log = parts.log
         self._machine = fingerprint()
-        self._turns = FairLock()
+        self._turns, self._reads = FairLock(), FairLock()
         self._background: set[asyncio.Task[object]] = set()
         # One at a time: any number of measurements may wait, and whatever else needs a thread must not wait for them.
         self._reader = Threads(1, "profiles")
@@ -62,6 +63,11 @@ class Profiler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def known(self, function: DeployedFunction) -> Profile | None:
+        """Return the whole stored profile of the function, with its layers: one at a time, in turns of the tenants."""
+        async with self._reads.turn(function.manifest.tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._reader, self.stored, function)
 
     def stored(self, function: DeployedFunction) -> Profile | None:
         """Return the stored profile of the function on this machine, or of its program alone. Reads the disk."""
@@ -87,8 +93,9 @@ class Profiler:
             # Read the program again: many measurements may wait, and a decoded program is large.
             program = await loop.run_in_executor(self._reader, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, report)
-            if function.profile is not None and not options.again:
-                survey.skip_known(function.profile)
+            known = await self.known(function)
+            if known is not None and not options.again:
+                survey.skip_known(known)
             try:
                 async with asyncio.timeout(TURN_S):
                     await survey.run(configurations, batches)
@@ -99,7 +106,7 @@ class Profiler:
                 if survey.found:
                     # Store it even if no caller waits any more.
                     await asyncio.shield(self._keep(function, survey))
-        return function.profile or survey.blank
+        return await self.known(function) or survey.blank
 
     def measure_soon(self, function: DeployedFunction) -> None:
         """Measure the configurations that its settings allow, in the background."""
@@ -119,11 +126,10 @@ class Profiler:
 
     async def _correct(self, id_: FunctionId, correction: Correction) -> None:
         function = self._functions.get(id_)
-        if function is None or function.profile is None:
-            return
-        profile = with_points(function.profile, correction.points, correction.wake_s)
-        await asyncio.to_thread(self._put, function.profile_key, profile)
-        self._spread(function.profile_key, profile)
+        if function is not None and function.profile is not None:
+            key = function.profile_key
+            correct = partial(with_points, points=correction.points, wake_s=correction.wake_s)
+            self._spread(key, await asyncio.to_thread(self._put, key, function.profile, correct))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
@@ -134,22 +140,23 @@ class Profiler:
         """
         profile = survey.blank
         for key in reversed(_profile_keys(function)):
-            known = await asyncio.to_thread(self._parts.repository.profile, self._machine, key)
-            profile = survey.added_to(known or profile)
-            await asyncio.to_thread(self._put, key, profile)
+            profile = await asyncio.to_thread(self._put, key, profile, survey.added_to)
             self._spread(key, profile)
 
-    def _put(self, key: str, profile: Profile) -> None:
+    def _put(self, key: str, first: Profile, changed: Callable[[Profile], Profile]) -> Profile:
+        """Change the stored profile, or `first` if there is none, and return the result. Reads and writes the disk."""
+        profile = changed(self._parts.repository.profile(self._machine, key) or first)
         fault = profile.fault()
         if fault is not None:
             raise WorkerError(f"the measurements of {key} are impossible: {fault}")
         self._parts.repository.put_profile(self._machine, key, profile, clock.wall())
+        return profile
 
     def _spread(self, key: str, profile: Profile) -> None:
         for function in list(self._functions.values()):
             if function.profile_key == key:
-                function.profile = profile
-                self._parts.post(Profiled(function.id, function.own_profile or profile))
+                function.use_profile(profile)
+                self._parts.post(Profiled(function.id, function.profile or profile))
 
 
 def _ignore(progress: Progress) -> None:

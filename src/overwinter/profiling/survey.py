@@ -1,13 +1,13 @@
 """Measures one function: which configurations, in which order, and what the results add to its profile."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from statistics import median
 from typing import TypeVar
 
 import msgspec
 
 from overwinter.core.errors import StoreError, WorkerError
-from overwinter.core.profile import Configuration, LayerPoint, Point, Profile
+from overwinter.core.profile import LAYER_LATENCIES_MAX, LAYER_TEXT_MAX, Configuration, LayerPoint, Point, Profile
 from overwinter.core.profiling import Progress, ReportProgress, with_points
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
@@ -56,12 +56,12 @@ class Survey:
         """Skip the configurations, and the batch sizes of layers, that this profile contains."""
         self._known = {point.configuration for point in profile.points}
         if profile.layers and len(profile.layers) == len(self._program.layers):
-            self._known_batches = set.intersection(*(set(layer.latency_s) for layer in profile.layers))
+            self._known_batches = _batches(profile)
 
     async def run(self, configurations: Sequence[Configuration], batches: Sequence[int]) -> None:
         """Measure the unknown configurations; raise WorkerError if none runs."""
         missing = [configuration for configuration in configurations if configuration not in self._known]
-        timed = [batch for batch in batches if batch not in self._known_batches]
+        timed = self._layer_batches(batches)
         self._total = len(missing) + len(timed)
         self._say("begins")
         left_out: dict[tuple[int, int], str] = {}
@@ -76,6 +76,22 @@ class Survey:
             raise WorkerError(next(iter(left_out.values())))
         for batch in timed:
             await self._measure_layers(batch)
+
+    def _layer_batches(self, batches: Sequence[int]) -> list[int]:
+        """Return the batch sizes at which to measure the layers: the unknown ones that a profile can hold."""
+        kept = self._kept({*self._known_batches, *batches})
+        if missing := len({*self._known_batches, *batches}) - len(kept):
+            self._say(f"the layers of this program are too many: they are not measured at {missing} batch sizes")
+        return [batch for batch in kept if batch not in self._known_batches]
+
+    def _kept(self, batches: Collection[int]) -> list[int]:
+        """Return those of these batch sizes, the smallest first, for which a profile can hold the latencies of all
+        layers.
+        """
+        layers = self._program.layers
+        if not layers or sum(len(layer.path) for layer in layers) > LAYER_TEXT_MAX:
+            return []
+        return sorted(batches)[: LAYER_LATENCIES_MAX // len(layers)]
 
     async def _measure(self, configuration: Configuration) -> dict[tuple[int, int], str]:
         """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
@@ -126,6 +142,7 @@ class Survey:
 
     def _layer_points(self, known: Profile) -> tuple[LayerPoint, ...]:
         fits = len(known.layers) == len(self._program.layers)
+        kept = self._kept({*(_batches(known) if fits else ()), *(found.batch for found in self._layers)})
         points = []
         for at, layer in enumerate(self._program.layers):
             latency_s = dict(known.layers[at].latency_s) if fits else {}
@@ -136,13 +153,18 @@ class Survey:
                     macs=layer.macs,
                     weight_bytes=layer.weight_bytes,
                     output_bytes=layer.output_bytes,
-                    latency_s=dict(sorted(latency_s.items())),
+                    latency_s={batch: latency_s[batch] for batch in kept},
                 )
             )
-        return tuple(points) if any(point.latency_s for point in points) else ()
+        return tuple(points) if kept else ()
 
     def _say(self, what: str, pid: int | None = None, point: Point | None = None) -> None:
         self._report(Progress(done=self._done, total=self._total, what=what, pid=pid, point=point))
+
+
+def _batches(profile: Profile) -> set[int]:
+    """Return the batch sizes at which all layers were measured."""
+    return set.intersection(*(set(layer.latency_s) for layer in profile.layers)) if profile.layers else set()
 
 
 def _text(configuration: Configuration) -> str:

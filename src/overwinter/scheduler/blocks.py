@@ -27,6 +27,7 @@ def begin_load(cycle: Cycle, function: Function) -> None:
 def hold(cycle: Cycle, function: Function) -> None:
     """Record that the function's blocks are, or will be, in its host store."""
     cycle.state.residents(function).hold(function.sizes)
+    cycle.state.tenant(function.spec.tenant).hold(function.sizes.keys())
     _count(cycle, function.spec.store)
 
 
@@ -41,6 +42,7 @@ def release(cycle: Cycle, function: Function) -> None:
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
         cycle.state.residents(function).release(function.sizes)
+        cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
     if function.pool is not None:
         residency.forget(cycle, function)
         homes.leave(cycle, function)

@@ -1,6 +1,7 @@
 """All that the scheduler knows of one function, for readers that explain it. Immutable, like a snapshot."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
 from overwinter.scheduler.pool import pool_record
 from overwinter.scheduler.snapshot import (
+    LISTED_MAX,
     FunctionSnapshot,
     family_members,
     function_snapshot,
@@ -51,7 +53,11 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """The requests in these runs."""
     bound: Sequence[BindingDetail]
-    """The functions that the worker has bound, in the order of the binds."""
+    """The functions that the worker has bound, in the order of the binds: at most LISTED_MAX, the described one among
+    them.
+    """
+    bound_count: int
+    """The number of all of them."""
 
 
 class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +106,9 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     versions: Versions
     """A copy of the versions of its name."""
     members: Sequence[FunctionId]
-    """The members of its family."""
+    """The first LISTED_MAX members of its family."""
+    member_count: int
+    """The number of all of them."""
     rate: float
     """The requests per second of the last period, of its family."""
     expected_rate: float
@@ -136,6 +144,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         function=function_snapshot(cycle.state, function, now),
         versions=versions,
         members=family_members(family),
+        member_count=len(family.members),
         rate=family.rates[-1] if family.rates else 0.0,
         expected_rate=expected or 0.0,
         run_s=function.latency.run_s,
@@ -145,7 +154,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         slowdown=function.latency.slowdown,
         separate_part=function.separate_part,
         shared_time_ratio=family.trunks[function.trunk].sharing.time_ratio,
-        workers=[_worker(worker, now) for worker in workers_of(function)],
+        workers=[_worker(worker, function.spec.id, now) for worker in workers_of(function)],
         pool=_pool(cycle, parts_on_pool(cycle.state, function)),
         last_choice="" if function.estimates is None else function.estimates.text(),
     )
@@ -179,8 +188,10 @@ def _slice(cycle: Cycle, function: Function) -> SliceDetail:
     )
 
 
-def _worker(worker: Worker, now: Seconds) -> WorkerDetail:
-    runs = worker.runs.values()
+def _worker(worker: Worker, described: FunctionId, now: Seconds) -> WorkerDetail:
+    runs, listed = worker.runs.values(), list(islice(worker.bound, LISTED_MAX))
+    if described in worker.bound and described not in listed:
+        listed[-1] = described
     return WorkerDetail(
         worker=worker.id,
         state=worker_state(worker),
@@ -197,8 +208,9 @@ def _worker(worker: Worker, now: Seconds) -> WorkerDetail:
                 runs=binding.runs,
                 requests=sum(len(run.of(binding.function)) for run in runs),
             )
-            for id_, binding in worker.bound.items()
+            for id_, binding in ((id_, worker.bound[id_]) for id_ in listed)
         ],
+        bound_count=len(worker.bound),
     )
 
 

@@ -4,6 +4,7 @@ check them.
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from math import inf
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
@@ -129,6 +130,8 @@ def _check_tenants(cycle: Cycle) -> None:
         own = [worker for worker in state.workers.values() if worker.tenant == id_]
         functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
         assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
+        kept = [each for each in map(state.functions.__getitem__, functions) if each.loaded or each.loading is not None]
+        assert tenant.held == Counter(chain.from_iterable(each.sizes for each in kept)), f"the blocks of {id_} differ"
         own_ahead = any(each.tenant == id_ for each in state.ahead.values())
         assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} is not needed"
         assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, (

@@ -4,7 +4,7 @@ The tables change with every event, so no other part reads them: a reader on the
 facts that it needs. Other threads read only `calm`, which the loop writes.
 """
 
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from overwinter.core.ids import (
@@ -16,7 +16,6 @@ from overwinter.core.ids import (
     TenantId,
     WorkerId,
     is_part,
-    whole_id,
 )
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
@@ -34,9 +33,6 @@ from overwinter.scheduler.snapshot import (
     snapshot,
 )
 from overwinter.scheduler.state import Function
-
-Sibling = tuple[FunctionId, Set[Address]]
-"""Another function of the same tenant, and its blocks."""
 
 
 class StoreBlocks(NamedTuple):
@@ -109,14 +105,15 @@ class Published:
             if not is_part(each.spec.name)
         }
 
-    def siblings(self, id_: FunctionId) -> list[Sibling]:
-        """Return the other functions of its tenant. Programs on the pool are separate from their functions."""
-        others = self._of(self._state.functions[id_].spec.tenant)
-        return [(each.spec.id, each.sizes.keys()) for each in others if whole_id(each.spec.id) != whole_id(id_)]
+    def functions_of(self, tenant: TenantId) -> list[FunctionId]:
+        """Return all functions of a tenant, and their parts."""
+        known = self._state.tenants.get(tenant)
+        return [] if known is None else list(known.functions)
 
-    def blocks(self, tenant: TenantId) -> set[Address]:
-        """Return the blocks of a tenant's functions that are in a host store or being loaded."""
-        return set().union(*(each.sizes for each in self._of(tenant) if each.loaded or each.loading is not None))
+    def held(self, tenant: TenantId, addresses: Iterable[Address]) -> set[Address]:
+        """Return those of these blocks that a function of the tenant has in a host store, or loads."""
+        known = self._state.tenants.get(tenant)
+        return set() if known is None else {address for address in addresses if address in known.held}
 
     def _of(self, tenant: TenantId) -> list[Function]:
         known = self._state.tenants.get(tenant)

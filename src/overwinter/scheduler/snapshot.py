@@ -6,6 +6,7 @@ moment, and all of them within the duration of the snapshot.
 """
 
 from collections.abc import Generator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -29,6 +30,8 @@ from overwinter.scheduler.pool import Device, DeviceState
 from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Family, Function, State, Worker
 
+LISTED_MAX = 100
+"""The most functions that one description lists; a family, or a worker, may have thousands."""
 COPIED_PER_STEP = 64
 """The functions or workers that are copied in one step, which takes about 0.3 ms."""
 
@@ -40,7 +43,9 @@ class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
     family: FunctionId
     state: WorkerState
     bound: tuple[FunctionId, ...]
-    """In the order of their binds, including functions that are being bound or unbound."""
+    """The first LISTED_MAX in the order of their binds, including functions that are being bound or unbound."""
+    bound_count: int
+    """The number of all of them."""
 
 
 class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +74,9 @@ class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     name: FunctionId
     members: tuple[FunctionId, ...]
-    """In the order in which they joined; the first one gives the family its name."""
+    """The first LISTED_MAX in the order in which they joined; the first one gives the family its name."""
+    member_count: int
+    """The number of all of them."""
     workers: tuple[FamilyWorker, ...]
 
 
@@ -191,8 +198,8 @@ def family_name(family: Family) -> FunctionId:
 
 
 def family_members(family: Family) -> tuple[FunctionId, ...]:
-    """Return the members of a family, each as the function that its users know."""
-    return tuple(map(whole_id, family.members))
+    """Return the first members of a family, each as the function that its users know."""
+    return tuple(map(whole_id, islice(family.members, LISTED_MAX)))
 
 
 def family_worker(worker: Worker) -> FamilyWorker:
@@ -201,7 +208,8 @@ def family_worker(worker: Worker) -> FamilyWorker:
         worker=worker.id,
         family=family_name(worker.family),
         state=worker_state(worker),
-        bound=tuple(worker.bound),
+        bound=tuple(islice(worker.bound, LISTED_MAX)),
+        bound_count=len(worker.bound),
     )
 
 
@@ -209,7 +217,9 @@ def family_snapshot(function: Function) -> FamilySnapshot:
     """The function's family."""
     family = function.family
     workers = tuple(family_worker(worker) for worker in workers_of(function))
-    return FamilySnapshot(name=family_name(family), members=family_members(family), workers=workers)
+    return FamilySnapshot(
+        name=family_name(family), members=family_members(family), member_count=len(family.members), workers=workers
+    )
 
 
 def workers_of(function: Function) -> list[Worker]:

@@ -1,10 +1,12 @@
 """The record of a tenant: its workers and queues."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from overwinter.core.ids import FunctionId, TenantId, WorkerId
+from overwinter.core.ids import Address, FunctionId, TenantId, WorkerId
 from overwinter.scheduler.forked import Need
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ class Tenant(msgspec.Struct):
 
     id: TenantId
     functions: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    held: Counter[Address] = msgspec.field(default_factory=Counter)
+    """The number of its functions that have or await each block in a host store."""
     spare: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its idle workers for which no request waits, the one spare longest first."""
     draining: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
@@ -28,6 +32,18 @@ class Tenant(msgspec.Struct):
     """Its functions that have a worker and wait for a place for one more."""
     need: Need = msgspec.field(default_factory=Need)
     """Its need for processes forked ahead."""
+
+    def hold(self, addresses: Iterable[Address]) -> None:
+        """Count a function with these blocks."""
+        self.held.update(addresses)
+
+    def release(self, addresses: Iterable[Address]) -> None:
+        """Count a function with these blocks no longer."""
+        for address in addresses:
+            if self.held[address] > 1:
+                self.held[address] -= 1
+            else:
+                del self.held[address]
 
     @property
     def first_waiting(self) -> FunctionId | None:

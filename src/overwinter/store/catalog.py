@@ -20,7 +20,8 @@ from overwinter.store.database import Database
 from overwinter.store.traffic import check_removal, forget
 
 BUSY_TIMEOUT_S = 30.0
-PROFILES_MAX = 10_000
+PROFILES_MAX, TENANT_PROFILES_MAX = 10_000, 5000
+"""The most profiles of a machine, of all tenants and of one."""
 NAMES_MAX = 10_000
 """The latest names of a tenant, used or not, whose last version is known."""
 _SCHEMAS = (
@@ -128,15 +129,22 @@ class Catalog:
 
     def put_profile(self, machine: str, subject: str, profile: bytes, measured: float) -> None:
         """Store the profile of a subject (a tenant's program, with its handler if there is one) on a machine, replacing
-        an earlier one. The oldest beyond PROFILES_MAX are dropped.
+        an earlier one. The oldest beyond TENANT_PROFILES_MAX and PROFILES_MAX are dropped.
         """
+        tenant = subject.rpartition("/")[0]
         with self.file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))
-            db.execute(
-                """DELETE FROM profiles WHERE (machine, subject) IN
-                   (SELECT machine, subject FROM profiles ORDER BY measured DESC LIMIT -1 OFFSET ?)""",
-                (PROFILES_MAX,),
-            )
+            # "0" follows "/": the second range contains all subjects.
+            for first, end, most in (
+                (f"{tenant}/", f"{tenant}0", TENANT_PROFILES_MAX),
+                ("", "\U0010ffff", PROFILES_MAX),
+            ):
+                db.execute(
+                    """DELETE FROM profiles WHERE machine = ?1 AND subject IN
+                       (SELECT subject FROM profiles WHERE machine = ?1 AND subject >= ?2 AND subject < ?3
+                        ORDER BY measured DESC LIMIT -1 OFFSET ?4)""",
+                    (machine, first, end, most),
+                )
 
     def profile(self, machine: str, subject: str) -> bytes | None:
         """The profile of a subject on a machine, if there is one."""

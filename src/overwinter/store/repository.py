@@ -42,6 +42,8 @@ from overwinter.store.sealing import Draft, digest_of
 from overwinter.store.traffic import StoredTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, UploadSpace, UploadTotals
 
+PROFILE_BYTES_MAX = 4 << 20
+"""A longer profile is not read. One within its own limits is shorter."""
 NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
 
@@ -327,14 +329,20 @@ class Repository:
     # Profiles
 
     def put_profile(self, machine: str, subject: str, profile: Profile, now: float) -> None:
-        """Store a profile of a machine. It is kept when its function is removed, which may be deployed again."""
-        self._catalog.put_profile(machine, subject, msgspec.msgpack.encode(profile), now)
+        """Store a profile of a machine. It is kept when its function is removed, which may be deployed again. Raises
+        NoSpaceError if the disk is too full.
+        """
+        encoded = msgspec.msgpack.encode(profile)
+        self._bounds.check_free(self.root, len(encoded))
+        self._catalog.put_profile(machine, subject, encoded, now)
 
     def profile(self, machine: str, subject: str) -> Profile | None:
         """Return the profile of a machine; None also for the format of another version, and for impossible numbers."""
         found = self._catalog.profile(machine, subject)
         try:
-            profile = None if found is None else msgspec.msgpack.decode(found, type=Profile)
+            profile = (
+                None if found is None or len(found) > PROFILE_BYTES_MAX else msgspec.msgpack.decode(found, type=Profile)
+            )
         except (msgspec.MsgspecError, UnicodeError):
             return None
         return None if profile is None or profile.fault() is not None else profile

@@ -5,7 +5,7 @@ increase since it joined. So joining and leaving cost time for the holder's own 
 and the sum of what all holders owe equals the total byte-seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from overwinter.core.ids import Address
@@ -85,6 +85,11 @@ class SharedBlocks(Generic[H]):
         """Return the bytes of all blocks that `holder` needs."""
         holding = self._holdings.get(holder)
         return 0 if holding is None else holding.nbytes
+
+    def addresses(self, holder: H) -> Set[Address]:
+        """Return the blocks that `holder` needs."""
+        holding = self._holdings.get(holder)
+        return set() if holding is None else holding.sizes.keys()
 
     def exclusive(self, holder: H) -> int:
         """Return the bytes that only this holder needs, which would be free without it."""

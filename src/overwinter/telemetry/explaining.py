@@ -3,15 +3,25 @@ reasons.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
-from overwinter.core.ids import Address, DeviceId, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import (
+    Address,
+    DeviceId,
+    FunctionId,
+    FunctionName,
+    Seconds,
+    StoreName,
+    TenantId,
+    WorkerId,
+    is_part,
+    whole_id,
+)
 from overwinter.core.profile import Point
 from overwinter.scheduler.details import BindingDetail, FunctionDetail, PoolDetail, WorkerDetail
-from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.in_progress import LiveWorker
@@ -150,7 +160,9 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
     members: Sequence[FunctionId]
-    """All members of its family."""
+    """The first members of its family."""
+    member_count: int
+    """The number of all of them."""
     shared: SharedFacts
     workers: Sequence[WorkerFacts]
     """The workers of its family, including those in which it is not bound."""
@@ -191,6 +203,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
         profile=_profile(known, tally, times.now),
         family=function.family,
         members=known.members,
+        member_count=known.member_count,
         shared=_shared(known, tally),
         workers=[_worker(sources, worker, pids.get(worker.worker)) for worker in known.workers],
         answered=sum(own.durations.counts),
@@ -214,12 +227,14 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def tiers_of(
-    sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling], places: tuple[Place, Place]
+    sources: Sources, parts: Sequence[FunctionSpec], functions: Sequence[FunctionId], places: tuple[Place, Place]
 ) -> list[TierBytes]:
     """Return where a function's blocks are. `parts`: the functions on the pool into which it is divided, if any, and
-    last the function itself; `places`: its repository and its host store. It reads the disk: call it in a thread.
+    last the function itself; `functions`: all of its tenant; `places`: its repository and its host store. It reads the
+    disk: call it in a thread.
     """
     seen, function = sources.statistics, parts[-1]
+    others = [id_ for id_ in functions if id_ != function.id and not (is_part(id_) and whole_id(id_) == function.id)]
     empty: SharedBlocks[FunctionId] = SharedBlocks()
     blobs = [blob for part in parts for blob in part.blobs]
     whole = sum(distinct(blobs).values())
@@ -228,8 +243,8 @@ def tiers_of(
         ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
     ):
         missing, own = missing_bytes(blobs, place), _held(blocks, parts)
-        holding = [sizes for id_, sizes in others if blocks.held(id_)]
-        exclusive = sum(own[each] for each in own.keys() - set().union(*holding))
+        holding = [addresses for id_ in others if (addresses := blocks.addresses(id_))]
+        exclusive = sum(own[each] for each in _without(own, holding))
         tiers.append(
             TierBytes(
                 tier=tier,
@@ -238,12 +253,22 @@ def tiers_of(
                 missing=missing,
                 exclusive=exclusive,
                 shared=sum(own.values()) - exclusive,
-                sharers=sum(not own.keys().isdisjoint(sizes) for sizes in holding),
+                sharers=sum(not own.keys().isdisjoint(addresses) for addresses in holding),
             )
         )
     tiers += _devices(sources, [part for part in parts if part.on_pool], others)
     private = seen.private_bytes()[function.id]
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
+
+
+def _without(addresses: Iterable[Address], holding: Iterable[Set[Address]]) -> set[Address]:
+    """Return those of the addresses that none of these functions holds. One step for each function: a union of all
+    their blocks would hold the GIL for long.
+    """
+    left = set(addresses)
+    for each in holding:
+        left -= each
+    return left
 
 
 def _held(blocks: SharedBlocks[FunctionId], parts: Sequence[FunctionSpec]) -> dict[Address, int]:
@@ -261,17 +286,17 @@ def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
     )
 
 
-def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[Sibling]) -> Iterator[TierBytes]:
+def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[FunctionId]) -> Iterator[TierBytes]:
     """Yield where the weights of a function's parts are on devices that have some of them."""
     weights = {part.id: part.weights for part in parts}
     sizes = {address: nbytes for each in weights.values() for address, nbytes in each.items()}
     for name, device in list(sources.statistics.pool.devices.items()):
-        holding = [addresses for id_, addresses in others if device.blocks.held(id_)]
+        holding = [addresses for id_ in others if (addresses := device.blocks.addresses(id_))]
         own = set[Address]().union(*(each for id_, each in weights.items() if device.blocks.held(id_)))
-        held = own | (set[Address]().union(*holding) & sizes.keys())
+        held = own | (sizes.keys() - _without(sizes, holding))
         if held:
             sharers = [addresses for addresses in holding if not held.isdisjoint(addresses)]
-            shared = sum(sizes[each] for each in set().union(*sharers) & held)
+            shared = sum(sizes[each] for each in held - _without(held, sharers))
             resident = sum(sizes[each] for each in held)
             yield TierBytes(
                 tier=name,
