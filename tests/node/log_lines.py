@@ -1,5 +1,11 @@
 """The node's log for tests: a list of its lines."""
 
+import os
+from types import SimpleNamespace
+
+from overwinter.node.contained import ProcessFiles
+from overwinter.node.output import Outputs
+
 
 class LogLines(list[str]):
     """The logged lines; `functions`: the function of each line."""
@@ -11,3 +17,8 @@ class LogLines(list[str]):
     def __call__(self, text: str, /, *, level: str = "warning", function: str | None = None) -> None:
         self.append(text)
         self.functions.append(function)
+
+
+def process_files() -> ProcessFiles:
+    """What processes share, for processes that are never forked: their buffers are closed at once."""
+    return ProcessFiles(Outputs(LogLines()), SimpleNamespace(close_file=os.close))

@@ -6,7 +6,7 @@ import os
 import torch
 
 from overwinter.node import output
-from overwinter.node.output import Output
+from overwinter.node.output import Output, Outputs
 
 from .log_lines import LogLines
 from .rig import Function, Same, until
@@ -46,7 +46,7 @@ def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
 
 async def spoken(*parts: bytes) -> list[str]:
     said = LogLines()
-    mouth = Output("worker", said)
+    mouth = Outputs(said).open("worker")
     mouth.assign("f@1")
     for part in parts:
         os.write(mouth.far_end, part)
@@ -86,3 +86,59 @@ def test_lines_that_are_dropped_are_only_counted(monkeypatch):
     assert added[-1] == b"last"
     assert len(said) == output.LINES_MAX + 1
     assert f"{60_002 - output.LINES_MAX} more lines" in said[-1]
+
+
+def tenants_that_print(loud: int, lines: int) -> tuple[LogLines, list[Output]]:
+    """Return the log, and pipes with output: of one tenant many with many lines, of another one with one line."""
+    said = LogLines()
+    outputs = Outputs(said)
+    pipes = [outputs.open(f"loud {at}", "loud") for at in range(loud)] + [outputs.open("quiet", "quiet")]
+    for pipe in pipes:
+        os.write(pipe.far_end, b"x\n" * (lines if pipe.tenant == "loud" else 1))
+    return said, pipes
+
+
+def test_pipes_are_read_some_at_a_time_in_turns_of_the_tenants(monkeypatch):
+    read = []
+    monkeypatch.setattr(output, "PAUSE_S", 3600)
+    monkeypatch.setattr(Output, "read", lambda self: read.append(self.tenant))
+
+    async def scene() -> None:
+        _, pipes = tenants_that_print(40, 1)
+        await until(lambda: read)
+        assert len(read) == output.PIPES_AT_ONCE
+        assert read.index("quiet") < 2
+        assert read.count("loud") == output.PIPES_AT_ONCE - 1
+        for pipe in pipes:
+            pipe.close()
+
+    asyncio.run(scene())
+
+
+def test_the_lines_of_all_processes_of_a_tenant_are_limited_and_others_lose_none(monkeypatch):
+    monkeypatch.setattr(output, "ALL_LINES_MAX", 100)
+    monkeypatch.setattr(output, "PIPES_AT_ONCE", 1000)
+    monkeypatch.setattr(output, "WINDOW_S", 3600)
+
+    async def scene() -> None:
+        said, pipes = tenants_that_print(30, 20)
+        await until(lambda: any(line.startswith("quiet") for line in said))
+        assert said.count("quiet: x") == 1
+        # Until the other tenant printed, it had all.
+        assert 50 <= len(said) - 1 <= 100
+        pipes[0]._outputs._end_window()
+        reports = [line for line in said if "dropped" in line]
+        assert len(reports) == output.REPORTS_MAX + 1
+        assert "other processes of tenant loud were dropped" in reports[-1]
+        dropped = sum(int(line.split(" more lines")[0].split()[-1]) for line in reports)
+        assert dropped + sum(line.endswith(": x") for line in said) == 30 * 20 + 1
+        said.clear()
+        for pipe in pipes:
+            os.write(pipe.far_end, b"x\n" * 20)
+        await until(lambda: any(line.startswith("quiet") for line in said))
+        assert [line.startswith("quiet") for line in said].count(True) == 20
+        assert len(said) == 50 + 20
+        for pipe in pipes:
+            pipe.close()
+
+    asyncio.run(scene())

@@ -15,7 +15,7 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.messages import PoolCall
 
-from .log_lines import LogLines
+from .log_lines import LogLines, process_files
 from .rig import Function, Same
 
 NBYTES = 1 << 20
@@ -118,7 +118,7 @@ def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
 
     async def scene() -> None:
         processes = SimpleNamespace(forks=SimpleNamespace(give_up=lambda _, reason: ended.append(reason)))
-        worker = WorkerProcess(1, function, function.load(), None, LogLines())
+        worker = WorkerProcess(1, function, function.load(), None, process_files())
         function.program, function.handler_only = function, True
         async with asyncio.TaskGroup() as tasks:
             pool_calls = PoolCalls(None, None, processes, tasks, lines)

@@ -20,7 +20,7 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import LARGE_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, Outputs
 
-from .log_lines import LogLines
+from .log_lines import process_files
 from .rig import Function, Same, until
 
 NBYTES = 4 * LARGE_BYTES
@@ -31,7 +31,7 @@ class Worker:
     """A worker that answers a run of requests by one message, and its node's part of it."""
 
     def __init__(self, function: Function, budget: Budget, count: int) -> None:
-        self.process = WorkerProcess(1, function.deployed, function.deployed.load(), None, LogLines())
+        self.process = WorkerProcess(1, function.deployed, function.deployed.load(), None, process_files())
         self.process.answer_check = AnswerCheck([TensorSpec("y", "UINT8", ("n",))])
         self.events: list[RunEnded] = []
         loop = asyncio.get_running_loop()

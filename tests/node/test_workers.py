@@ -10,18 +10,21 @@ import signal
 import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from overwinter.core.events import RunEnded
 from overwinter.node import clock
+from overwinter.node.contained import ProcessFiles
 from overwinter.node.copying import THREADS
+from overwinter.node.output import Outputs
 from overwinter.node.runs import BUFFERS_IDLE_S
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
 
-from .log_lines import LogLines
+from .log_lines import LogLines, process_files
 from .rig import Function, until
 
 
@@ -522,7 +525,7 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    process = WorkerProcess(1, wide.deployed, load, None, LogLines())
+                    process = WorkerProcess(1, wide.deployed, load, None, process_files())
                 except OSError:
                     failures += 1
                     continue
@@ -535,6 +538,21 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
         assert failures > 2 * 3
 
     asyncio.run(scene())
+
+
+def test_the_buffers_of_a_process_are_closed_elsewhere(wide):
+    async def scene() -> list[int]:
+        closed: list[int] = []
+        files = ProcessFiles(Outputs(LogLines()), SimpleNamespace(close_file=closed.append))
+        process = WorkerProcess(1, wide.deployed, wide.deployed.load(concurrency=3), None, files)
+        fds = process.buffer_fds()
+        process.close()
+        assert closed == fds
+        return closed
+
+    for fd in asyncio.run(scene()):
+        # The kernel may need seconds to free what a worker has written there.
+        os.close(fd)
 
 
 COMPUTES = """

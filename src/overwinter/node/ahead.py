@@ -10,9 +10,9 @@ from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.contained import ProcessFiles
 from overwinter.node.forks import REQUEST_ERRORS, Forks
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.preparing import Preparing
 from overwinter.node.workers import WorkerListener, WorkerProcess
@@ -35,11 +35,11 @@ class Forker(Protocol):
 class AheadProcesses:
     """The processes that were requested ahead and are not used yet."""
 
-    def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
+    def __init__(self, forker: Forker, preparing: Preparing, files: ProcessFiles) -> None:
         self._forker = forker
         self._preparing = preparing
-        self._log = log
-        self._throttle = LogThrottle(log)
+        self._files = files
+        self._throttle = LogThrottle(files.outputs.log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
         self._limits: dict[WorkerId, ForkLimits | None] = {}
         """The limits of the zygote that was asked for each process; None: no zygote was asked yet."""
@@ -52,7 +52,7 @@ class AheadProcesses:
         if tenant not in self._forker.zygotes.tenants:
             raise WorkerError(f"{tenant} has no zygote")
         try:
-            process = WorkerProcess(worker, function, function.load(bare=True), listener, self._log)
+            process = WorkerProcess(worker, function, function.load(bare=True), listener, self._files)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         process.is_ahead = True

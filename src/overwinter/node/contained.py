@@ -10,9 +10,9 @@ from typing import NamedTuple
 from overwinter.core.ids import FunctionId, RequestId, RunId, TenantId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import AnswerCheck
-from overwinter.node.log import Log
+from overwinter.node.closing import ClosingThread
 from overwinter.node.memory import SECTOR_BYTES
-from overwinter.node.output import Output
+from overwinter.node.output import Outputs
 from overwinter.node.process_identity import kill
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
@@ -28,6 +28,13 @@ class PendingRun(NamedTuple):
     """The function of each request."""
 
 
+class ProcessFiles(NamedTuple):
+    """What all processes share: the readers of their pipes, and the thread that closes their buffers."""
+
+    outputs: Outputs
+    closing: ClosingThread
+
+
 class ContainedProcess:
     """One process: a worker or an executor. It has a slot for each concurrent run."""
 
@@ -36,11 +43,18 @@ class ContainedProcess:
     answer_check: AnswerCheck
 
     def __init__(
-        self, worker: WorkerId, tenant: TenantId | None, what: str, slots: int, log: Log, keep: Callable[[str], None]
+        self,
+        worker: WorkerId,
+        tenant: TenantId | None,
+        what: str,
+        slots: int,
+        files: ProcessFiles,
+        keep: Callable[[str], None],
     ) -> None:
-        """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `log` and `keep` get
-        its output. Raises OSError when the system has no descriptors left.
+        """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `keep` gets its
+        output. Raises OSError when the system has no descriptors left.
         """
+        self._files = files
         self.worker = worker
         self.forked_as = worker
         """The id under which its zygote knows it."""
@@ -80,7 +94,7 @@ class ContainedProcess:
                 Slot(_buffer(f"overwinter-in-{worker}", undo), _buffer(f"overwinter-out-{worker}", undo))
                 for _ in range(slots)
             ]
-            self.output = Output(what, log, keep)
+            self.output = files.outputs.open(what, tenant, keep)
             undo.callback(self.output.close)
             near_end, self.far_end = pair()
             undo.pop_all()
@@ -194,8 +208,8 @@ class ContainedProcess:
     def _close_buffers(self) -> None:
         if self._closed and not self._copies:
             for slot in self.slots:
-                slot.inputs.close()
-                slot.outputs.close()
+                slot.inputs.close(self._files.closing.close_file)
+                slot.outputs.close(self._files.closing.close_file)
 
 
 def _no_listener(_: object) -> None:

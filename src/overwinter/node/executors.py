@@ -18,7 +18,7 @@ from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, Worker
 from overwinter.core.profile import Profile
 from overwinter.node.answers import AnswerCheck, reportable
 from overwinter.node.bindings import Bindings
-from overwinter.node.contained import ContainedProcess, PendingRun
+from overwinter.node.contained import ContainedProcess, PendingRun, ProcessFiles
 from overwinter.node.forks import REQUEST_ERRORS
 from overwinter.node.functions import BUFFERS_BYTES, DeployedFunction
 from overwinter.node.log import Log
@@ -62,10 +62,10 @@ MAPPED_MAX = 32_000
 class ExecutorProcess(ContainedProcess):
     """A process that owns a device, in a sandbox. It runs one batch at a time."""
 
-    def __init__(self, action: StartExecutor, log: Log) -> None:
+    def __init__(self, action: StartExecutor, files: ProcessFiles) -> None:
         """Raises OSError when the system has no descriptors left."""
         what = f"executor of {action.device}"
-        super().__init__(action.executor, action.tenant, what, 1, log, lambda text: None)
+        super().__init__(action.executor, action.tenant, what, 1, files, lambda text: None)
         self.device = action.device
         self.bindings = Bindings()
         self.used: dict[FunctionId, None] = {}
@@ -157,7 +157,7 @@ class Executors:
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
         try:
-            process = ExecutorProcess(action, self._log)
+            process = ExecutorProcess(action, self._processes.files)
             self._executors[action.executor] = process
             self._processes.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
             process.memory = self._shared_devices.memory(config)

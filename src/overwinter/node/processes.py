@@ -1,5 +1,6 @@
 """The node's side of its workers: what they are forked for, what they are told and what they answer."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -10,9 +11,12 @@ from overwinter.core.ids import FunctionId, WorkerId
 from overwinter.node.ahead import AheadProcesses
 from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
+from overwinter.node.closing import ClosingThread
+from overwinter.node.contained import ProcessFiles
 from overwinter.node.forks import REQUEST_ERRORS, Forks
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.output import Outputs
 from overwinter.node.preparing import Preparing
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
@@ -46,15 +50,15 @@ class Processes:
         self, registry: Registry, environment: Mapping[str, str], log: Log, settings: ZygoteSettings | None = None
     ) -> None:
         self._registry = registry
-        self._log = log
+        self.files = ProcessFiles(Outputs(log), ClosingThread())
         self._closing = False
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._records = Records()
-        self.zygotes = Zygotes(self, environment, log, settings or ZygoteSettings())
+        self.zygotes = Zygotes(self, environment, self.files.outputs, settings or ZygoteSettings())
         self.forks = Forks(self.zygotes)
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
-        self.ahead = AheadProcesses(self, self._preparing, log)
+        self.ahead = AheadProcesses(self, self._preparing, self.files)
 
     def start(self) -> None:
         """Start the base zygote; `is_up` reports when it can fork. Workers requested earlier wait for it."""
@@ -147,7 +151,7 @@ class Processes:
         listener: WorkerListener,
     ) -> WorkerProcess:
         try:
-            process = WorkerProcess(order.worker, function, load, listener, self._log)
+            process = WorkerProcess(order.worker, function, load, listener, self.files)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         load_fds = _load_fds(load)
@@ -241,6 +245,7 @@ class Processes:
         """Kill all processes, and wait until they have ended."""
         self._closing = True
         await self.forks.close()
+        await asyncio.to_thread(self.files.closing.end)
 
 
 def _load_fds(load: Load) -> int:

@@ -7,9 +7,8 @@ from overwinter.core.ids import FunctionId, RequestId, RunId, WorkerId
 from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
-from overwinter.node.contained import ContainedProcess, PendingRun
+from overwinter.node.contained import ContainedProcess, PendingRun, ProcessFiles
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.log import Log
 from overwinter.node.recent_output import OutputLine, RecentOutput
 from overwinter.worker.messages import Answer, Failure, Load, Measured, PoolCall, Ready
 
@@ -45,13 +44,11 @@ class WorkerProcess(ContainedProcess):
     """A contained process that serves a family."""
 
     def __init__(
-        self, worker: WorkerId, function: DeployedFunction, load: Load, listener: WorkerListener, log: Log
+        self, worker: WorkerId, function: DeployedFunction, load: Load, listener: WorkerListener, files: ProcessFiles
     ) -> None:
-        """`function` is the one for which it is forked; `log` gets its output. Raises OSError when the system has no
-        descriptors left.
-        """
+        """`function` is the one for which it is forked. Raises OSError when the system has no descriptors left."""
         tenant = function.family.tenant
-        super().__init__(worker, tenant, "worker", load.concurrency, log, self._keep)
+        super().__init__(worker, tenant, "worker", load.concurrency, files, self._keep)
         self.listener = listener
         self.waits = False
         """Whether it was forked ahead and has reported that it waits in the sandbox."""

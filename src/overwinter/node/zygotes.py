@@ -16,8 +16,7 @@ from typing import Protocol
 
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.cgroups import Groups
-from overwinter.node.log import Log
-from overwinter.node.output import Output
+from overwinter.node.output import Outputs
 from overwinter.node.process_identity import child_of, is_smaps_of
 from overwinter.node.zygote_process import ForkLimits, Pending, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
@@ -76,13 +75,13 @@ class Zygotes:
     """Starts, checks and ends the zygotes."""
 
     def __init__(
-        self, listener: ZygoteListener, environment: Mapping[str, str], log: Log, settings: ZygoteSettings
+        self, listener: ZygoteListener, environment: Mapping[str, str], outputs: Outputs, settings: ZygoteSettings
     ) -> None:
         """Create it. `environment` contains all variables that zygotes and workers get."""
         self._listener = listener
         self._environment = dict(environment)
-        self._log = log
-        self._output = Output("zygote", log)
+        self._log = outputs.log
+        self._output = outputs.open("zygote")
         self.groups = Groups()
         self._settings = settings
         self._loop = asyncio.get_running_loop()

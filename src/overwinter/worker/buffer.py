@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from overwinter.core.tensor import Buffer, TensorMeta
@@ -124,11 +124,11 @@ class SharedBuffer:
         self.view = memoryview(self.map)
         self.nbytes = nbytes
 
-    def close(self) -> None:
-        """Close the mapping and the file; no tensor may use it any more."""
+    def close(self, close_file: Callable[[int], object] = os.close) -> None:
+        """Close the mapping and, by `close_file`, the file; no tensor may use it any more."""
         self.view.release()
         self.map.close()
-        os.close(self.fd)
+        close_file(self.fd)
 
 
 class Slot(NamedTuple):
