@@ -5,6 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overwinter.scheduler import details, snapshot
 from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.order import is_calm
 from overwinter.scheduler.published import Published
@@ -70,6 +71,24 @@ def test_it_agrees_with_the_tables(seed, steps):
     }
     loading = {each.spec.store for each in state.functions.values() if each.loading is not None}
     assert {name for name, blocks in published.stores().items() if not blocks.settled} == loading
+
+
+def test_of_many_functions_the_first_are_listed_and_all_counted(monkeypatch):
+    for module in (snapshot, details):
+        monkeypatch.setattr(module, "LISTED_MAX", 2)
+    world = World(cores=1, workers_max=1)
+    for name in "fghi":
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one"))
+    for name in "fghi":
+        world.arrive(name)
+        world.settle()
+    published = Published(world.scheduler.cycle)
+    detail, family = published.detail("h@1", world.now), published.family("h@1")
+    assert (detail.members, detail.member_count) == (family.members, family.member_count) == (("f@1", "g@1"), 4)
+    [worker], [seen] = detail.workers, family.workers
+    assert (seen.bound, seen.bound_count, worker.bound_count) == (("f@1", "g@1"), 4, 4)
+    # The described function is among those listed.
+    assert [each.function for each in worker.bound] == ["f@1", "h@1"]
 
 
 def test_calm_is_published_only_when_the_loop_asks():
