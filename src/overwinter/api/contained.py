@@ -81,6 +81,11 @@ def open_contained(
 
     Raises ProgramError if the model is refused, or if this system has no sandbox for it; CallerError for a wrong task.
     """
+    if task is not None:
+        from overwinter.tasks.directory import check_task
+
+        # Before the process imports `transformers`, which takes seconds.
+        check_task(task, options or {})
     order = _Order(str(path.absolute()), max_batch, task, dict(options or {}))
     with TemporaryFile() as result, TemporaryFile() as weights, TemporaryFile() as output:
         fds = (result.fileno(), weights.fileno())

@@ -15,6 +15,8 @@ LAYER_LATENCIES_MAX = 32_768
 """The most latencies of layers in a profile, for all batch sizes together."""
 LAYER_TEXT_MAX = 256 << 10
 """The most characters of the paths of all layers in a profile."""
+ENCODED_BYTES_MAX = 4 << 20
+"""A profile within the bounds above is shorter."""
 LATENCY_BOUND = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
 LAYER_LATENCY_BOUND = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
 BYTES_BOUND = Bound(0, 1 << 53, "bytes", "no machine has so many")
@@ -142,6 +144,17 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """
         known = list(self.run_s(cores, concurrency).items())
         return between(known, batch) if known else None
+
+
+def decode_profile(encoded: bytes) -> Profile | None:
+    """Decode a stored profile; None if it has the format of another version, or must not be used."""
+    if len(encoded) > ENCODED_BYTES_MAX:
+        return None
+    try:
+        profile = msgspec.msgpack.decode(encoded, type=Profile)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    return profile if profile.fault() is None else None
 
 
 def between(known: list[tuple[int, float]], at: int) -> float:

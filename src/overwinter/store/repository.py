@@ -26,7 +26,7 @@ import msgspec
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
-from overwinter.core.profile import Profile
+from overwinter.core.profile import Profile, decode_profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
@@ -42,8 +42,6 @@ from overwinter.store.sealing import Draft, digest_of
 from overwinter.store.traffic import StoredTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, UploadSpace, UploadTotals
 
-PROFILE_BYTES_MAX = 4 << 20
-"""A longer profile is not read. One within its own limits is shorter."""
 NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
 
@@ -339,13 +337,7 @@ class Repository:
     def profile(self, machine: str, subject: str) -> Profile | None:
         """Return the profile of a machine; None also for the format of another version, and for impossible numbers."""
         found = self._catalog.profile(machine, subject)
-        try:
-            profile = (
-                None if found is None or len(found) > PROFILE_BYTES_MAX else msgspec.msgpack.decode(found, type=Profile)
-            )
-        except (msgspec.MsgspecError, UnicodeError):
-            return None
-        return None if profile is None or profile.fault() is not None else profile
+        return None if found is None else decode_profile(found)
 
     # Internals
 

@@ -5,7 +5,7 @@ padded to one length, must get the same answers as alone. Otherwise the deploy i
 worse.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +100,16 @@ class Directory(NamedTuple):
     """Requests that the function must be able to answer."""
 
 
+def check_task(task: str, options: Iterable[str]) -> None:
+    """Raise CallerError for an unknown task or option."""
+    if task not in TASKS:
+        raise CallerError(f"there is no task {task!r}; the tasks: {', '.join(TASKS)}")
+    known = TASKS[task].options
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise CallerError(f"{task} has no option {unknown[0]!r}; its options: {', '.join(known)}")
+
+
 def open_directory(path: Path, task: str | None = None, options: Mapping[str, Any] | None = None) -> Directory:
     """Open the directory as a raw program, or as a function for a task.
 
@@ -108,12 +118,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
     given = dict(options or {})
     if task is None:
         return Directory(*load_transformers(path, given))
-    if task not in TASKS:
-        raise CallerError(f"there is no task {task!r}; the tasks: {', '.join(TASKS)}")
-    known = TASKS[task].options
-    unknown = sorted(given.keys() - set(known))
-    if unknown:
-        raise CallerError(f"{task} has no option {unknown[0]!r}; its options: {', '.join(known)}")
+    check_task(task, given)
     _check_complete(path, task)
     model = load_model(path, headless=not TASKS[task].head)
     bundle = TASKS[task].bundle(TaskRequest(task, path, given), model)
