@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-machine test-nodes test-processes test-others check fmt bench pictures clean
+.PHONY: help setup demo serve test test-slow test-machine test-nodes test-systems test-processes test-others check fmt bench pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,31 +26,35 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# The parts run at once, because the first two often wait; the output of each is printed when it has ended.
-PARTS := --no-print-directory --jobs=3 --keep-going --output-sync=target
+# The parts run at once, because the first three often wait; the output of each is printed when it has ended.
+PARTS := --no-print-directory --jobs=4 --keep-going --output-sync=target
 PYTEST = $(BIN)/python -m pytest -m '$(if $(SLOW),slow,not slow)'
 
 test: setup ## all tests but the slow ones
-	$(MAKE) $(PARTS) test-nodes test-processes test-others
+	$(MAKE) $(PARTS) test-nodes test-systems test-processes test-others
 
 test-slow: setup ## the slow tests
-	$(MAKE) $(PARTS) test-nodes test-processes test-others SLOW=1
+	$(MAKE) $(PARTS) test-nodes test-systems test-processes test-others SLOW=1
 
 # The results of these tests depend on the user who runs them, because they start processes. All others only compute.
 test-machine: setup
-	$(MAKE) $(PARTS) test-nodes test-processes
+	$(MAKE) $(PARTS) test-nodes test-systems test-processes
 
-NODES := $(addprefix tests/,node system)
+NODES := tests/node
+SYSTEMS := tests/system
 PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py worker)
 
 test-nodes: setup
 	$(PYTEST) $(NODES)
 
+test-systems: setup
+	$(PYTEST) $(SYSTEMS)
+
 test-processes: setup
 	$(PYTEST) $(PROCESSES)
 
 test-others: setup
-	$(PYTEST) $(addprefix --ignore=,$(NODES) $(PROCESSES))
+	$(PYTEST) $(addprefix --ignore=,$(NODES) $(SYSTEMS) $(PROCESSES))
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .

@@ -36,16 +36,19 @@ print(given)
 BUFFERS = """
 from overwinter.worker import heap
 
-with torch.inference_mode():
-    for size in range(64, 1024, 64):
-        torch.nn.functional.linear(torch.ones(128, size), torch.ones(size, size), torch.ones(size))
-free_buffers = heap._free_buffers
-heap._free_buffers = lambda: None
-release_heap()
-heap._free_buffers = free_buffers
-kept = own_kib()
-release_heap()
-print(kept - own_kib())
+free_buffers, given = heap._free_buffers, 0
+for _ in range(5):
+    with torch.inference_mode():
+        for size in range(64, 1024, 64):
+            torch.nn.functional.linear(torch.ones(128, size), torch.ones(size, size), torch.ones(size))
+    heap._free_buffers = lambda: None
+    release_heap()
+    heap._free_buffers = free_buffers
+    kept = own_kib()
+    release_heap()
+    # One measurement varies by some megabytes.
+    given = max(given, kept - own_kib())
+print(given)
 """
 
 
