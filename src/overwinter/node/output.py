@@ -71,7 +71,8 @@ class Outputs:
         for _ in range(min(PIPES_AT_ONCE, sum(map(len, self._readable.values())))):
             tenant = next(iter(self._readable))
             own = self._readable.pop(tenant)
-            pipe, _ = own.popitem()
+            pipe = next(iter(own))
+            del own[pipe]
             if own:
                 self._readable[tenant] = own
             pipe.read()
