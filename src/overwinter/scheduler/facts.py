@@ -5,7 +5,6 @@ wants.
 """
 
 from collections.abc import Mapping
-from heapq import heappush
 from typing import assert_never
 
 import msgspec
@@ -58,7 +57,7 @@ from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, re
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
-from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, smoothed, stop, time_slice_s
+from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, mark_all, smoothed, stop
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.retention import evict
@@ -265,9 +264,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     worker.since = worker.ready_at = cycle.now
     cycle.current, function.lost_blocks = function.spec.id, False
     if worker.drain is None:
-        tenant = cycle.state.tenants[worker.tenant]
-        heappush(tenant.time_slice_ends, (cycle.now + time_slice_s(function), worker.id))
-        cycle.places_changed = True
+        begin_time_slice(cycle, worker, function)
     if function.wants_wake:
         functions.prove(cycle, function)
     # The core of its start is still reserved, unless the start was overdue and lost it.

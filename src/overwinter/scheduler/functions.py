@@ -59,7 +59,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
         for worker in function.workers.values():
             # A worker that drains for another tenant is not kept.
             if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
-                cancel_drain(cycle, worker)
+                cancel_drain(cycle, worker, function)
             if worker.bound[id_].until is not None:
                 worker.bound[id_].draining, worker.bound[id_].until = False, None
         if function.fault:

@@ -186,7 +186,9 @@ def _check_ledger(cycle: Cycle) -> None:
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
     assert _amounts(cycle.ledger.claims()) == _amounts(claims), "the claims in the ledger do not match the operations"
     stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.stopping_bytes(cycle)
-    assert resources.memory.fits(0, resources.memory.taken - stopping), "workers use more memory than allowed"
+    # The estimates of binds may have grown since these began.
+    coming = sum(worker.coming_bytes for worker in state.workers.values() if not worker.stopping)
+    assert resources.memory.fits(0, resources.memory.taken - stopping - coming), "workers use more memory than allowed"
     for resource in (resources.workers, resources.requests):
         assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"
 

@@ -4,6 +4,7 @@ A start, a bind and a run each have an id, an owner in the ledger, and a time af
 begins and ends binds). An event that answers an operation that has ended changes nothing.
 """
 
+from heapq import heappush
 from math import inf
 
 from overwinter.core.actions import Run, StartWorker, StopWorker
@@ -171,10 +172,21 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
         cycle.timers.arm(worker.id, worker.drain.until)
 
 
-def cancel_drain(cycle: Cycle, worker: Worker) -> None:
-    """Cancel the drain of a worker."""
+def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Let a worker that serves stay for a time slice when others wait for its place, unless it has one."""
+    ends = cycle.state.tenants[worker.tenant].time_slice_ends
+    if all(id_ != worker.id for _, id_ in ends):
+        heappush(ends, (cycle.now + time_slice_s(function), worker.id))
+    cycle.places_changed = True
+
+
+def cancel_drain(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Cancel the drain of a worker, which serves this function again."""
     worker.drain = None
     cycle.state.tenants[worker.tenant].draining.pop(worker.id, None)
+    if worker.is_serving:
+        # It was draining when it became ready, or its time slice was given up.
+        begin_time_slice(cycle, worker, function)
     cycle.ledger.drain(worker_owner(worker.id), draining=False)
 
 
