@@ -45,6 +45,7 @@ def test_published_views_do_not_change(seed, steps):
 @given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
 @example(seed=544, steps=200)
 @example(seed=1958, steps=200)
+@example(seed=2854, steps=200)
 def test_it_agrees_with_the_tables(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     published, state = Published(world.scheduler.cycle), world.state

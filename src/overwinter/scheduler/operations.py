@@ -58,6 +58,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
     # Its blocks are in use again: its time slice may have ended while it had no worker.
+    state.evictable.pop(spec.id, None)
     cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)
     if len(function.family.members) > 1:
