@@ -1,6 +1,6 @@
 """Decides which functions' requests share a run.
 
-Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a
+Functions of a family that allow batches run together as far as their weights are the same (worker/split.py): a
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
 leads it. Requests of other functions join it, the first by `_rank`, up to the batch size of the worker. These functions
 have the same trunk as the leading one: at least half of the bytes of their blocks are in common with one member of the

@@ -1,6 +1,6 @@
 """Runs a batch of requests: `preprocess`, the program, `postprocess`.
 
-Requests of several functions of a family may share a run: see trunk.py. Several threads may call this concurrently.
+Requests of several functions of a family may share a run: see split.py. Several threads may call this concurrently.
 Programs run in parallel, because they share only read-only weights. A handler is called by one thread at a time, as its
 author will expect; calls for other requests may come between `preprocess` and `postprocess` of a request.
 """
@@ -21,7 +21,7 @@ from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
-from overwinter.worker.trunk import FunctionBatch, Trunks
+from overwinter.worker.split import FunctionBatch, Splits
 from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
 from overwinter.worker.weights import differing_weights
 
@@ -46,7 +46,7 @@ class Prepared:
         self.program: Program = decode_program(content)
         self.run: Compiled = run or compile_program(self.program)
         self.declared = DeclaredOutputs(self.program)
-        self.trunks = Trunks(self.program)
+        self.splits = Splits(self.program)
         self.joinable = not self.program.unjoinable
         """Whether requests may share a run, judged by the shapes that the program declares."""
 
@@ -245,8 +245,8 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     """
     runners = [section[0].runner for section in sections]
     own = frozenset[int]().union(*(runners[0].differing_weights(other) for other in runners[1:]))
-    trunk = runners[0].prepared.trunks.of(own)
-    if trunk is None:
+    split = runners[0].prepared.splits.of(own)
+    if split is None:
         return None
     requests = [[item.inputs for item in section] for section in sections]
     batches = [FunctionBatch(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
@@ -254,7 +254,7 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     if may_share is not None and not may_share(_joined_shapes(batches)):
         return None
     try:
-        answers = trunk.run(batches)
+        answers = split.run(batches)
     except FAILURES as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
     if answers is None:

@@ -11,7 +11,7 @@ from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner, answer
-from overwinter.worker.trunk import SPLITS_KEPT
+from overwinter.worker.split import SPLITS_KEPT
 from overwinter.worker.weights import differing_weights
 
 IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
@@ -121,18 +121,18 @@ def test_what_two_functions_share_runs_once():
     family = Family(Mixed(), IDS)
     names = {weight.name: number for number, weight in enumerate(family.program.weights)}
     own = frozenset({names["head.weight"]})
-    trunk = family.prepared.trunks.of(own)
-    assert [span.separate for span in trunk._spans] == [False, True, False]
-    assert family.prepared.trunks.of(own) is trunk
+    split = family.prepared.splits.of(own)
+    assert [span.separate for span in split._spans] == [False, True, False]
+    assert family.prepared.splits.of(own) is split
 
 
 def test_functions_that_differ_in_ever_other_weights_come_to_need_no_further_splits():
     family = Family(Mixed(), IDS)
-    splits = [family.prepared.trunks.of(frozenset({number})) for number in range(SPLITS_KEPT)]
+    splits = [family.prepared.splits.of(frozenset({number})) for number in range(SPLITS_KEPT)]
     names = {weight.name: number for number, weight in enumerate(family.program.weights)}
     sets = [frozenset({names["head.weight"], names["head.bias"], number}) for number in range(len(names))]
     for _ in range(3):
-        made, splits = splits, [family.prepared.trunks.of(own) for own in sets]
+        made, splits = splits, [family.prepared.splits.of(own) for own in sets]
     assert None not in splits
     assert made == splits
     for own in sets:

@@ -2,13 +2,15 @@
 
 The calls of a program are split into spans: separate spans, which read weights that differ between the functions, and
 shared spans between them. A shared span runs once over all rows. A separate span runs for each function over its rows,
-with its weights, and its results are concatenated where a shared span needs them. `Trunk` is such a split.
+with its weights, and its results are concatenated where a shared span needs them. The spans of a program together are
+a split.
 
 Running one request alone and two together shows which dimension of a value holds the rows, and how many times each row
 occurs in it. The first time a split is used for requests of certain sizes, the results of two requests together are
 compared with those of each alone, for all values that cross between spans. The split is used only if they agree within
-the bound that a batch of one function's requests meets. The two requests are generated, because equal requests would
-agree even if their rows were mixed up. See docs/decisions/trunks.md.
+the bound that a batch of one function's requests meets. The two requests are generated, because those of callers may
+be equal, and equal requests agree even if their rows are mixed up. Those of callers are used only if no generated ones
+can be run. See docs/decisions/trunks.md.
 """
 
 import threading
@@ -91,19 +93,19 @@ class _CompiledSpan(NamedTuple):
     """The values that nothing reads after this span."""
 
 
-class Trunks:
+class Splits:
     """The splits of one program, by the weights in which functions differ.
 
-    At most KEPT are kept. After that, functions use a split that covers more weights than they differ in, or a new
-    split replaces the least recently used one.
+    At most SPLITS_KEPT are kept. After that, functions use a split that covers more weights than they differ in, or a
+    new split replaces the least recently used one.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._made: OrderedDict[frozenset[int], Trunk | None] = OrderedDict()
+        self._made: OrderedDict[frozenset[int], Split | None] = OrderedDict()
         self._making = threading.Lock()
 
-    def of(self, differing: frozenset[int]) -> "Trunk | None":
+    def of(self, differing: frozenset[int]) -> "Split | None":
         """Return the split for functions that differ in these weights, by number; None if the program cannot be
         split for them, or a split has no benefit.
         """
@@ -116,7 +118,7 @@ class Trunks:
         """Return the smallest existing split that covers these weights too, if no more may be made."""
         if len(self._made) < SPLITS_KEPT:
             return None
-        made = (each for each, trunk in self._made.items() if differing < each and trunk is not None)
+        made = (each for each, split in self._made.items() if differing < each and split is not None)
         return min(made, key=len, default=None)
 
     def _make(self, differing: frozenset[int]) -> frozenset[int]:
@@ -126,11 +128,11 @@ class Trunks:
         if len(self._made) >= SPLITS_KEPT:
             oldest, _ = self._made.popitem(last=False)
             both = differing | oldest
-            trunk = _trunk(self._program, both)
-            if trunk is not None:
-                self._made[both] = trunk
+            split = _split(self._program, both)
+            if split is not None:
+                self._made[both] = split
                 return both
-        self._made[differing] = _trunk(self._program, differing)
+        self._made[differing] = _split(self._program, differing)
         return differing
 
 
@@ -190,7 +192,7 @@ class _SharedRun:
         return parts[0]
 
 
-class Trunk:
+class Split:
     """A program in spans, for functions that differ in some of its weights."""
 
     def __init__(self, program: Program, spans: Sequence[Span]) -> None:
@@ -326,13 +328,13 @@ def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
     return _Rows(dim, less // rows)
 
 
-def _trunk(program: Program, differing: frozenset[int]) -> Trunk | None:
+def _split(program: Program, differing: frozenset[int]) -> Split | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows belongs to no single request.
         return None
     for spans in possible_splits(program, differing):
         try:
-            return Trunk(program, spans)
+            return Split(program, spans)
         except ProgramError:
             continue
     return None
