@@ -19,9 +19,10 @@ def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> No
     """Send all requests that name no version to one version of a function.
 
     That version gets them until another one is promoted, even when new versions are deployed. Promoting an older
-    version is a rollback. NAME newest restores the default: each new version gets the requests when it is deployed.
+    version is a rollback. `overwinter promote NAME newest` restores the default: each new version gets the requests
+    when it is deployed.
     """
-    if version != NEWEST and not _is_count(version):
+    if version != NEWEST and not _is_positive(version):
         raise click.BadParameter(f"{version!r} must be a version number or {NEWEST}")
     shares = {} if version == NEWEST else {int(version): WHOLE}
     with connect(url, tenant=tenant) as client:
@@ -55,12 +56,12 @@ def split(name: str, shares: tuple[str, ...], tenant: str, url: str, as_json: bo
 
 def _share(text: str) -> Share:
     version, percent = assignment(text)
-    if not (_is_count(version) and _is_count(percent)):
+    if not (_is_positive(version) and _is_positive(percent)):
         raise click.BadParameter(f"{text!r} must be a version and a whole percentage, for example 2=10")
     return Share(int(version), int(percent))
 
 
-def _is_count(text: str) -> bool:
+def _is_positive(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0
 
 

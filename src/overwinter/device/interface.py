@@ -73,7 +73,8 @@ class Device(Protocol):
         ...
 
     def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
-        """Give each block a place. Return the new ones, whose bytes are to be copied, or None if they do not fit.
+        """Give each block a place, as long as the holder (a function) is not evicted. Return the new ones, whose bytes
+        are to be copied, or None if they do not fit.
 
         The memory of the new ones holds no byte of another tenant.
         """
@@ -84,7 +85,9 @@ class Device(Protocol):
         ...
 
     def storage(self, address: Address) -> torch.UntypedStorage:
-        """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` consolidates."""
+        """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` moves blocks
+        to make free memory contiguous.
+        """
         ...
 
     def host(self, blocks: Mapping[Address, torch.Tensor]) -> Source:
@@ -100,8 +103,8 @@ class Device(Protocol):
         ...
 
     def bring(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the inputs of a program in the memory of this device. They are brought before any block, behind which
-        they would wait for the link.
+        """Return the inputs of a program in the memory of this device. A run calls this before it copies any block:
+        behind its blocks, the inputs would wait for the link.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Decides when a measurement may run without disturbing requests or being disturbed by them.
 
-It may run while no request is open and, while the node serves, only for a share of the time.
+It may run while no request is open and no worker or device has an operation in progress; and while the node serves,
+only for a share of the time.
 """
 
 import asyncio
@@ -43,14 +44,14 @@ class Quiet:
 
     async def wait_until_quiet(self) -> int:
         """Wait until a measurement may run; return a mark of this moment, for `disturbed`."""
-        while self._serves() and (pause_s := self._pauses_until - self._now()) > 0:  # noqa: ASYNC110 - as below
+        while self._serves() and (pause_s := self._pauses_until - self._now()) > 0:  # noqa: ASYNC110 - there is no event when the node becomes idle
             await asyncio.sleep(min(pause_s, SERVING_S))
         while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and starts
             await asyncio.sleep(POLL_S)
         return self._requests.arrivals
 
     def disturbed(self, mark: int) -> bool:
-        """Whether anything is in progress, or was since the moment of the mark."""
+        """Whether anything is in progress, or a request has arrived since the moment of the mark."""
         return self._busy() or self._requests.arrivals != mark
 
     def spent(self, seconds: float) -> None:

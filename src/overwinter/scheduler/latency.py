@@ -26,8 +26,8 @@ SLOWDOWN_MAX = 8.0
 def joint_s(together: float, apart: float, separate_part: float) -> float:
     """Return the seconds of a shared run.
 
-    `together`: as a run of one function; `apart`: as separate runs; `separate_part`: the part of a run that is not
-    shared.
+    `together`: the seconds as a run of one function; `apart`: the seconds as separate runs; `separate_part`: the part
+    of a run that is not shared, from 0 to 1.
     """
     return together + separate_part * max(0.0, apart - together)
 
@@ -118,7 +118,7 @@ class LatencyModel:
         return joint_s(together, self._apart_s(point, counts), separate_part)
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
-        """Return the seconds of separate runs of each function; 0 if nothing was measured."""
+        """Return the seconds of separate runs of each function; 0 if the profile has no such workers."""
         if (point.cores, point.concurrency) not in self._known:
             return 0.0
         return sum(self.latency_s(point, count) or 0.0 for count in counts)
