@@ -42,6 +42,9 @@ def test_a_full_file_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_path_is_cut(tmp_path: Path) -> None:
     Audit(tmp_path, print).add(record("a", "/" + "x" * 8000), 0.0)
     assert len(records(tmp_path)[0]["path"]) == audit.PATH_MAX
+    Audit(tmp_path, print).add(record("a", "/" + "\x01" * 8000), 0.0)
+    first, second = (tmp_path / FILE).read_bytes().splitlines()
+    assert len(second) <= len(first)
 
 
 def test_records_that_cannot_be_written_are_logged_once_and_counted(tmp_path: Path) -> None:

@@ -154,6 +154,30 @@ def test_independent_stages_run_concurrently(town, pipelines):
     assert [values(tensor) for tensor in run(pipelines).outputs[:2]] == [[7.0], [7.0]]
 
 
+def test_the_stages_of_a_tenants_requests_are_limited(town, pipelines, monkeypatch):
+    monkeypatch.setattr(module, "OPEN_STAGES_MAX", 7)
+    go = asyncio.Event()
+
+    async def wait(inputs):
+        await go.wait()
+        return [floats("y", 7.0)]
+
+    town.add("double", work=wait)
+
+    async def scene() -> None:
+        await pipelines.deploy(FORK, "tests")
+        call = Call("fork", None, [floats("x", 1.0)], None, 0)
+        two = [asyncio.create_task(pipelines.infer(call)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="may have 7 stages in progress"):
+            await pipelines.infer(call)
+        go.set()
+        assert len(await asyncio.gather(*two)) == 2
+        assert len((await pipelines.infer(call)).outputs) == 3
+
+    asyncio.run(scene())
+
+
 def test_each_stage_gets_the_remaining_time_of_the_pipeline(town, pipelines):
     async def slow(inputs):
         town.time += 1.5

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -115,7 +114,11 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
     pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
-    now, turn = (lambda: Seconds(functions.now)), partial(Starts().turn, "tests", 0)
+    now, starts = (lambda: Seconds(functions.now)), Starts()
+
+    async def turn(inputs: int) -> None:
+        await starts.turn("tests", 0)
+
     passage = PipelineRun(pipeline, functions, functions.infer, Call("p", None, [x]), deadline, now, turn)
     call = asyncio.ensure_future(passage.run())
     await settled()

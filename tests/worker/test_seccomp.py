@@ -231,10 +231,10 @@ print(json.dumps({
 
 
 HUGE_PAGES = """
-import ctypes, mmap, os
+import ctypes, errno, mmap, os
 from overwinter.worker.sandbox import WorkerLimits, Sandbox
 
-libc = ctypes.CDLL(None)
+libc = ctypes.CDLL(None, use_errno=True)
 smaps = os.open("/proc/self/smaps", os.O_RDONLY)
 missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, smaps])
 part = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE)
@@ -242,6 +242,9 @@ start = ctypes.addressof(ctypes.c_char.from_buffer(part))
 assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(part)), 14) == 0
 if any("not filtered" in lack for lack in missing):
     print("skip")
+else:
+    assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(part)), mmap.MADV_REMOVE) == -1
+    assert ctypes.get_errno() == errno.EPERM
 for line in os.fdopen(smaps):
     if line.split()[0].count("-") == 1:
         first, end = (int(address, 16) for address in line.split()[0].split("-"))

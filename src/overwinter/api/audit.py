@@ -25,7 +25,9 @@ FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
 RECORDS_PER_S = 20.0
 PATH_MAX = 512
-"""The most characters of a path; the rest is left out."""
+"""The most characters of a path; the rest is left out, and more of one with characters that JSON escapes."""
+ESCAPED_BYTES = 6
+"""The bytes of an escaped character."""
 TENANTS_MAX = 10_000
 """The most tenants whose rates are kept."""
 
@@ -77,7 +79,10 @@ class Audit:
             return
         left_out = self._left_out.pop(tenant, 0)
         try:
-            write_record(self._path, msgspec.structs.replace(record, path=record.path[:PATH_MAX], left_out=left_out))
+            path = record.path[:PATH_MAX]
+            if len(msgspec.json.encode(path)) > PATH_MAX + 2:
+                path = path[: PATH_MAX // ESCAPED_BYTES]
+            write_record(self._path, msgspec.structs.replace(record, path=path, left_out=left_out))
             self._failing = False
         except OSError as error:
             self._left_out[tenant] = left_out + 1

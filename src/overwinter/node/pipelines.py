@@ -9,13 +9,14 @@ at a time.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 
 import msgspec
 
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError
+from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError, OverloadedError
 from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import SOURCES_MAX, HasSignature, Pipeline, Signature, Stage, check_pipeline, source_count
@@ -33,6 +34,13 @@ from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 """The most sources of tensors of all pipelines of a tenant. The deploy of a function checks each pipeline that uses it.
 """
+
+
+OPEN_STAGES_MAX = 4096
+"""The most stages of all requests of a tenant to pipelines. They may end at once, each of which takes some time."""
+INPUT_BYTES = 256
+"""An input of a stage takes as long as so many bytes of a request (`Starts`)."""
+RETRY_AFTER_S = 1.0
 
 
 class PipelineSettings(msgspec.Struct, frozen=True):
@@ -164,6 +172,8 @@ class Pipelines:
         self._being_stored: list[Signatures] = []
         """Those of pipelines that are being stored."""
         self._checking = asyncio.Lock()
+        self._open_stages: Counter[TenantId] = Counter()
+        """The stages of the requests in progress, by tenant."""
         """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._stage_starts = Starts()
         """The starts of stages: a request may start all stages of a pipeline together."""
@@ -317,8 +327,16 @@ class Pipelines:
         begun = self._now()
         own_s = stored.pipeline.timeout_s
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
-        turn = partial(self._stage_starts.turn, stored.tenant, 0)
+        tenant, count = stored.tenant, len(stored.pipeline.stages)
+        if self._open_stages[tenant] + count > OPEN_STAGES_MAX:
+            most = f"the pipelines of a tenant may have {OPEN_STAGES_MAX} stages in progress"
+            raise OverloadedError(f"{most}: pipeline {call.name!r} has {count} more; try again", RETRY_AFTER_S)
+
+        async def turn(inputs: int) -> None:
+            await self._stage_starts.turn(tenant, inputs * INPUT_BYTES)
+
         run = PipelineRun(stored.pipeline, self._functions, self._infer, call, deadline, self._now, turn)
+        self._open_stages[tenant] += count
         requests.running += 1
         try:
             outputs = await run.run()
@@ -327,6 +345,9 @@ class Pipelines:
             raise
         finally:
             requests.running -= 1
+            self._open_stages[tenant] -= count
+            if not self._open_stages[tenant]:
+                del self._open_stages[tenant]
         slo_ms = stored.pipeline.slo_ms
         requests.answered += 1
         seconds = self._now() - begun

@@ -45,9 +45,9 @@ class PipelineRun:
         call: Call,
         deadline: Seconds,
         now: Callable[[], Seconds],
-        turn: Callable[[], Awaitable[None]],
+        turn: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`turn` waits until one more stage may start."""
+        """`turn` waits until one more stage with this many inputs may start."""
         self._pipeline = pipeline
         self._functions = functions
         self._infer = infer
@@ -118,10 +118,10 @@ class PipelineRun:
 
     async def _answer(self, order: RunStage) -> Result:
         stage = order.stage
+        await self._turn(len(stage.inputs))
         inputs = [self._tensor(name, source) for name, source in stage.inputs.items()]
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.view(stage.function, stage.version).inputs)
-        await self._turn()
         left_s = order.deadline - self._now()
         return await self._infer(
             Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._reserve)

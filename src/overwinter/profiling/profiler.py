@@ -36,6 +36,8 @@ from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
 from overwinter.profiling.survey import Survey
 
+AT_ONCE = 16
+"""The functions to which one iteration of the event loop passes a profile."""
 TURN_S = 600.0
 """The longest measurement of one function while others wait for their turn."""
 
@@ -129,7 +131,7 @@ class Profiler:
         if function is not None and function.profile is not None:
             key = function.profile_key
             correct = partial(with_points, points=correction.points, wake_s=correction.wake_s)
-            self._spread(key, await asyncio.to_thread(self._put, key, function.profile, correct))
+            await self._spread(key, await asyncio.to_thread(self._put, key, function.profile, correct))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
@@ -141,7 +143,7 @@ class Profiler:
         profile = survey.blank
         for key in reversed(_profile_keys(function)):
             profile = await asyncio.to_thread(self._put, key, profile, survey.added_to)
-            self._spread(key, profile)
+            await self._spread(key, profile)
 
     def _put(self, key: str, first: Profile, changed: Callable[[Profile], Profile]) -> Profile:
         """Change the stored profile, or `first` if there is none, and return the result. Reads and writes the disk."""
@@ -152,8 +154,11 @@ class Profiler:
         self._parts.repository.put_profile(self._machine, key, profile, clock.wall())
         return profile
 
-    def _spread(self, key: str, profile: Profile) -> None:
-        for function in list(self._functions.values()):
+    async def _spread(self, key: str, profile: Profile) -> None:
+        """Use a profile for all functions of its program, some in each iteration of the event loop."""
+        for number, function in enumerate(list(self._functions.values()), 1):
+            if not number % AT_ONCE:
+                await asyncio.sleep(0)
             if function.profile_key == key:
                 function.use_profile(profile)
                 self._parts.post(Profiled(function.id, function.profile or profile))

@@ -6,6 +6,7 @@ those since Linux 5.1 return ENOSYS, after which libraries try older ones.
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import struct
@@ -172,8 +173,13 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         **gpu,
         # A heap that grows fast in huge pages can stop a whole virtual machine for a tenth of a second: while the
         # kernel clears such a page, the host has to provide its memory. The C library asks for huge pages, and the
-        # filter reports success without a call.
-        "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE, _ALLOW],
+        # filter reports success without a call. A worker that removed memory from a buffer would keep the node waiting.
+        "madvise": [
+            _low(2),
+            *((_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE),
+            *((_EQUAL, 0, 1, mmap.MADV_REMOVE), _REFUSE),
+            _ALLOW,
+        ],
         "prctl": _one_of(0, *_PRCTL),
         # Threads share their descriptors: otherwise each could have as many as the limit allows.
         "clone": [
