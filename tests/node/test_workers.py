@@ -350,7 +350,7 @@ def test_a_worker_that_grows_its_buffer_itself_is_ended_alone(rig):
         "def preprocess(inputs, state):\n"
         "    for fd in range(3, 100):\n"
         "        try:\n"
-        "            os.ftruncate(fd, 1 << 30)\n"
+        "            os.ftruncate(fd, 400 << 20)\n"
         "        except OSError:\n"
         "            pass\n"
         "    return inputs\n"

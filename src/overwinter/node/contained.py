@@ -69,6 +69,8 @@ class ContainedProcess:
         """Whether a zygote was asked to fork it."""
         self.lost_blocks = False
         """Whether it is killed because one of its blocks changed in memory."""
+        self.release_from = 0.0
+        """When its buffers may be released again, in the loop's time."""
         self.dismissed = False
         """Whether the node has ended it, or instructed it to end."""
         self.pid: int | None = None

@@ -20,6 +20,10 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.worker.messages import Answer, Failure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
+RELEASE_MAX_S, RELEASE_AGAIN_S = 0.02, 10.0
+"""The longest time in which a piece of a buffer is released, unless something delays that; and then the time until the
+next piece.
+"""
 BUFFERS_IDLE_S = 1.0
 """The memory of large buffers is released when a worker was idle for this long."""
 
@@ -171,7 +175,8 @@ class Runs:
             if payload is not None:
                 _keep(self._functions.get(functions[request]), payload, tensors)
         if process.is_idle_since(answer.run) and process.is_large():
-            self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
+            at = max(self._loop.time() + BUFFERS_IDLE_S, process.release_from)
+            self._loop.call_at(at, self._release, process, answer.run, process.release())
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
             failures.clear()
@@ -198,10 +203,17 @@ class Runs:
         self._post(RunEnded(process.worker, run, failures))
 
     def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:
-        """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces."""
+        """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces. A worker that
+        writes to a buffer by a long system call meanwhile delays a piece; then the next one is released much later.
+        """
         if process.is_idle_since(run):
+            begun = self._loop.time()
             for _ in pieces:
-                self._loop.call_soon(self._release, process, run, pieces)
+                if self._loop.time() - begun > RELEASE_MAX_S:
+                    process.release_from = self._loop.time() + RELEASE_AGAIN_S
+                    self._loop.call_at(process.release_from, self._release, process, run, pieces)
+                else:
+                    self._loop.call_soon(self._release, process, run, pieces)
                 return
 
 
