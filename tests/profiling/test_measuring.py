@@ -14,7 +14,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.program import decode_program
 from overwinter.node import clock
 from overwinter.profiling.measuring import DisturbedError, MeasuredWorker, batch_limit
-from tests.node.rig import Function, Rig
+from tests.node.rig import Function, Rig, until
 
 MIB = 1 << 20
 
@@ -80,7 +80,8 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
     assert [len(took) for _, _, took, *_ in found] == [1, 1, 3]
     assert all(len(more) % each.concurrency == 0 for (*_, more, _), each in zip(found, configurations, strict=True))
     assert all(seconds > 0 for *_, took, more, ready_s in found for seconds in [*took, *more, ready_s])
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    # Buffers are closed in a thread.
+    rig.run(until(lambda: len(os.listdir("/proc/self/fd")) == descriptors))
     assert rig.events == []
 
 
