@@ -26,8 +26,8 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# The parts run at once, because the first three often wait; the output of each is printed when it has ended.
-PARTS := --no-print-directory --jobs=4 --keep-going --output-sync=target
+# Three parts run at once, because the first three often wait; the output of each is printed when it has ended.
+PARTS := --no-print-directory --jobs=3 --keep-going --output-sync=target
 PYTEST = $(BIN)/python -m pytest -m '$(if $(SLOW),slow,not slow)'
 
 test: setup ## all tests but the slow ones
