@@ -13,6 +13,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
 from overwinter.store.manifest import Blob, Block
 from overwinter.store.repository import Repository
+from overwinter.store.reserve import Reserve
 from tests.store.family import NOW, Pipes, base, blocks_and_drafts, fill_disk, head_variant, names, put, stored
 
 SMALL_DISK_BYTES = 1 << 20
@@ -68,6 +69,22 @@ def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
     assert put(repository, BLOB.address, DATA)
     assert repository.read(BLOB.address) == DATA
     repository.close()
+
+
+def test_the_reserve_is_created_again_when_the_last_of_several_operations_has_ended(small_disk):
+    path = small_disk / "reserve"
+    reserve = Reserve(path)
+    with reserve.released():
+        assert not path.exists()
+    nbytes = path.stat().st_size
+    assert nbytes > 0
+    fill_disk(small_disk)
+    first, second = reserve.released(), reserve.released()
+    with first:
+        second.__enter__()
+    assert not path.exists()
+    second.__exit__(None, None, None)
+    assert path.stat().st_size == nbytes
 
 
 def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_disk):

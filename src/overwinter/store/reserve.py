@@ -1,10 +1,11 @@
 """A reserve file, with which a node can start and remove functions on a full disk.
 
 The file is deleted before such an operation when the disk has less free space than the file should have, and created
-again afterwards, as far as there is space. So a removal frees the space that the next removal needs.
+again when none is in progress, as far as there is space. So a removal frees the space that the next removal needs.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,16 +25,24 @@ class Reserve:
         self._path = path
         state = os.statvfs(path.parent)
         self._nbytes = min(nbytes, state.f_blocks * state.f_frsize // DISK_DIVISOR)
+        self._lock = threading.Lock()
+        self._in_progress = 0
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Let the operation in this `with` statement use the reserved space."""
-        if free_bytes(self._path.parent) < self._nbytes:
-            self._path.unlink(missing_ok=True)
+        """Let the operation in this `with` statement use the reserved space. Any thread may call it."""
+        with self._lock:
+            self._in_progress += 1
+            if free_bytes(self._path.parent) < self._nbytes:
+                self._path.unlink(missing_ok=True)
         try:
             yield
         finally:
-            self._fill()
+            with self._lock:
+                self._in_progress -= 1
+                # An operation of another thread may still need the space.
+                if not self._in_progress:
+                    self._fill()
 
     def _fill(self) -> None:
         """Reserve the space, as far as it is available. If the file system refuses, no more is reserved."""
