@@ -20,7 +20,7 @@ from overwinter.node import clock
 from overwinter.node.contained import ProcessFiles
 from overwinter.node.copying import THREADS
 from overwinter.node.output import Outputs
-from overwinter.node.runs import BUFFERS_IDLE_S
+from overwinter.node.releases import IDLE_S
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
 
@@ -344,7 +344,7 @@ def setup(assets):
     rig.run(scene())
 
 
-def test_a_worker_that_grows_its_buffer_itself_is_ended_alone(rig):
+def test_a_worker_that_grows_its_buffers_itself_fails_only_its_own_large_outputs(rig):
     grow = (
         "import os\n"
         "def preprocess(inputs, state):\n"
@@ -355,17 +355,19 @@ def test_a_worker_that_grows_its_buffer_itself_is_ended_alone(rig):
         "            pass\n"
         "    return inputs\n"
     )
-    function = Function(Same(), {"x": torch.zeros(2, 4)}, grow)
+    function = Function(Same(), {"x": torch.zeros(2, 4096)}, grow)
 
     async def scene():
         process = await rig.start_worker(function, concurrency=2)
-        await rig.ended(rig.begin(process, x=torch.zeros(1, 4)))
-        rig.begin(process, x=torch.zeros(1 << 15, 4))
-        await until(lambda: rig.exits(process.worker))
-        return process
+        await rig.ended(rig.begin(process, x=torch.zeros(1, 4096)))
+        large, small = rig.begin(process, x=torch.ones(256, 4096)), rig.begin(process, x=torch.ones(1, 4096))
+        await rig.ended(large, small)
+        await stopped(rig, process)
+        return large, small
 
-    [end] = rig.exits(rig.run(scene()).worker)
-    assert "cannot be enlarged" in end.reason
+    large, small = rig.run(scene())
+    assert "Operation not permitted" in rig.failures(large)[0]
+    assert torch.equal(rig.output(small), torch.full((1, 4096), 2.0))
 
 
 @contextmanager
@@ -485,9 +487,7 @@ def test_idle_large_buffers_are_released_and_the_worker_keeps_serving(rig):
         await rig.ended(run)
         buffers = [buffer for slot in process.slots for buffer in slot]
         assert sum(os.fstat(buffer.fd).st_blocks * 512 for buffer in buffers) >= 2 * large.nbytes
-        await until(
-            lambda: all(os.fstat(buffer.fd).st_blocks * 512 <= KEPT_BYTES for buffer in buffers), 60 * BUFFERS_IDLE_S
-        )
+        await until(lambda: all(os.fstat(buffer.fd).st_blocks * 512 <= KEPT_BYTES for buffer in buffers), 60 * IDLE_S)
         again = rig.begin(process, x=large * 2.0)
         await rig.ended(again)
         await stopped(rig, process)

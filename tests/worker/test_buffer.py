@@ -1,4 +1,4 @@
-"""A buffer grows in both of its processes, cannot be shrunk by either, and releases memory between runs."""
+"""A buffer grows or is replaced in both of its processes, cannot be shrunk, and releases memory between runs."""
 
 import fcntl
 import os
@@ -31,6 +31,38 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
     assert bytes(theirs.view[:5]) == b"first"
     ours.close()
     theirs.close()
+
+
+def test_what_one_side_writes_to_a_new_file_the_other_reads():
+    ours = SharedBuffer.make("test")
+    theirs = SharedBuffer.open(os.dup(ours.fd))
+    ours.view[:3] = b"old"
+    closed = []
+    before = ours.fd
+    ours.replace(FIRST_BYTES + 1, closed.append)
+    assert closed == [before]
+    assert ours.nbytes == len(ours.view) == 2 * FIRST_BYTES
+    theirs.take_over(os.dup(ours.fd))
+    assert theirs.nbytes == ours.nbytes
+    assert bytes(theirs.view[:3]) == bytes(3)
+    theirs.grow(5 * FIRST_BYTES)
+    theirs.view[-4:] = b"last"
+    ours.follow(theirs.nbytes)
+    assert bytes(ours.view[-4:]) == b"last"
+    os.close(before)
+    ours.close()
+    theirs.close()
+
+
+def test_a_buffer_that_cannot_be_replaced_keeps_its_file():
+    buffer = SharedBuffer.make("test")
+    buffer.view[:4] = b"kept"
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="memory"):
+        buffer.replace((1 << 63) - 1)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert bytes(buffer.view[:4]) == b"kept"
+    buffer.close()
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])

@@ -114,7 +114,7 @@ def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, 
         monkeypatch.setattr(Inbox, "has_message", lambda inbox: False)
     hand_over(channel, "first", model, set())
     channel.send(WarmUp("first@1"))
-    channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
+    channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),)))
     channel.send(Stop())
     own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
@@ -142,9 +142,9 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
     sent = EncodedTensor("x", x)
     requests = ((sent.meta,),) * 2
     write(slot, sent, sent)
-    channel.send(RunBatch(1, ("first@1",), 0, requests[:1], slot.inputs.nbytes))
+    channel.send(RunBatch(1, ("first@1",), 0, requests[:1]))
     channel.send(Evict(("filler",)))
-    channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests, slot.inputs.nbytes))
+    channel.send(RunBatch(2, ("first@1", "second@1"), 0, requests))
     channel.send(Stop())
     own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
@@ -173,7 +173,7 @@ def test_an_executor_ends_with_the_answer_of_the_run_that_made_its_device_unusab
     write(slot, sent)
     hand_over(channel, "first", Headed(torch.nn.Linear(32, 64, bias=False)).eval(), set())
     for number in (1, 2):
-        channel.send(RunBatch(number, ("first@1",), 0, ((sent.meta,),), slot.inputs.nbytes))
+        channel.send(RunBatch(number, ("first@1",), 0, ((sent.meta,),)))
     own = OwnDevice(device, "cuda", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     _, answer = [channel.receive()[0] for _ in range(2)]

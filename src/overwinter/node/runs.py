@@ -1,7 +1,6 @@
 """Sends runs of requests to workers: copies their inputs into buffers, and their outputs out of them."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
@@ -11,21 +10,16 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, Placed, copied_tensors, placed_bytes
 from overwinter.node.calls import Payload
-from overwinter.node.contained import ContainedProcess, PendingRun
+from overwinter.node.contained import ContainedProcess, PendingRun, buffer_bytes, copy_into
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.pool_calls import PoolCalls
 from overwinter.node.processes import Processes
+from overwinter.node.releases import Releases
 from overwinter.node.workers import WorkerProcess
+from overwinter.worker.buffer import INPUTS
 from overwinter.worker.messages import Answer, Failure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
-
-RELEASE_MAX_S, RELEASE_AGAIN_S = 0.02, 10.0
-"""The longest time in which a piece of a buffer is released, unless something delays that; and then the time until the
-next piece.
-"""
-BUFFERS_IDLE_S = 1.0
-"""The memory of large buffers is released when a worker was idle for this long."""
 
 
 class Runs:
@@ -46,7 +40,7 @@ class Runs:
         self._post = post
         self._pool_calls = pool_calls
         self._copies = copies
-        self._loop = asyncio.get_running_loop()
+        self._releases = Releases()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
@@ -113,11 +107,20 @@ class Runs:
             else:
                 self._processes.forks.give_up(process, f"its buffer cannot be enlarged for the run: {error}")
 
-        def begun(buffer_bytes: int) -> None:
-            self._processes.forks.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
+        def begun(_: None) -> None:
+            self._processes.forks.send(process, RunBatch(run, functions, slot, metas))
 
-        nbytes = sum(len(tensor.data) for tensor in tensors)
-        self._copies.make(process, nbytes, partial(process.copy_inputs, slot, tensors), begun, failed)
+        def copy() -> None:
+            nbytes = buffer_bytes(tensors)
+            try:
+                self._processes.forks.make_room(process, slot, INPUTS, nbytes)
+            except OSError as error:
+                failed(error)
+            else:
+                work = partial(copy_into, process.slots[slot].inputs, tensors)
+                self._copies.make(process, nbytes, work, begun, failed)
+
+        self._releases.when_stopped(process, copy)
 
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
@@ -174,9 +177,7 @@ class Runs:
             payload = self._payloads.get(request)
             if payload is not None:
                 _keep(self._functions.get(functions[request]), payload, tensors)
-        if process.is_idle_since(answer.run) and process.is_large():
-            at = max(self._loop.time() + BUFFERS_IDLE_S, process.release_from)
-            self._loop.call_at(at, self._release, process, answer.run, process.release())
+        self._releases.run_ended(process, answer.run)
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
             failures.clear()
@@ -201,20 +202,6 @@ class Runs:
         message = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
         failures = tuple(RunFailure(request, "OverloadedError", message) for request in pending.requests)
         self._post(RunEnded(process.worker, run, failures))
-
-    def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:
-        """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces. A worker that
-        writes to a buffer by a long system call meanwhile delays a piece; then the next one is released much later.
-        """
-        if process.is_idle_since(run):
-            begun = self._loop.time()
-            for _ in pieces:
-                if self._loop.time() - begun > RELEASE_MAX_S:
-                    process.release_from = self._loop.time() + RELEASE_AGAIN_S
-                    self._loop.call_at(process.release_from, self._release, process, run, pieces)
-                else:
-                    self._loop.call_soon(self._release, process, run, pieces)
-                return
 
 
 def _keep(function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:

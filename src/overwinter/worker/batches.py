@@ -13,7 +13,6 @@ from overwinter.worker.values import encode_outputs, read_requests
 def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]) -> Answer:
     """Run each request by its runner. The requests of a function that cannot run fail alone."""
     try:
-        slot.inputs.follow(message.buffer_bytes)
         requests = read_requests(slot.inputs, message.requests)
         able = [(each, request) for each, request in zip(runners, requests, strict=True) if isinstance(each, Runner)]
         answered = iter(answer(able))

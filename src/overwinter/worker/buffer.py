@@ -1,9 +1,11 @@
 """Shared-memory buffers through which tensors pass between two processes.
 
 A buffer is a memory file that both processes map. Its size only grows, so neither process can truncate it under the
-other.
+other. The kernel locks the file while a process changes its size, writes to it by a system call, or removes memory from
+it. A worker can thus keep that lock, so the node does none of these to a file that a worker has, except in a thread.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -21,7 +23,10 @@ KEPT_BYTES = 1 << 20
 RELEASED_BYTES = 4 << 20
 """The memory that one call releases; for more the kernel would take as long as a request."""
 LARGE_BYTES = 1 << 20
-"""Larger tensors are copied by system calls, which let other threads run and do not clear pages first."""
+"""Larger tensors are copied by system calls, which let other threads run."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_KEEP_SIZE_AND_PUNCH_HOLE = 3
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
@@ -40,8 +45,9 @@ class SharedBuffer:
     so that no process can keep another from growing it.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, name: str = "") -> None:
         self.fd = fd
+        self._name = name
         self.nbytes = nbytes
         self._grown = nbytes
         """The size to which this process has grown the file; mapping that size may have failed for lack of memory."""
@@ -49,13 +55,11 @@ class SharedBuffer:
         self.view = memoryview(self.map)
 
     @classmethod
-    def make(cls, name: str) -> "SharedBuffer":
+    def make(cls, name: str, nbytes: int = FIRST_BYTES) -> "SharedBuffer":
         """Create a buffer; its name appears in the maps of a process. Raises OSError without descriptors."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = _new_file(name, nbytes)
         try:
-            os.ftruncate(fd, FIRST_BYTES)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-            return cls(fd, FIRST_BYTES)
+            return cls(fd, nbytes, name)
         except OSError:
             os.close(fd)
             raise
@@ -66,13 +70,12 @@ class SharedBuffer:
         return cls(fd, os.fstat(fd).st_size)
 
     def grow(self, nbytes: int) -> None:
-        """Grow to `nbytes`; raise OSError when the system lacks memory, or has no files of this size."""
+        """Grow to `nbytes`; raise OSError when the system lacks memory, or has no files of this size. The node uses
+        `replace` instead.
+        """
         if nbytes > self.nbytes:
             grown = max(nbytes, 2 * self.nbytes, self._grown)
-            if grown > sys.maxsize:
-                # Neither call below takes such a number.
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            os.ftruncate(self.fd, grown)
+            _set_size(self.fd, grown)
             self._grown = grown
             self._remap(grown)
 
@@ -83,15 +86,42 @@ class SharedBuffer:
                 raise ValueError(f"a buffer of {os.fstat(self.fd).st_size} bytes is said to hold {nbytes}")
             self._remap(nbytes)
 
+    def replace(self, nbytes: int, close_file: Callable[[int], object] = os.close) -> None:
+        """Use a new and empty file, of at least twice the size; `close_file` closes the old one. The other process must
+        `take_over` the new one. Only the process that created the buffer may call this. Raises OSError, and then keeps
+        the old file.
+        """
+        size = max(nbytes, 2 * self.nbytes)
+        fd = _new_file(self._name, size)
+        try:
+            self._remap(size, fd)
+        except OSError:
+            os.close(fd)
+            raise
+        self.fd, old = fd, self.fd
+        close_file(old)
+
+    def take_over(self, fd: int) -> None:
+        """Use the new file that the other process uses now."""
+        self._remap(os.fstat(fd).st_size, fd)
+        self.fd, old = fd, self.fd
+        self._grown = self.nbytes
+        os.close(old)
+
     def put(self, at: int, data: Buffer) -> None:
         """Copy bytes to this offset; they must fit. Raises OSError when the system lacks memory."""
         if len(data) <= LARGE_BYTES:
             self.view[at : at + len(data)] = data
             return
-        rest = memoryview(data).cast("B")
-        while rest:
-            written = os.pwrite(self.fd, rest, at)
-            rest, at = rest[written:], at + written
+        # The kernel copies to the mapping, by way of a small file of this process.
+        rest, own = memoryview(data).cast("B"), os.memfd_create("overwinter-copy", os.MFD_CLOEXEC)
+        try:
+            while rest:
+                written = os.pwrite(own, rest[:LARGE_BYTES], 0)
+                read = os.preadv(own, [self.view[at : at + written]], 0)
+                rest, at = rest[read:], at + read
+        finally:
+            os.close(own)
 
     def take(self, at: int, nbytes: int) -> Buffer:
         """Return a copy of this many bytes from this offset.
@@ -112,15 +142,18 @@ class SharedBuffer:
 
     def release(self) -> Iterator[None]:
         """Release the memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero afterwards. The
-        size does not change.
+        size does not change. Another process can delay it. Raises OSError.
         """
         for at in range(KEPT_BYTES, self.nbytes, RELEASED_BYTES):
-            self.map.madvise(mmap.MADV_REMOVE, at, min(RELEASED_BYTES, self.nbytes - at))
+            place = ctypes.c_long(at), ctypes.c_long(min(RELEASED_BYTES, self.nbytes - at))
+            # Unlike `mmap.madvise`, this lets other threads run meanwhile.
+            if _libc.fallocate(self.fd, _KEEP_SIZE_AND_PUNCH_HOLE, *place):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             yield
 
-    def _remap(self, nbytes: int) -> None:
+    def _remap(self, nbytes: int, fd: int | None = None) -> None:
         # The old map stays alive while a tensor uses it.
-        self.map = mmap.mmap(self.fd, nbytes)
+        self.map = mmap.mmap(self.fd if fd is None else fd, nbytes)
         self.view = memoryview(self.map)
         self.nbytes = nbytes
 
@@ -131,8 +164,30 @@ class SharedBuffer:
         close_file(self.fd)
 
 
+def _new_file(name: str, nbytes: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        _set_size(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _set_size(fd: int, nbytes: int) -> None:
+    if nbytes > sys.maxsize:
+        # Python's calls take no such number.
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    os.ftruncate(fd, nbytes)
+
+
 class Slot(NamedTuple):
     """The buffers of one run."""
 
     inputs: SharedBuffer
     outputs: SharedBuffer
+
+
+INPUTS, OUTPUTS = range(2)
+"""The index of each buffer in a slot."""

@@ -38,6 +38,7 @@ from overwinter.worker.messages import (
     Failure,
     HandOver,
     LoadFailed,
+    NewBuffer,
     PeerEnded,
     Ready,
     Reserve,
@@ -229,6 +230,8 @@ class Executor:
             case Unbind(function):
                 self._functions.pop(function, None)
                 self._own.device.evict(function)
+            case NewBuffer(_, index):
+                self._slot[index].take_over(*fds)
             case BringFrom() | PeerEnded():
                 self._own.peers.take(message, fds)
             case Reserve() | Stop():

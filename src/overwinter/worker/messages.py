@@ -46,9 +46,7 @@ class Ping(_Message, frozen=True):
 
 
 class ForkZygote(_Message, frozen=True):
-    """Fork a tenant's zygote. Descriptors: its end of a channel, and optionally the file by which it enters its
-    tenant's control group.
-    """
+    """Fork a tenant's zygote. Descriptors: its end of a channel, and any file by which it enters its control group."""
 
     number: int
     """Identifies this fork."""
@@ -109,8 +107,7 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
 class Bind(_Message, frozen=True):
     """One function of the family: its weights and its assets.
 
-    Descriptors: the blocks that the worker lacks, then the assets, then the buffer of the trial's samples if there are
-    any.
+    Descriptors: the blocks that the worker lacks, then the assets, then the buffer of any samples of the trial.
     """
 
     function: str
@@ -206,7 +203,13 @@ class RunBatch(_Message, frozen=True):
     slot: int
     """A slot that no other run uses until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
-    buffer_bytes: int
+
+
+class NewBuffer(_Message, frozen=True):
+    """Use another file for the slot's buffer of this index, which nothing uses now. Descriptor: the file."""
+
+    slot: int
+    index: int
 
 
 class Measure(_Message, frozen=True):
@@ -233,12 +236,11 @@ class PoolCallResult(_Message, frozen=True):
 
     number: int
     outcome: "Outputs | Failure | None"
-    buffer_bytes: int = 0
 
 
-ToWorker = Load | Bind | Unbind | RunBatch | PoolCallResult | Measure | Stop
+ToWorker = Load | Bind | Unbind | NewBuffer | RunBatch | PoolCallResult | Measure | Stop
 
-# node -> executor, which also gets Unbind, RunBatch and Stop
+# node -> executor, which also gets Unbind, NewBuffer, RunBatch and Stop
 
 
 class Reserve(_Message, frozen=True):
@@ -297,7 +299,7 @@ class WarmUp(_Message, frozen=True):
     function: str
 
 
-ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
+ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | NewBuffer | RunBatch | Stop
 
 # worker -> node
 
@@ -307,9 +309,7 @@ class Waiting(_Message, frozen=True):
 
 
 class Trying(_Message, frozen=True):
-    """The function's trial begins: if this process ends before it is ready, even during compilation, the function is at
-    fault.
-    """
+    """The trial begins: if this process ends before it is ready, even during compilation, the function is at fault."""
 
 
 class Ready(_Message, frozen=True):

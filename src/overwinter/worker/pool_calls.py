@@ -65,7 +65,6 @@ class PoolCalls:
             return None
         if isinstance(result.outcome, Failure):
             raise error_named(result.outcome.error)(result.outcome.message)
-        buffer.follow(result.buffer_bytes)
         places = offsets(result.outcome.metas)
         return tuple(_copied(buffer, meta, at) for meta, at in zip(result.outcome.metas, places, strict=False))
 

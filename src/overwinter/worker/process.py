@@ -38,6 +38,7 @@ from overwinter.worker.messages import (
     Load,
     LoadFailed,
     Measure,
+    NewBuffer,
     PoolCall,
     PoolCallResult,
     Ready,
@@ -162,6 +163,8 @@ class Worker:
                 self._jobs.append(self._counted(partial(self._bind, function, self._loaded.take(message, fds))))
             case Unbind(function):
                 self._loaded.drop(function)
+            case NewBuffer(slot, index):
+                self._slots[slot][index].take_over(*fds)
             case Measure(function):
                 runner = self._loaded.runner(function)
                 assert self._measurement is not None, "nothing to measure with"

@@ -59,10 +59,8 @@ from overwinter.worker.sandbox import Sandbox, WorkerLimits, die_with_parent
 
 THREADS_MAX = 1 << 13
 """The thread limit of all workers if they share one user."""
-BUFFERS_BYTES_MAX, BUFFER_BYTES_MAX = 2 << 30, 512 << 20
-"""The most bytes of all buffers of a worker that it may grow itself, and of one: the node can resize a buffer only when
-no system call of the worker writes to it.
-"""
+BUFFER_BYTES_MAX = 2 << 30
+"""The most bytes of all buffers of a worker that it may grow itself."""
 PROGRAMS_BYTES = 1 << 30
 """The memory for programs of a tenant's zygote, in addition to the limit of one of its workers."""
 
@@ -288,8 +286,8 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
 def _limits(order: ForkWorker | TakeOver, slots: int) -> WorkerLimits:
     """Return the limits of a worker with this many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
-    buffer_bytes = min(BUFFERS_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
-    return WorkerLimits(memory_bytes, order.mapped_bytes, min(BUFFER_BYTES_MAX, buffer_bytes))
+    buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
+    return WorkerLimits(memory_bytes, order.mapped_bytes, buffer_bytes)
 
 
 def _wait_for_take_over(end: int) -> TakeOver:
