@@ -6,10 +6,12 @@ from itertools import count
 
 import pytest
 import torch
+from msgspec import structs
 
 from overwinter.api.deployer import package
-from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.errors import CallerError, NotFoundError, StoreError
 from overwinter.model.export import export
+from overwinter.node.deploys import RUN_TENSORS_MAX
 from overwinter.node.runs import Runs
 from tests.node.rig import Same, until
 
@@ -45,6 +47,19 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
             patch.setattr(node.profiler, "stored", stored)
             with pytest.raises(StoreError):
                 await node.deploy(manifest)
+
+    deploying(scene)
+
+
+def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(deploying):
+    async def scene(node, manifest):
+        def batched(requests):
+            return structs.replace(manifest, settings=structs.replace(manifest.settings, max_batch=requests))
+
+        with pytest.raises(CallerError, match=f"max_batch to {RUN_TENSORS_MAX // 2}"):
+            await node.deploy(batched(RUN_TENSORS_MAX // 2 + 1))
+        await node.deploy(batched(RUN_TENSORS_MAX // 2))
+        await node.remove(manifest.name, None)
 
     deploying(scene)
 

@@ -35,6 +35,8 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
+RUN_TENSORS_MAX = 8192
+"""The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
 
 
 class Deploys:
@@ -146,6 +148,7 @@ class Deploys:
             self._repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
+        _check_run(manifest)
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
         placed = Placement() if absent else placement(manifest, program, self._config.scheduler.devices)
@@ -253,6 +256,16 @@ class Deploys:
         for what, every in limited.items():
             for message in every:
                 self._log(f"{what}: {message}")
+
+
+def _check_run(manifest: Manifest) -> None:
+    """Raise CallerError if a run of the function might have too many tensors."""
+    tensors, batch = len(manifest.inputs) + len(manifest.outputs), manifest.settings.max_batch
+    if batch > 1 and tensors * batch > RUN_TENSORS_MAX:
+        raise CallerError(
+            f"{manifest.name!r} has {tensors} inputs and outputs, so a run of max_batch {batch} has up to "
+            f"{tensors * batch}; at most {RUN_TENSORS_MAX}: lower max_batch to {RUN_TENSORS_MAX // tensors}"
+        )
 
 
 def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:
