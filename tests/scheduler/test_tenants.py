@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from overwinter.core.actions import Reply, StopWorker
-from overwinter.core.events import LoadAsked, UnloadAsked
+from overwinter.core.events import HostCapacityMeasured, LoadAsked, UnloadAsked
 from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.order import FREE_ONE_IN
 from tests.scheduler.test_properties import TIMEOUT_S, AnyOrder
 from tests.scheduler.world import World, spec
@@ -138,6 +139,33 @@ def test_no_tenant_keeps_more_private_memory_than_the_other_leaves():
             world.ring()
     assert isinstance(world.answers[request], Reply)
     assert world.now <= GRACE_S + 1.0
+
+
+def test_an_idle_worker_goes_as_soon_as_the_less_valuable_one_is_wanted():
+    """The less valuable worker is so large that its tenant would have less than the other without it."""
+    world = World(memory_bytes=40, host_bytes=3)
+
+    def deploy(name, tenant, nbytes, family="", block=""):
+        profile = Profile(weight_bytes=1, macs=1, points=(Point(1, nbytes, 1, 1, 0.1),))
+        world.deploy(spec(name, blobs=((block or name, 1),), profile=profile, tenant=tenant, family=family))
+
+    for name, nbytes, family in (("large", 23, "one"), ("sibling", 23, "one"), ("small", 5, "")):
+        deploy(name, "a", nbytes, family)
+    for name in ("large", "small"):
+        world.arrive(name)
+        world.settle()
+    deploy("busy", "b", 5)
+    world.arrive("busy")
+    world.settle_processes()
+    deploy("waiting", "b", 8, block="busy")
+    world.arrive("waiting")
+    # The large worker will serve it when there is space for its blocks.
+    world.arrive("sibling")
+    assert not any(isinstance(each, StopWorker) for each in world.log)
+    world.send(HostCapacityMeasured(4))
+    assert [world.forked_for[each.worker] for each in world.log if isinstance(each, StopWorker)] == ["small@1"]
+    world.settle_processes()
+    assert workers_of(world, "b") == 2
 
 
 def test_a_tenant_has_no_more_than_it_was_given():

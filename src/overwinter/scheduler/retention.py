@@ -54,7 +54,9 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
         if worker.drain is not None:
             stop(cycle, worker)
         elif is_wanted:
-            spare.pop(worker.id, None)
+            if spare.pop(worker.id, None) is not None:
+                # Another worker is the least valuable of its tenant now, and may be stopped.
+                cycle.places_changed = True
         elif worker.id not in spare:
             worker.value = idle.value(cycle, worker)
             spare[worker.id] = worker
