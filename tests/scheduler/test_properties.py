@@ -295,6 +295,14 @@ def test_no_request_is_forgotten_under_any_bound(policy):
     assert ("Bind" in seen, "Unbind" in seen, "shared Run" in seen) == (rules.binds, rules.binds, rules.joins)
 
 
+@pytest.mark.parametrize("seed", [2716, 4088])
+def test_no_request_is_forgotten_under_all_bounds(seed):
+    """In these plays the worker that may be stopped for another tenant changed by what its tenant's others did."""
+    world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
+    replayed.play(world, Random(seed), 200)
+    world.end_well(replayed.NAMES, SOON_S)
+
+
 def journal_of(seed: str, steps: int, *policies: str) -> bytes:
     """Return the actions of a scheduler under each of these policies, in a separate process: within one, sets and dicts
     of strings keep their order.

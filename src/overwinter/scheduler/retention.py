@@ -54,9 +54,9 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
         if worker.drain is not None:
             stop(cycle, worker)
         elif is_wanted:
-            if spare.pop(worker.id, None) is not None:
-                # Another worker is the least valuable of its tenant now, and may be stopped.
-                cycle.places_changed = True
+            spare.pop(worker.id, None)
+            # Another worker of its tenant may be stopped now: the least valuable, or one whose time slice is over.
+            cycle.places_changed = True
         elif worker.id not in spare:
             worker.value = idle.value(cycle, worker)
             spare[worker.id] = worker
