@@ -47,7 +47,7 @@ class CudaEvent(Event):
             raise self._point
         torch.cuda.current_stream().wait_event(self._point)
 
-    def moved(self) -> Sequence[int] | None:
+    def bytes_by_path(self) -> Sequence[int] | None:
         """Wait for the transfer, and return the bytes that came; None: it failed."""
         if isinstance(self._point, RuntimeError):
             return None

@@ -22,10 +22,12 @@ class Event(Protocol):
     """A point in a copy stream."""
 
     def wait(self) -> None:
-        """Return when all copies up to this point are done; raise the error if one of them failed."""
+        """Return when all copies up to this point are done, or let the work that follows on the device wait for them;
+        raise the error if it is known that one of them failed.
+        """
         ...
 
-    def moved(self) -> Sequence[int] | None:
+    def bytes_by_path(self) -> Sequence[int] | None:
         """Wait for the transfer, and return the bytes that came over each path; None: it failed."""
         ...
 

@@ -60,7 +60,7 @@ class NullProgram(DeviceProgram):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`run_s`: the seconds of a run by its number of requests of minimal size; at least one."""
+        """`run_s`: the seconds of a run by its number of requests of minimal size; it has at least one entry."""
         super().__init__(program, torch.device("cpu"))
         self.run = self.run_waiting = self._run
         self._computed = compile_program(program, checks_values=False)
@@ -75,8 +75,8 @@ class NullProgram(DeviceProgram):
         inputs: Sequence[torch.Tensor],
         wait: Callable[[int], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return the outputs after the time in the profile, and later by what `wait` takes. Each call of the program
-        takes the same part of it.
+        """Return the outputs after the time in the profile and the time that `wait` takes. Each call of the program
+        takes an equal part of the time in the profile.
         """
         call_s = self._seconds(inputs) / max(1, len(self.program.calls))
         at_s, done = self._clock(), 0

@@ -117,7 +117,7 @@ def transfer_times(
         taken = []
         for _ in range(rounds):
             began = clock()
-            if device.copy((Copy(block, 0, nbytes),), (path,)).moved() is None:
+            if device.copy((Copy(block, 0, nbytes),), (path,)).bytes_by_path() is None:
                 raise WorkerError(f"a transfer of {nbytes} bytes to device {device.name} failed")
             taken.append(clock() - began)
         times[nbytes] = min(taken)
@@ -156,7 +156,7 @@ class _Arrivals:
 
     def finish(self) -> None:
         """Return when no transfer is in progress any more."""
-        ended = [(first, event.moved()) for events in self._events.values() for first, event in events]
+        ended = [(first, event.bytes_by_path()) for events in self._events.values() for first, event in events]
         for first, moved in ended:
             for path, nbytes in enumerate(moved or ()):
                 self.moved[first + path] += nbytes

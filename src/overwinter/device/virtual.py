@@ -30,7 +30,7 @@ class CopyEvent(Event):
         """Return when the transfer is done; raise the error if it failed."""
         self._future.result()
 
-    def moved(self) -> Sequence[int] | None:
+    def bytes_by_path(self) -> Sequence[int] | None:
         """Wait for the transfer, and return the bytes that came over each path; None: it failed."""
         return None if self._future.exception() else self._future.result()
 

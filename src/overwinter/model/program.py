@@ -301,7 +301,7 @@ class _Walk:
             raise ProgramError(f"{where}: cannot check a {'number' if is_number else 'tensor'}")
 
     def _number_bits(self, call: Call, where: str) -> int:
-        """Return the most bits that the call's result can need, treating every function as a product."""
+        """Return the most bits that the call's result can need, treating every operator as a product."""
         if call.operator in ITEM_OPERATORS:
             return ITEM_BITS
         if call.operator in SIZE_OPERATORS:

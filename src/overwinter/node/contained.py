@@ -67,7 +67,7 @@ class ContainedProcess:
         self.asked = False
         """Whether a zygote was asked to fork it."""
         self.lost_blocks = False
-        """Whether it is killed because one of its blocks changed in memory."""
+        """Whether it is killed because one of its blocks changed in memory, or was missing there."""
         self.dismissed = False
         """Whether the node has ended it, or instructed it to end."""
         self.pid: int | None = None
@@ -128,7 +128,7 @@ class ContainedProcess:
         return pending
 
     def take_back(self, run: RunId) -> PendingRun:
-        """Return a run that is not sent to the worker; it keeps its slot until `free`."""
+        """Return a run that is not sent to the process after all; it keeps its slot until `free`."""
         return self._pending_runs.pop(run)
 
     def free(self, pending: PendingRun) -> None:
@@ -238,7 +238,7 @@ def copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
 
 
 def _buffer(name: str, undo: ExitStack) -> SharedBuffer:
-    """Create a buffer, which is closed if creating another one of the worker fails."""
+    """Create a buffer, which is closed if creating another one of the process fails."""
     buffer = SharedBuffer.make(name)
     undo.callback(buffer.close)
     return buffer

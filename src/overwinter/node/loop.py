@@ -104,7 +104,7 @@ class Loop:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End the node, because the scheduler may not continue after this error."""
+        """End the node, because neither the scheduler nor the readers may continue after this error."""
         if not self.broken.done():
             self.broken.set_exception(error)
             self._effects.close()

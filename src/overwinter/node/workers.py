@@ -119,7 +119,7 @@ class WorkerProcess(ContainedProcess):
         return pending
 
     def take_back(self, run: RunId) -> PendingRun:
-        """Return a run that is not sent to the worker; it keeps its slot until `free`."""
+        """Return a run that is not sent to the worker after all; it keeps its slot until `free`."""
         del self._slo_spent_at_s[run]
         return super().take_back(run)
 

@@ -6,7 +6,7 @@ from math import inf
 from overwinter.core.ids import Seconds
 
 Key = str | int
-"""The id of a function, worker or executor, or the name of a queue, of `ahead` or of `device_order`."""
+"""The id of a function, worker or executor, the name of a queue, `ahead.KEY` or `device_order.KEY`."""
 
 
 class Timers:

@@ -87,7 +87,7 @@ class Catalog:
         self.file.close()
 
     def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
-        """Register a new version of `name` and return its number, 1 above the highest that the name ever had.
+        """Register a new version of `name` and return its number, higher than any that the name ever had.
 
         Raises ConflictError if a pipeline has the name, ForbiddenError if another tenant has a version of it.
         """
@@ -156,7 +156,7 @@ class Catalog:
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
         """Remove one version, or all with None, and return their numbers. Raises NotFoundError when there is none, and
-        ConflictError when the version has a share of the requests and other versions remain.
+        ConflictError when the version has a share of the requests and a version remains that has passed its trial.
         """
         with self.file.transaction() as db:
             present = _versions(db, name)
