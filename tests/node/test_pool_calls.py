@@ -75,7 +75,7 @@ def test_inputs_of_a_call_without_room_are_not_copied():
         pool_calls = PoolCalls(Program([payload], bool), None, processes, None, None)
         run = _Run({function.id: function}, {0: function.id})
         process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)
-        message = PoolCall(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),), 2 * NBYTES)
+        message = PoolCall(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),))
         await pool_calls._answer(process, run, function, function, message)
         process.slots[0].outputs.close()
 
@@ -124,7 +124,7 @@ def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
             pool_calls = PoolCalls(None, None, processes, tasks, lines)
             monkeypatch.setattr(pool_calls, "_answer", mistaken)
             pool_calls.begin(worker, 1, 0, [function], [1])
-            pool_calls.call(worker, None, PoolCall(1, function.id, 0, (), 0))
+            pool_calls.call(worker, None, PoolCall(1, function.id, 0, ()))
         worker.close_far_end()
         worker.close()
 

@@ -12,7 +12,7 @@ import sys
 sys.path.append(sys.argv[1])
 from overwinter.worker.sandbox import WorkerLimits, Sandbox
 box = Sandbox()
-box.enter(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [])
+box.enter(None, WorkerLimits(4 << 30, 1 << 30), [])
 import package_of_a_user
 print(package_of_a_user.answer)
 """
@@ -56,10 +56,10 @@ def tell():
     }), flush=True)
 
 box = Sandbox()
-box.enter_as_zygote(uid_of(1), WorkerLimits(1 << 44, 1 << 30, 1 << 20), [])
+box.enter_as_zygote(uid_of(1), WorkerLimits(1 << 44, 1 << 30), [])
 tell()
 if os.fork() == 0:
-    box.enter(None, WorkerLimits(1 << 30, 1 << 30, 1 << 20), [])
+    box.enter(None, WorkerLimits(1 << 30, 1 << 30), [])
     tell()
     os._exit(0)
 os.wait()

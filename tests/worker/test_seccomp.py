@@ -125,7 +125,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 place = ctypes.create_string_buffer(4096)
 arm = platform.machine() == "aarch64"
 log = os.dup(1)
-missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30), [0, 1, 2, log])
 if any("not filtered" in lack for lack in missing):
     # What follows would be done, and to the tests themselves.
     print(json.dumps({"missing": missing}))
@@ -236,7 +236,7 @@ from overwinter.worker.sandbox import WorkerLimits, Sandbox
 
 libc = ctypes.CDLL(None, use_errno=True)
 smaps = os.open("/proc/self/smaps", os.O_RDONLY)
-missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, smaps])
+missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30), [0, 1, 2, smaps])
 part = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE)
 start = ctypes.addressof(ctypes.c_char.from_buffer(part))
 assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(part)), 14) == 0

@@ -54,8 +54,7 @@ def call(rng):
     valid = ["x", "FP32", [1, 4], 16]
     inputs = [rng.choice((valid, valid, meta(rng))) for _ in range(rng.choice((1, 1, 1, 0, 2)))]
     name = rng.choice(("pooled@1", "pooled@1", "pooled@1", "honest-pooled@1", "neighbour@1", "pooled:program@1", ""))
-    buffer_bytes = rng.choice((65536, 65536, some(rng)))
-    return ["PoolCall", rng.choice((1, some(rng))), name, rng.choice((0, 0, 0, some(rng))), inputs, buffer_bytes]
+    return ["PoolCall", rng.choice((1, some(rng))), name, rng.choice((0, 0, 0, some(rng))), inputs]
 
 
 def message(rng):

@@ -12,7 +12,6 @@ from overwinter.core.errors import OverwinterError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, check_size
 from overwinter.worker.buffer import SharedBuffer, offsets
 from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
-from overwinter.worker.shortage import lacks_memory
 
 KNOWN = frozenset((*DATATYPE_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
@@ -30,33 +29,24 @@ class AnswerCheck:
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs
 
-    def outcomes_of(
-        self, answer: Answer, buffer: SharedBuffer, known: Container[Failure] = ()
-    ) -> list[Placed | Failure]:
+    def outcomes_of(self, answer: Answer, known: Container[Failure] = ()) -> list[Placed | Failure]:
         """Return where each request's outputs are in the buffer, or its failure. `known`: the failures that the node
         itself told the worker. Raises ValueError for an impossible answer.
         """
         outputs = [outcome.metas for outcome in answer.outcomes if not isinstance(outcome, Failure)]
-        placed = iter(self.placed(outputs, buffer, answer.buffer_bytes, len(answer.outcomes)))
+        placed = iter(self.placed(outputs))
         return [
             (outcome if outcome in known else reportable(outcome)) if isinstance(outcome, Failure) else next(placed)
             for outcome in answer.outcomes
         ]
 
-    def placed(
-        self, given: Sequence[Sequence[TensorMeta]], buffer: SharedBuffer, buffer_bytes: int, count: int = 1
-    ) -> list[Placed]:
-        """Return where the tensors of up to `count` requests are in the buffer, which has them in this order. Raises
-        ValueError if that is impossible.
+    def placed(self, given: Sequence[Sequence[TensorMeta]]) -> list[Placed]:
+        """Return where the tensors of requests are in the buffer, which has them in this order. Raises ValueError if
+        that is impossible.
         """
         for metas in given:
             self._check(metas)
-        *places, nbytes = offsets(meta for metas in given for meta in metas)
-        # A buffer grows to at most twice the needed size, and never shrinks.
-        most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * count)
-        if not nbytes <= buffer_bytes <= most:
-            raise ValueError(f"{nbytes} bytes of tensors do not match a buffer of {buffer_bytes}")
-        at = iter(places)
+        at = offsets(meta for metas in given for meta in metas)
         return [[(meta, next(at)) for meta in metas] for metas in given]
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
@@ -88,16 +78,10 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
     return True
 
 
-def copied_tensors(given: Iterable[Placed], buffer: SharedBuffer, buffer_bytes: int) -> list[list[Tensor]]:
+def copied_tensors(given: Iterable[Placed], buffer: SharedBuffer) -> list[list[Tensor]]:
     """Return a copy of each request's tensors in the buffer. Raises ValueError for an impossible content, and OSError
     or MemoryError when the node lacks memory.
     """
-    try:
-        buffer.follow(buffer_bytes)
-    except OSError as error:
-        if lacks_memory(error):
-            raise
-        raise ValueError(f"its buffer cannot be mapped: {error}") from error
     return [[_copied_tensor(buffer, meta, at) for meta, at in placed] for placed in given]
 
 

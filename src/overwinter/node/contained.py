@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import NamedTuple
 
 from overwinter.core.ids import FunctionId, RequestId, RunId, TenantId, WorkerId
@@ -83,7 +84,7 @@ class ContainedProcess:
         self.over = False
         """Whether its exit was reported. Data copied from its buffers after that is ignored."""
         self._closed = False
-        self._threads = 0
+        self._copies = 0
         self.last_run: RunId | None = None
         self._pending_runs: dict[RunId, PendingRun] = {}
         # The last used slot is taken first, because its pages are mapped.
@@ -104,9 +105,13 @@ class ContainedProcess:
         """The descriptors of its buffers, slot by slot."""
         return [buffer.fd for slot in self.slots for buffer in slot]
 
-    def enlarge(self, buffer: SharedBuffer, nbytes: int) -> None:
-        """Give one of its buffers a new file with room for `nbytes`. Raises OSError."""
-        buffer.replace(nbytes, self._files.closing.close_file)
+    def copy_inputs(self, slot: int, tensors: Sequence[Tensor]) -> None:
+        """Copy inputs into a slot's buffer, in order. Raises OSError when the system lacks memory."""
+        _copy_into(self.slots[slot].inputs, tensors)
+
+    def copy_outputs(self, slot: int, tensors: Sequence[Tensor]) -> None:
+        """Copy the outputs of a program into a slot's other buffer; otherwise as `copy_inputs`."""
+        _copy_into(self.slots[slot].outputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Take a slot for the run; the scheduler never sends more runs than there are slots."""
@@ -139,13 +144,13 @@ class ContainedProcess:
         """Whether nothing runs, and this run was the last one."""
         return len(self._free) == len(self.slots) and self.last_run == run
 
-    def thread_begins(self) -> None:
-        """Keep the buffers open while a thread copies or releases their contents, even if the process ends."""
-        self._threads += 1
+    def copy_begins(self) -> None:
+        """Keep the buffers open during a copy in a thread, even if the worker ends."""
+        self._copies += 1
 
-    def thread_ended(self) -> None:
-        """A thread has ended its work."""
-        self._threads -= 1
+    def copy_ended(self) -> None:
+        """A copy has ended."""
+        self._copies -= 1
         self._close_buffers()
 
     def end_failure(self, how: str) -> Failure:
@@ -159,6 +164,11 @@ class ContainedProcess:
     def is_large(self) -> bool:
         """Whether a buffer is larger than the memory that it keeps while nothing runs."""
         return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
+
+    def release(self) -> Iterator[None]:
+        """Release the memory of large buffers, piece by piece, while nothing runs."""
+        for buffer in chain.from_iterable(self.slots):
+            yield from buffer.release()
 
     def fail(self, error: str, reason: str) -> None:
         """Record why it is ended, for the report of its end."""
@@ -194,7 +204,7 @@ class ContainedProcess:
         self.output.close_far_end()
 
     def _close_buffers(self) -> None:
-        if self._closed and not self._threads:
+        if self._closed and not self._copies:
             for slot in self.slots:
                 slot.inputs.close(self._files.closing.close_file)
                 slot.outputs.close(self._files.closing.close_file)
@@ -217,23 +227,19 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
     """Copy these tensors in order into a new buffer, and return its descriptor; the caller closes it. Raises
     OSError.
     """
-    buffer = SharedBuffer.make("overwinter-samples", max(1, buffer_bytes(tensors)))
+    # The node does not count this file with the worker's buffers, so it is no larger than its contents.
+    *_, nbytes = offsets(tensor.meta for tensor in tensors)
+    buffer = SharedBuffer.make("overwinter-samples", nbytes)
     try:
-        copy_into(buffer, tensors)
+        _copy_into(buffer, tensors)
         return os.dup(buffer.fd)
     finally:
         buffer.close()
 
 
-def buffer_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes that tensors take in a buffer."""
-    *_, nbytes = offsets(tensor.meta for tensor in tensors)
-    return nbytes
-
-
-def copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
-    """Copy tensors into a buffer, in order; they must fit. Raises OSError when the system lacks memory."""
-    for tensor, at in zip(tensors, offsets(tensor.meta for tensor in tensors), strict=False):
+def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
+    places = offsets(tensor.meta for tensor in tensors)
+    for tensor, at in zip(tensors, places, strict=False):
         buffer.put(at, tensor.data)
 
 

@@ -50,7 +50,7 @@ class Copies:
             return
 
         def report(copied: asyncio.Future[T]) -> None:
-            process.thread_ended()
+            process.copy_ended()
             error = copied.exception()
             if isinstance(error, FAULTS):
                 if not process.over:
@@ -58,5 +58,5 @@ class Copies:
             elif not process.over:
                 done(copied.result())
 
-        process.thread_begins()
+        process.copy_begins()
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(report)

@@ -26,7 +26,6 @@ from overwinter.worker.messages import (
     ForkWorker,
     FromWorker,
     LoadFailed,
-    NewBuffer,
     Stop,
     ToExecutor,
     ToWorker,
@@ -183,15 +182,6 @@ class Forks:
             process.channel.send(message, fds)
         except (ChannelClosedError, OSError):
             self.kill(process)
-
-    def make_room(self, process: ContainedProcess, slot: int, index: int, nbytes: int) -> None:
-        """Let a buffer of a slot have room for `nbytes`. If it lacks room, the process must not use it now. Raises
-        OSError.
-        """
-        buffer = process.slots[slot][index]
-        if nbytes > buffer.nbytes and not process.over:
-            process.enlarge(buffer, nbytes)
-            self.send(process, NewBuffer(slot, index), [buffer.fd])
 
     def _receive(self, process: ContainedProcess) -> None:
         try:

@@ -22,7 +22,6 @@ from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
 from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, copied_tensors, placed_bytes
 from overwinter.node.calls import Calls, Payload
-from overwinter.node.contained import buffer_bytes, copy_into
 from overwinter.node.copying import FAULTS, Copies
 from overwinter.node.faults import contain
 from overwinter.node.functions import DeployedFunction
@@ -31,7 +30,6 @@ from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.policies.queueing import ORDINARY
 from overwinter.store.manifest import SAMPLES_MAX
-from overwinter.worker.buffer import OUTPUTS
 from overwinter.worker.messages import Failure, Outputs, PoolCall, PoolCallResult
 from overwinter.worker.shortage import lacks_memory
 
@@ -172,17 +170,16 @@ class PoolCalls:
         buffer = process.slots[message.slot].outputs
         try:
             check = AnswerCheck(program.manifest.inputs)
-            [placed] = check.placed([message.inputs], buffer, message.buffer_bytes)
+            [placed] = check.placed([message.inputs])
             async with self._turn(run, function):
                 waiting = self._waiting(run, function)
                 # Before they are copied: the worker may announce more than its callers may hold.
                 _reserve(waiting, placed_bytes(placed))
-                take = partial(copied_tensors, [placed], buffer, message.buffer_bytes)
+                take = partial(copied_tensors, [placed], buffer)
                 [inputs] = await self._copied(process, placed_bytes(placed), take)
                 outputs = await self._run(run, function, program, waiting, inputs)
                 metas = tuple(tensor.meta for tensor in outputs)
-                self._processes.forks.make_room(process, message.slot, OUTPUTS, buffer_bytes(outputs))
-                await self._copied(process, _nbytes(metas), partial(copy_into, buffer, outputs))
+                await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
             answer = PoolCallResult(message.number, Outputs(metas))
         except OverwinterError as error:
             answer = PoolCallResult(message.number, None if _worker_runs_it(function, error) else _failure(run, error))

@@ -1,6 +1,7 @@
 """Sends runs of requests to workers: copies their inputs into buffers, and their outputs out of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
@@ -10,16 +11,17 @@ from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import MESSAGE_MAX, Placed, copied_tensors, placed_bytes
 from overwinter.node.calls import Payload
-from overwinter.node.contained import ContainedProcess, PendingRun, buffer_bytes, copy_into
+from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.pool_calls import PoolCalls
 from overwinter.node.processes import Processes
-from overwinter.node.releases import Releases
 from overwinter.node.workers import WorkerProcess
-from overwinter.worker.buffer import INPUTS
 from overwinter.worker.messages import Answer, Failure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
+
+BUFFERS_IDLE_S = 1.0
+"""The memory of large buffers is released when a worker was idle for this long."""
 
 
 class Runs:
@@ -40,7 +42,7 @@ class Runs:
         self._post = post
         self._pool_calls = pool_calls
         self._copies = copies
-        self._releases = Releases()
+        self._loop = asyncio.get_running_loop()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
@@ -110,24 +112,15 @@ class Runs:
         def begun(_: None) -> None:
             self._processes.forks.send(process, RunBatch(run, functions, slot, metas))
 
-        def copy() -> None:
-            nbytes = buffer_bytes(tensors)
-            try:
-                self._processes.forks.make_room(process, slot, INPUTS, nbytes)
-            except OSError as error:
-                failed(error)
-            else:
-                work = partial(copy_into, process.slots[slot].inputs, tensors)
-                self._copies.make(process, nbytes, work, begun, failed)
-
-        self._releases.when_stopped(process, copy)
+        nbytes = sum(len(tensor.data) for tensor in tensors)
+        self._copies.make(process, nbytes, partial(process.copy_inputs, slot, tensors), begun, failed)
 
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
         pending = process.end(answer)
         known = self._pool_calls.end(process, pending.slot) if isinstance(process, WorkerProcess) else ()
         buffer = process.slots[pending.slot].outputs
-        placed, failures = self._reserved(pending, process.answer_check.outcomes_of(answer, buffer, known))
+        placed, failures = self._reserved(pending, process.answer_check.outcomes_of(answer, known))
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
@@ -137,7 +130,7 @@ class Runs:
             else:
                 self._processes.forks.give_up(process, f"it sent an invalid answer: {error}")
 
-        take = partial(copied_tensors, placed.values(), buffer, answer.buffer_bytes)
+        take = partial(copied_tensors, placed.values(), buffer)
         done = partial(self._copied, process, answer, pending, placed, failures)
         self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed)
 
@@ -177,7 +170,8 @@ class Runs:
             payload = self._payloads.get(request)
             if payload is not None:
                 _keep(self._functions.get(functions[request]), payload, tensors)
-        self._releases.run_ended(process, answer.run)
+        if process.is_idle_since(answer.run) and process.is_large():
+            self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
             failures.clear()
@@ -202,6 +196,13 @@ class Runs:
         message = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
         failures = tuple(RunFailure(request, "OverloadedError", message) for request in pending.requests)
         self._post(RunEnded(process.worker, run, failures))
+
+    def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:
+        """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces."""
+        if process.is_idle_since(run):
+            for _ in pieces:
+                self._loop.call_soon(self._release, process, run, pieces)
+                return
 
 
 def _keep(function: DeployedFunction | None, payload: Payload, outputs: list[Tensor]) -> None:

@@ -21,7 +21,7 @@ from overwinter.model.structure import BATCH
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
-from overwinter.worker.buffer import INPUTS, offsets
+from overwinter.worker.buffer import offsets
 from overwinter.worker.messages import Answer, Failure, ForkWorker, Measure, Measured, PoolCall, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
@@ -156,9 +156,10 @@ class MeasuredWorker:
         run = RunId(self._runs)
         batch = self._configuration.batch
         slot = process.begin(run, (NO_REQUEST,) * batch, (process.function,) * batch)
+        buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)
         try:
-            self._processes.forks.make_room(process, slot, INPUTS, nbytes)
+            buffer.grow(nbytes)
         except OSError as error:
             raise WorkerError(f"a buffer cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()

@@ -20,7 +20,7 @@ def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]
         return _packed(message.run, outcomes, slot.outputs)
     except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the process continues
         failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
-        return Answer(message.run, (failure,) * len(message.requests), 0)
+        return Answer(message.run, (failure,) * len(message.requests))
 
 
 def unbound_failure(function: str) -> Failure:
@@ -47,4 +47,4 @@ def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer
             continue
         filled += nbytes
         packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
-    return Answer(run, tuple(packed), buffer.nbytes)
+    return Answer(run, tuple(packed))

@@ -38,7 +38,6 @@ from overwinter.worker.messages import (
     Failure,
     HandOver,
     LoadFailed,
-    NewBuffer,
     PeerEnded,
     Ready,
     Reserve,
@@ -230,8 +229,6 @@ class Executor:
             case Unbind(function):
                 self._functions.pop(function, None)
                 self._own.device.evict(function)
-            case NewBuffer(_, index):
-                self._slot[index].take_over(*fds)
             case BringFrom() | PeerEnded():
                 self._own.peers.take(message, fds)
             case Reserve() | Stop():

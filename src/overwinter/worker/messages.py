@@ -46,7 +46,9 @@ class Ping(_Message, frozen=True):
 
 
 class ForkZygote(_Message, frozen=True):
-    """Fork a tenant's zygote. Descriptors: its end of a channel, and any file by which it enters its control group."""
+    """Fork a tenant's zygote. Descriptors: its end of a channel, and optionally the file by which it enters its
+    tenant's control group.
+    """
 
     number: int
     """Identifies this fork."""
@@ -107,7 +109,8 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
 class Bind(_Message, frozen=True):
     """One function of the family: its weights and its assets.
 
-    Descriptors: the blocks that the worker lacks, then the assets, then the buffer of any samples of the trial.
+    Descriptors: the blocks that the worker lacks, then the assets, then the buffer of the trial's samples if there are
+    any.
     """
 
     function: str
@@ -205,13 +208,6 @@ class RunBatch(_Message, frozen=True):
     requests: tuple[tuple[TensorMeta, ...], ...]
 
 
-class NewBuffer(_Message, frozen=True):
-    """Use another file for the slot's buffer of this index, which nothing uses now. Descriptor: the file."""
-
-    slot: int
-    index: int
-
-
 class Measure(_Message, frozen=True):
     """Report the private memory; only for a worker that was forked to be measured."""
 
@@ -238,9 +234,9 @@ class PoolCallResult(_Message, frozen=True):
     outcome: "Outputs | Failure | None"
 
 
-ToWorker = Load | Bind | Unbind | NewBuffer | RunBatch | PoolCallResult | Measure | Stop
+ToWorker = Load | Bind | Unbind | RunBatch | PoolCallResult | Measure | Stop
 
-# node -> executor, which also gets Unbind, NewBuffer, RunBatch and Stop
+# node -> executor, which also gets Unbind, RunBatch and Stop
 
 
 class Reserve(_Message, frozen=True):
@@ -299,7 +295,7 @@ class WarmUp(_Message, frozen=True):
     function: str
 
 
-ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | NewBuffer | RunBatch | Stop
+ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
 
 # worker -> node
 
@@ -309,7 +305,9 @@ class Waiting(_Message, frozen=True):
 
 
 class Trying(_Message, frozen=True):
-    """The trial begins: if this process ends before it is ready, even during compilation, the function is at fault."""
+    """The function's trial begins: if this process ends before it is ready, even during compilation, the function is at
+    fault.
+    """
 
 
 class Ready(_Message, frozen=True):
@@ -358,7 +356,6 @@ class Answer(_Message, frozen=True):
 
     run: RunId
     outcomes: tuple[Outputs | Failure, ...]
-    buffer_bytes: int
     moved_bytes: int = 0
     """The bytes that an executor brought to its device for the run."""
     peer_bytes: int = 0
@@ -386,7 +383,6 @@ class PoolCall(_Message, frozen=True):
     slot: int
     """The slot of the run in progress; 0 in a trial."""
     inputs: TensorMetas
-    buffer_bytes: int
 
 
 class Measured(_Message, frozen=True):

@@ -58,15 +58,16 @@ class PoolCalls:
         number, slot = next(self._numbers), getattr(self._thread, "slot", 0)
         buffer = self._slots[slot].outputs
         metas = _written(function, specs, inputs, buffer)
-        result = self._call(PoolCall(number, function, slot, metas, buffer.nbytes))
+        result = self._call(PoolCall(number, function, slot, metas))
         if result is None:
             raise WorkerError(f"the worker of {function} was stopped during its run")
         if result.outcome is None:
             return None
         if isinstance(result.outcome, Failure):
             raise error_named(result.outcome.error)(result.outcome.message)
-        places = offsets(result.outcome.metas)
-        return tuple(_copied(buffer, meta, at) for meta, at in zip(result.outcome.metas, places, strict=False))
+        *places, nbytes = offsets(result.outcome.metas)
+        buffer.grow(nbytes)
+        return tuple(_copied(buffer, meta, at) for meta, at in zip(result.outcome.metas, places, strict=True))
 
 
 def is_sendable(inputs: Sequence[torch.Tensor]) -> bool:

@@ -38,7 +38,6 @@ from overwinter.worker.messages import (
     Load,
     LoadFailed,
     Measure,
-    NewBuffer,
     PoolCall,
     PoolCallResult,
     Ready,
@@ -163,8 +162,6 @@ class Worker:
                 self._jobs.append(self._counted(partial(self._bind, function, self._loaded.take(message, fds))))
             case Unbind(function):
                 self._loaded.drop(function)
-            case NewBuffer(slot, index):
-                self._slots[slot][index].take_over(*fds)
             case Measure(function):
                 runner = self._loaded.runner(function)
                 assert self._measurement is not None, "nothing to measure with"

@@ -77,11 +77,13 @@ def die_with_parent(parent: int) -> None:
 
 
 class WorkerLimits(NamedTuple):
-    """The limits of a worker: private memory, address space for mappings, and bytes of one buffer."""
+    """The limits of a worker: private memory, address space for mappings, and the size to which its system calls may
+    write files; 0: they write to none, not even to its buffers, which it maps.
+    """
 
     memory_bytes: int
     mapped_bytes: int
-    buffer_bytes: int
+    file_bytes: int = 0
 
 
 class Sandbox:
@@ -157,7 +159,7 @@ class Sandbox:
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30, 1 << 20), [there], kind)
+            missing = self.enter(uid_of(0), WorkerLimits(4 << 30, 1 << 30), [there], kind)
             os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
@@ -189,7 +191,7 @@ class Sandbox:
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NOFILE, DESCRIPTORS_MAX)
-        _limit(resource.RLIMIT_FSIZE, limits.buffer_bytes)
+        _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
         _limit(resource.RLIMIT_DATA, memory_bytes)
         # Memory that was written and then made read-only does not count as data. The zygote's mappings are not charged.
         _limit(resource.RLIMIT_AS, held.mapped + memory_bytes + limits.mapped_bytes)

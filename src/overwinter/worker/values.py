@@ -32,8 +32,10 @@ def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
 def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
     """Return the inputs of requests, which are in a buffer in this order."""
     requests = list(requests)
-    places = offsets(meta for metas in requests for meta in metas)
-    return [{meta.name: read(buffer, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
+    *places, nbytes = offsets(meta for metas in requests for meta in metas)
+    buffer.grow(nbytes)
+    at = iter(places)
+    return [{meta.name: read(buffer, meta, next(at)) for meta in metas} for metas in requests]
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:

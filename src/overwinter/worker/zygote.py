@@ -59,8 +59,8 @@ from overwinter.worker.sandbox import Sandbox, WorkerLimits, die_with_parent
 
 THREADS_MAX = 1 << 13
 """The thread limit of all workers if they share one user."""
-BUFFER_BYTES_MAX = 2 << 30
-"""The most bytes of all buffers of a worker that it may grow itself."""
+GPU_FILE_BYTES = 2 << 30
+"""The size to which the driver of a GPU may write files of its own."""
 PROGRAMS_BYTES = 1 << 30
 """The memory for programs of a tenant's zygote, in addition to the limit of one of its workers."""
 
@@ -286,8 +286,8 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
 def _limits(order: ForkWorker | TakeOver, slots: int) -> WorkerLimits:
     """Return the limits of a worker with this many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
-    buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
-    return WorkerLimits(memory_bytes, order.mapped_bytes, buffer_bytes)
+    uses_gpu = isinstance(order, ForkWorker) and order.device is not None and order.device.kind == "cuda"
+    return WorkerLimits(memory_bytes, order.mapped_bytes, GPU_FILE_BYTES if uses_gpu else 0)
 
 
 def _wait_for_take_over(end: int) -> TakeOver:
@@ -313,7 +313,7 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Res
         smaps = _own_smaps()
         # The workers' limits count what the zygote has mapped in addition to their own.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
-        limits = WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
+        limits = WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes)
         child_ended = _child_ended()
         resources.sandbox.enter_as_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
         die_with_parent(parent)
