@@ -89,14 +89,6 @@ def test_no_request_is_forgotten_under_load(policy, isolation, few):
     assert wanted <= seen
 
 
-def test_no_function_runs_whose_blocks_were_lost_while_it_waited_for_a_device(few):
-    few = tuple(msgspec.structs.replace(each, memory_bytes=2 * each.memory_bytes) for each in few)
-    bounds = {"workers_max": 4, "host_bytes": 60, "memory_bytes": 40, "cores": 2, "host_keep_alive_s": 5.0}
-    world = World(policy="overwinter", devices=few, device_isolation="tenant", **bounds)
-    replayed.play(world, Random(267), 150)
-    world.end_well(replayed.NAMES, OnDevices.soon_s)
-
-
 WORLDS, WORLDS_MOST = 3, 12
 WITHOUT_HOMES = [case for case in CASES if case[0].device_binding not in ("native", "infless")]
 

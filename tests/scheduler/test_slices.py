@@ -273,6 +273,25 @@ def test_a_slice_waits_for_its_transfer():
     assert [each.missing_bytes for each in runs(world)[-2:]] == [0, 0]
 
 
+def test_a_slice_whose_blocks_are_lost_during_its_transfer_is_loaded_again():
+    world = world_of(2)
+    for name in ("g", "h"):
+        world.deploy(pooled(name, 1000))
+        world.arrive(name)
+    world.settle()
+    request = world.arrive("f")
+    world.load_blocks()
+    # The executor of the idle device prepares the first slice, and then brings the second one.
+    world.load_blocks()
+    [executor] = world.devices.preparing
+    world.finish_on_device()
+    assert [(run.executor, run.function) for run in world.devices.running.values()] == [(executor, "f:2@1")]
+    world.die(executor, lost_blocks=True)
+    assert not world.devices.running
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
 @pytest.mark.parametrize(
     ("number", "moved"), [(4, [4] + [0] * 6), (3, [4, 1, 1, 2, 1, 1, 2]), (2, [4, 2, 3, 3, 2, 3, 3])]
 )

@@ -94,8 +94,11 @@ def blocks_loaded(cycle: Cycle, function: Function) -> None:
 def preparation_failed(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
     """An executor died or hung while it prepared or brought a function. A run that was ordered has not begun."""
     pool_record(prepared).preparation_failed = True
-    parts = () if operation is None else operation.parts
-    for part in parts:
+    cycle.mark(prepared)
+    if operation is None:
+        return
+    for part in operation.parts:
         put_back(cycle, part)
-    for function in (prepared, *(part.function for part in parts)):
+    # A function that was brought may wait for that, and need its blocks again.
+    for function in operation.functions:
         cycle.mark(function)

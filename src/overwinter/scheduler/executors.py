@@ -108,8 +108,6 @@ def _lose_blocks(cycle: Cycle, prepared: Function, operation: Operation | None) 
     for function in () if operation is None else operation.functions:
         if function.loaded:
             release(cycle, function)
-            # Its requests may wait for a device.
-            cycle.mark(function)
     if prepared.loaded:
         evict_blocks_of(cycle, prepared, "a block of it was missing in the host store when a device prepared it")
 
