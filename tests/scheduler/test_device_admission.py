@@ -52,6 +52,21 @@ def test_a_further_executor_starts_where_waiting_takes_longer_than_a_start():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
+def test_tenants_whose_requests_always_wait_take_turns_on_too_few_devices():
+    world = world_of(1)
+    while len(started(world)) < 9:
+        for tenant in "tuv":
+            if len(world.state.functions[f"{tenant}@1"].queue) < 3:
+                world.arrive(tenant)
+        world.settle_processes()
+        world.now += RUN_S
+        if world.devices.running:
+            world.finish_on_device()
+        else:
+            world.ring()
+    assert [tenant for _, tenant in started(world)] == list("tuv" * 3)
+
+
 def test_the_executor_is_replaced_that_was_idle_for_longest():
     world = world_of(2)
     for tenant in "tutvu":

@@ -22,9 +22,9 @@ IN_VAIN_MS, EASY_MS = 1.0, 4_000.0
 """An SLO that is never met, and one that always is."""
 
 
-def pooled(name, slo_ms):
+def pooled(name, slo_ms, **other):
     settings = {"slo_ms": slo_ms, "timeout_s": TIMEOUT_S, "max_batch": 1}
-    return spec(name, 1, [(f"{name}-weights", 10)], device="pool", **settings)
+    return spec(name, 1, [(f"{name}-weights", 10)], device="pool", **(settings | other))
 
 
 def runs_of(world) -> list[RunOnDevice]:
@@ -60,6 +60,45 @@ def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_tim
     for request, (long_at, waiting) in behind.items():
         before = bisect_right(began, long_at)
         assert begun.get(request, len(begun)) - before <= LONG_EVERY * (waiting + 1)
+
+
+@pytest.mark.parametrize("order", ["overwinter", "rrc", "fifo", "deadline"])
+def test_tenants_get_equal_device_time_whatever_their_slos_priorities_and_functions(order):
+    world = World(devices=(DEVICE,), device_isolation="none", policy=Policy(device_order=order))
+    seconds = {"greedy": 1.0, "more": 2.0, "modest": 1.0}
+    for name in seconds:
+        tenant, slo_ms = ("u", None) if name == "modest" else ("t", EASY_MS)
+        world.deploy(pooled(name, slo_ms, tenant=tenant, timeout_s=1000.0))
+    had = dict.fromkeys(seconds, 0.0)
+    for _ in range(200):
+        waiting = {name: len(world.state.functions[f"{name}@1"].queue) for name in seconds}
+        for name in seconds:
+            if waiting[name] < 3:
+                world.arrive(name, priority=0 if name == "modest" else -1)
+        world.settle_processes()
+        [run] = world.devices.running.values()
+        name = run.function.removesuffix("@1")
+        world.now += seconds[name]
+        had[name] += seconds[name]
+        world.finish_on_device()
+    assert abs(had["modest"] - had["greedy"] - had["more"]) <= 0.1 * sum(had.values())
+
+
+def test_a_tenant_that_had_no_runs_has_saved_no_device_time_up():
+    world = World(devices=(DEVICE,), device_isolation="none")
+    for name, tenant in (("f", "t"), ("g", "u")):
+        world.deploy(pooled(name, None, tenant=tenant, timeout_s=1000.0))
+    for _ in range(100):
+        answered(world, "f")
+    for _ in range(10):
+        world.arrive("g")
+        world.arrive("f")
+    world.settle_processes()
+    for _ in range(20):
+        world.now += 1.0
+        world.finish_on_device()
+    last = [run.function for run in runs_of(world)][-20:]
+    assert all({*pair} == {"f@1", "g@1"} for pair in zip(last[::2], last[1::2], strict=True))
 
 
 def rrc_world() -> World:

@@ -226,6 +226,9 @@ class World:
 
     def hear(self, finished: LoadFinished) -> None:
         self.loading.discard(finished.function)
+        if finished.error is not None and finished.function in self.state.functions:
+            # It was deployed again before the end of its trial, and the new trial goes on.
+            return
         if finished.function in self.on_trial and finished.error is not None:
             self.deployed.pop(finished.function, None)
         self.on_trial.discard(finished.function)

@@ -134,15 +134,22 @@ def _free(cycle: Cycle) -> list[Device]:
 def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) -> None:
     """Serve these of the waiting functions. `coming`: the devices whose executors start and will serve no other."""
     free, short = _free(cycle), set[DeviceOwner]()
-    queue = device_order.ranks(cycle, [each for each in functions if each.queue], free)
+    waiting = [each for each in functions if each.queue]
+    ranks = device_order.ranks(cycle, waiting, free)
+    queue = [(device_order.turn(cycle, each), rank) for each, rank in zip(waiting, ranks, strict=True)]
     heapify(queue)
     while queue and free:
-        *_, id_ = heappop(queue)
-        function = cycle.state.functions[id_]
+        turn, rank = heappop(queue)
+        function = cycle.state.functions[rank[-1]]
+        if turn < (now_due := device_order.turn(cycle, function)):
+            # Its tenant has begun a run since.
+            heappush(queue, (now_due, rank))
+            continue
         if _begin(cycle, function, free):
             cycle.mark(function)
             if function.queue:
-                heappush(queue, *device_order.ranks(cycle, [function], free))
+                [rank] = device_order.ranks(cycle, [function], free)
+                heappush(queue, (device_order.turn(cycle, function), rank))
         elif not slices.is_brought(cycle, function):
             _want_executor(cycle, function, free, coming, short)
         free = [each for each in free if each.is_free(cycle.now)]
@@ -267,19 +274,20 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         ]
         if over:
             _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
+            cycle.state.pool.waiting.end_turn(function)
             continue
         if owner not in draining:
-            _drain_for_unserved(cycle, devices, owner, draining)
+            _drain_for_unserved(cycle, devices, function, draining)
         if suits_all:
             # What did not help this function does not help a larger one either.
             tried[owner] = pooled.nbytes
 
 
 def _drain_for_unserved(
-    cycle: Cycle, devices: Sequence[Device], owner: DeviceOwner, draining: dict[DeviceOwner, Device]
+    cycle: Cycle, devices: Sequence[Device], function: Function, draining: dict[DeviceOwner, Device]
 ) -> None:
-    """One of these devices whose time slice is over gets a limit for its run, and is taken when that has passed.
-    `draining`: those for which other owners wait; the chosen one is added.
+    """One of these devices whose time slice is over gets a limit for its run. When that has passed, the device is taken
+    for the function's owner. `draining`: those for which other owners wait; the chosen one is added.
     """
     busy = [each for each in devices if each not in draining.values() and _time_slice_ends(cycle, each) <= cycle.now]
     runs = [(each.operation, each) for each in busy if each.operation is not None and each.operation.parts]
@@ -289,9 +297,10 @@ def _drain_for_unserved(
         residency.limit_drain(cycle, operation)
         if operation.drain_until <= cycle.now:
             executors.end_drain(cycle, device, is_needed=True)
-            device.next_owner = owner
+            device.next_owner = owner_of(cycle, function)
+            cycle.state.pool.waiting.end_turn(function)
             return
-        draining[owner] = device
+        draining[owner_of(cycle, function)] = device
         ends = min(ends, operation.drain_until)
     if ends < inf:
         cycle.timers.arm("devices", ends)

@@ -1,4 +1,9 @@
-"""The queue for devices: its order, and the periods in which the order adapts to the load."""
+"""The queue for devices: its order, and the periods in which the order adapts to the load.
+
+Tenants whose functions wait for the same devices get equal device time, and the policy orders the functions of each. A
+run is due when its tenant's earlier runs have had their time, and the next run is the one that is due first
+(start-time fair queueing: Goyal et al., 1996). A tenant that had no runs is due as the last run was, and not earlier.
+"""
 
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -7,6 +12,7 @@ from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler import swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.families import due_at
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import (
     EVERYONE,
     LONG,
@@ -24,6 +30,28 @@ from overwinter.scheduler.state import Function
 
 KEY = "alpha"
 """The timer of the periods."""
+
+
+def turn(cycle: Cycle, function: Function) -> float:
+    """Return when the next run of the function's tenant is due, in seconds of device time; 0 if no other waits."""
+    pool = cycle.state.pool
+    if len(pool.waiting.of_tenants) < 2:
+        return 0.0
+    return max(pool.turn, cycle.state.tenants[function.spec.tenant].device_s)
+
+
+def count_run(cycle: Cycle, function: Function, expected_s: float) -> None:
+    """A run of the function begins on a device."""
+    pool, tenant = cycle.state.pool, cycle.state.tenants[function.spec.tenant]
+    pool.turn = max(pool.turn, tenant.device_s)
+    tenant.device_s = pool.turn + expected_s
+
+
+def correct_run(cycle: Cycle, operation: Operation) -> None:
+    """A run has ended, sooner or later than expected."""
+    tenant = cycle.state.tenants.get(operation.function.spec.tenant)
+    if tenant is not None:
+        tenant.device_s += cycle.now - operation.ends
 
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:

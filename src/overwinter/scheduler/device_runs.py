@@ -14,7 +14,7 @@ from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
 from overwinter.scheduler import counterpart, device_sharing, residency, shared_runs, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.device_order import count_answer
+from overwinter.scheduler.device_order import correct_run, count_answer, count_run
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, record_use
 from overwinter.scheduler.policies import queueing
@@ -45,6 +45,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     run = executor.run = RunId(next(cycle.run_ids))
     operation = Operation(function, now, now + expected, now + overdue_s, now + hangs_s(parts, overdue_s), parts)
     executor.operation, executor.since = operation, now
+    count_run(cycle, function, expected)
     binding = LastBinding(last.device, missing, last.swap_wait_s, choice.peer, last.free, evicted)
     for part in parts:
         _begin_part(cycle, part.function, device, binding)
@@ -161,6 +162,8 @@ def end_operation(cycle: Cycle, device: Device) -> Operation | None:
     cycle.ledger.release(run_owner(executor.run))
     executor.run, executor.operation, executor.since = None, None, cycle.now
     device.swaps_until = 0.0
+    if operation.parts:
+        correct_run(cycle, operation)
     for each in operation.functions:
         pool_record(each).running -= 1
     cycle.devices_changed = True

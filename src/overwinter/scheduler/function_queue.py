@@ -54,6 +54,17 @@ class FunctionQueue(msgspec.Struct):
         if len(functions) > CHECKED and function.spec.id in functions:
             functions[function.spec.id] = functions.pop(function.spec.id)
 
+    def end_turn(self, function: "Function") -> None:
+        """Move a function that gets a device for its owner behind the others of its tenant, and the tenant behind the
+        others.
+        """
+        functions = self.of_tenants.pop(function.spec.tenant, None)
+        if functions is None:
+            return
+        self.of_tenants[function.spec.tenant] = functions
+        if function.spec.id in functions:
+            functions[function.spec.id] = functions.pop(function.spec.id)
+
     def first(self, tenant: TenantId | None = None, id_: FunctionId | None = None) -> "Iterator[Function]":
         """Yield the first functions of each tenant, or only of this tenant, or only this function."""
         if tenant is None:

@@ -308,6 +308,8 @@ class Pool(msgspec.Struct):
     """The smoothed seconds from a fork until the executor is ready."""
     bindings: int = 0
     """The number of runs that were bound to a device."""
+    turn: float = 0.0
+    """When the last run was due in the order of the tenants (device_order.py)."""
     next_long_binding: int = 0
     """From this number of bindings on, the next run is for a request that has waited for a long time, if there is one.
     """
