@@ -77,7 +77,7 @@ def test_sizes_may_be_any_polynomial():
 def test_sizes_are_checked():
     with pytest.raises(ProgramError, match="no dimension 'rows'"):
         peak_activation_bytes(chain(), {"rows": 1})
-    with pytest.raises(ProgramError, match="1 to 64, not 65"):
+    with pytest.raises(ProgramError, match="65, which is not within 1 to 64"):
         peak_activation_bytes(chain(), {"batch": 65})
 
 

@@ -38,13 +38,13 @@ def layers_table(layers: Sequence[LayerPoint]) -> Table:
     for title in ("MACS", "WEIGHTS", "OUTPUT", *(f"BATCH {batch}" for batch in batches)):
         table.add_column(title, no_wrap=True, justify="right")
     for layer in layers:
-        known = (layer.latency_s.get(batch) for batch in batches)
+        latencies_s = (layer.latency_s.get(batch) for batch in batches)
         table.add_row(
             layer.path or "(model)",
             count_text(layer.macs),
             size_text(layer.weight_bytes),
             size_text(layer.output_bytes),
-            *("" if seconds is None else latency_text(seconds) for seconds in known),
+            *("" if seconds is None else latency_text(seconds) for seconds in latencies_s),
         )
     return table
 

@@ -23,11 +23,11 @@ from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
 
 KEPT_BYTES = 16 << 20
-"""The most bytes of outputs that are kept, by the shapes of their inputs."""
+"""The most bytes of outputs that a program keeps, those for all shapes of its inputs together."""
 
 
 class NullDevice(VirtualDevice):
-    """A device that takes addresses for its blocks, and no memory: all its bytes are one page of zeros."""
+    """A device that reserves address space for its blocks, but no memory: all its bytes are one page of zeros."""
 
     def __init__(self, name: str, allocator: Allocator) -> None:
         with warnings.catch_warnings():
@@ -63,7 +63,7 @@ class NullProgram(DeviceProgram):
         """`run_s`: the seconds of a run by its number of requests of minimal size; it has at least one entry."""
         super().__init__(program, torch.device("cpu"))
         self.run = self.run_waiting = self._run
-        self._computed = compile_program(program, checks_values=False)
+        self._compiled = compile_program(program, checks_values=False)
         self._known = sorted(run_s.items())
         self._clock = clock
         self._sleep = sleep
@@ -93,7 +93,7 @@ class NullProgram(DeviceProgram):
         return outputs
 
     def _seconds(self, inputs: Sequence[torch.Tensor]) -> float:
-        """Return the time of a run over these inputs, linear between and beyond the measured batches."""
+        """Return the time of a run over these inputs, linear between and above the measured batches."""
         rows = next(
             (
                 size
@@ -110,7 +110,7 @@ class NullProgram(DeviceProgram):
         """Return outputs of the right shapes, computed once for each shape of the inputs."""
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._outputs:
-            found = tuple(self._computed(weights, [torch.zeros_like(each) for each in inputs]))
+            found = tuple(self._compiled(weights, [torch.zeros_like(each) for each in inputs]))
             nbytes = sum(each.nbytes for each in found)
             if nbytes > KEPT_BYTES:
                 return found

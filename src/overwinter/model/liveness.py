@@ -49,8 +49,8 @@ def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[
 
 
 def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple[int, ...]:
-    """Return the slots that calls `start` to `stop` return: their results that are read after `stop`, in ascending
-    order.
+    """Return the slots that calls `start` to `stop` return: their results that the program returns or that call `stop`
+    or a later one reads, in ascending order.
 
     At the program's end these are its output slots, in the program's order.
     """
@@ -92,7 +92,7 @@ def dimension_sizes(program: Program, sizes: Mapping[str, int]) -> dict[str, int
     for name, (smallest, largest) in program.dimensions.items():
         size = sizes.get(name, program.example[name])
         if not smallest <= size <= largest:
-            raise ProgramError(f"dimension {name!r} goes from {smallest} to {largest}, not {size}")
+            raise ProgramError(f"dimension {name!r} has size {size}, which is not within {smallest} to {largest}")
         filled[name] = size
     return filled
 

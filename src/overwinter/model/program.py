@@ -79,7 +79,7 @@ MAX_SIZE = 1 << 40
 MAX_DEGREE = 16
 MAX_COEFFICIENT = float(1 << 60)
 MAX_NUMBER_BITS = 1 << 16
-"""The widest number that a program may compute from sizes: repeated squaring must not fill the memory."""
+"""The widest number that a program may compute from sizes or elements: repeated squaring must not fill the memory."""
 
 ITEM_BITS = 1 << 10
 """The widest Python number that an element of a tensor can become: the largest float64 as an integer."""
@@ -131,8 +131,8 @@ def _check_dimensions(program: Program) -> None:
     _require(len(program.dimensions) <= MAX_DIMENSIONS, f"more than {MAX_DIMENSIONS} dynamic dimensions")
     _require(list(program.example) == list(program.dimensions), "example must give a size to each dimension, in order")
     for name, (smallest, largest) in program.dimensions.items():
-        known = len(name) <= MAX_TEXT and _IDENTIFIER.fullmatch(name)
-        _require(bool(known), f"dimension name {name[:80]!r} is not an identifier")
+        named = len(name) <= MAX_TEXT and _IDENTIFIER.fullmatch(name)
+        _require(bool(named), f"dimension name {name[:80]!r} is not an identifier")
         inside = 0 <= smallest <= program.example[name] <= largest <= MAX_SIZE
         _require(inside, f"dimension {name!r}: example {program.example[name]} is not within {smallest} to {largest}")
 
@@ -222,7 +222,7 @@ class _Walk:
         self.program = program
         self.alive = set(range(program.first_value))
         self.bits: dict[int, int] = {}
-        """The most bits of each number that is computed from sizes."""
+        """The most bits of each number, whether it comes from sizes or from an element of a tensor."""
 
     def check(self) -> None:
         program = self.program

@@ -137,7 +137,7 @@ class ContainedProcess:
         return self._pending_runs.pop(run)
 
     def free(self, pending: PendingRun) -> None:
-        """Free the slot of a run whose outputs were copied."""
+        """Free the slot of a run that was answered and whose outputs were copied, or that was taken back."""
         self._free.append(pending.slot)
 
     def is_idle_since(self, run: RunId) -> bool:

@@ -329,6 +329,6 @@ def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
 
 
 def _left_s(cycle: Cycle, operation: Operation) -> float:
-    """How long an operation is still expected to take; one that is overdue, as long again as until now."""
+    """How long an operation is still expected to take; past its expected end, as long again as until now."""
     left_s = operation.ends - cycle.now
     return left_s if left_s > 0 else cycle.now - operation.began

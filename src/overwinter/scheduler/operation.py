@@ -1,4 +1,6 @@
-"""Records of operations in progress: a run, a bind, or the start of a worker, from its start until an event ends it."""
+"""Records of operations in progress: a run, a bind, the start of a worker or an executor, or a transfer to a device
+without a run, from its start until an event ends it.
+"""
 
 from math import inf
 from typing import TYPE_CHECKING
@@ -22,7 +24,9 @@ class Operation(msgspec.Struct, eq=False):
     """One operation."""
 
     function: "Function"
-    """The function that runs, that leads a shared run, that is bound, or for which the worker is forked."""
+    """The function that runs, that leads a shared run, that is bound, whose blocks are brought, or for which the
+    process is forked.
+    """
     began: Seconds
     ends: float
     """The expected end."""

@@ -19,7 +19,7 @@ class Timers:
         self._at: dict[Key, float] = {}
         self._order = 0
         self.alarm = inf
-        """When the node's alarm fires; no time is earlier at the end of a step."""
+        """When the node's alarm fires; at the end of a step no key has an earlier time."""
 
     def arm(self, key: Key, at: float) -> None:
         """Check `key` at `at`, unless an earlier time is set."""

@@ -1,11 +1,12 @@
 """The catalog of deployed functions and pipelines, and the identity of the node.
 
 It is one SQLite file beside the blocks. A version number is assigned in the transaction that adds the function and is
-never reused for that name, so `name@3` always means the same version, even after its removal. Functions and pipelines
-share one namespace; only the newest version of a pipeline is kept.
+never reused by the same tenant for that name, so its `name@3` always means the same version, even after its removal.
+Functions and pipelines share one namespace; only the newest version of a pipeline is kept.
 
-The catalog knows the last version of each name that a tenant uses, and of its NAMES_MAX latest names. Of older unused
-names it knows only the highest version; a name that is new to it starts above that.
+The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
+tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
+the one of its tenant.
 """
 
 import sqlite3
@@ -56,7 +57,9 @@ _SCHEMAS = (
 """The statements by which each version of the schema extends the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)
 TENANTS_VERSION = 4
-"""The first schema that records the holders of blocks. Before it, only the manifests named the tenants."""
+"""The first schema that records the tenants of functions and pipelines, and which blobs each tenant has sent. Before
+it, only the manifests named the tenants.
+"""
 
 
 class Row(NamedTuple):
@@ -180,7 +183,7 @@ class Catalog:
                 raise _not_found(name, version, _versions(db, name))
 
     def forget_unproven(self) -> None:
-        """Remove versions that have not passed their trial, when none is in progress."""
+        """Remove versions that have not passed their trial; must not be called while a trial is in progress."""
         with self.file.transaction() as db:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
@@ -279,7 +282,7 @@ def _check_tenant(db: sqlite3.Connection, table: str, kind: str, name: FunctionN
 
 
 def _record_tenants(db: sqlite3.Connection) -> None:
-    """Record the tenants of an older repository's functions from their manifests, and so the holders of their blobs."""
+    """Record the tenants of an older repository's functions from their manifests, and so who has sent which blobs."""
     rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
     for name, version, encoded, created in rows:
         try:
