@@ -2,6 +2,7 @@
 
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor, StopWorker
 from overwinter.core.events import Cancelled
+from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
 
@@ -38,6 +39,7 @@ def test_a_further_executor_starts_where_waiting_takes_longer_than_a_start():
     world = world_of(3)
     for tenant in "tuvtt":
         answered(world, tenant)
+    world.now += KEPT_FOR_TENANT_S
     # The device of u has been idle for longest.
     world.arrive("t")
     waiting = 0
@@ -50,6 +52,21 @@ def test_a_further_executor_starts_where_waiting_takes_longer_than_a_start():
     world.settle()
     assert started(world) == [("virtual:0", "t"), ("virtual:1", "u"), ("virtual:2", "v"), ("virtual:1", "t")]
     assert {type(each) for each in world.answers.values()} == {Reply}
+
+
+def test_the_only_device_of_a_tenant_that_used_it_lately_is_kept_for_it():
+    world = world_of(2)
+    for tenant in "tu":
+        answered(world, tenant)
+    used_at = world.now
+    while not stopped(world) and world.now < used_at + 2 * KEPT_FOR_TENANT_S:
+        while len(world.state.functions["t@1"].queue) < 100:
+            world.arrive("t")
+        world.now += RUN_S
+        if world.devices.running:
+            world.finish_on_device()
+    assert stopped(world) == ["virtual:1"]
+    assert world.now >= used_at + KEPT_FOR_TENANT_S
 
 
 def test_tenants_whose_requests_always_wait_take_turns_on_too_few_devices():

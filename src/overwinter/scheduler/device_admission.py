@@ -7,9 +7,11 @@ replaced only if
 
 * a function waits and no device serves its owner: the device of an owner without waiting functions, or one that has
   served its owner for a time slice;
-* or the owner's functions would wait longer for its own devices than for a start, and the device is not used.
+* or the owner's functions would wait longer for its own devices than for a start, and the device is not used, and not
+  the only one of another tenant that used it lately: this tenant's next request would wait for a time slice.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
@@ -34,6 +36,7 @@ from overwinter.scheduler.pool import Device, DeviceOwner, LastBinding, pool_rec
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
+from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 
 TIME_SLICE_STARTS = 10
 """How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
@@ -236,8 +239,14 @@ def _want_executor(
     elif owner not in short:
         unused = [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]
         count = sum(each.owner == owner for each in cycle.state.pool.devices.values())
-        if unused and (not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s):
+        if unused and not count:
             _replace(cycle, min(unused, key=_since), owner)
+        elif unused and backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
+            until = {each.config.name: _kept_until(cycle, each, owner) for each in unused}
+            if spare := [each for each in unused if until[each.config.name] <= cycle.now]:
+                _replace(cycle, min(spare, key=_since), owner)
+            else:
+                cycle.timers.arm("devices", min(until.values()))
         elif unused:
             short.add(owner)
 
@@ -335,6 +344,14 @@ def backlog_s(cycle: Cycle, owner: DeviceOwner) -> float:
         for each in waiting
     )
     return found_s * queue.count(*owner) / max(1, len(waiting))
+
+
+def _kept_until(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
+    """Until when a device that nobody waits for is kept for its tenant; this owner, which wants it, has another one."""
+    if device.owner is None or device.owner[0] == owner[0]:
+        return cycle.now
+    tenants = Counter(each.owner[0] for each in cycle.state.pool.devices.values() if each.owner is not None)
+    return cycle.now if tenants[device.owner[0]] > 1 else _since(device) + KEPT_FOR_TENANT_S
 
 
 def _since(device: Device) -> float:
