@@ -4,6 +4,7 @@ import array
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import random
 import socket
@@ -151,12 +152,20 @@ def way_buffers_that_change(rng):
     for fd in memory_files():
         with contextlib.suppress(OSError):
             os.pwrite(fd, rng.randbytes(4096), 0)
+        # Only a mapping can write to a buffer.
+        with contextlib.suppress(OSError, ValueError), mmap.mmap(fd, 4096) as window:
+            window[:] = rng.randbytes(4096)
 
 
 def way_large_buffers(rng):
     for fd in memory_files():
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, 1 << 34)
+            os.ftruncate(fd, 1 << 38)
+        with (
+            contextlib.suppress(OSError, ValueError),
+            mmap.mmap(fd, 4 << 20, offset=rng.randrange(1 << 10) << 22) as window,
+        ):
+            window[:] = rng.randbytes(4 << 20)
 
 
 def way_sealed_buffers(rng):
