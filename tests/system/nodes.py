@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -259,9 +259,16 @@ def asked_while_killing(
         answers, gone = [threads.submit(answered, at) for at in range(count)], list[int]()
         for killed, pids in enumerate(kinds):
             wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
-            for pid in pids(node)[:1]:
-                os.kill(pid, signal.SIGKILL)
-                gone.append(pid)
+            gone += kill_one(pid for pid in pids(node) if pid not in gone)
         # A later request must not meet a process whose end is not known yet.
         wait_gone(gone)
         return [each.result(60) for each in answers]
+
+
+def kill_one(pids: Iterable[int]) -> list[int]:
+    """Kill the first of these processes that has not ended by itself, and return it."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return [pid]
+    return []

@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 import torch
@@ -53,8 +54,9 @@ def put_to_sleep(node: NodeProcess) -> None:
     """Wait until the workers of the trials have ended."""
     wait_until(lambda: node.worker_pids())
     for pid in node.worker_pids():
-        os.kill(pid, signal.SIGKILL)
-    # Processes that were forked ahead may end at any time, too.
+        # Processes that were forked ahead may end at any time.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     wait_until(lambda: workers(actions(node, "StartWorker")) <= workers(events(node, "WorkerExited")))
 
 
