@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of
+from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of, restore
 from overwinter.worker.launch import SESSION_NICE
 
 from .rig import Function, Rig, Same, until
@@ -36,6 +36,16 @@ def cores_of(pid: int) -> str:
         if controllers == "cpu" or (not controllers and NAME_PREFIX in path):
             return path[path.rindex(NAME_PREFIX) :] if NAME_PREFIX in path else ""
     return ""
+
+
+def weight_of(place: Path) -> int:
+    """The weight of a control group."""
+    return next(int((place / name).read_text()) for name in ("cpu.weight", "cpu.shares") if (place / name).exists())
+
+
+def is_idle(place: Path) -> bool:
+    """Whether the processes of a control group get only idle cores."""
+    return (place / "cpu.idle").exists() and int((place / "cpu.idle").read_text()) == 1
 
 
 def places(parents, name: str) -> list[Path]:
@@ -116,10 +126,19 @@ def test_a_demoted_process_is_in_a_separate_group_with_idle_priority(parents):
     groups.make()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        groups.demote(child.pid)
-        assert cores_of(child.pid) == groups.name + IDLE_SUFFIX
-        weights = [parent / cores_of(child.pid) / "cpu.idle" for parent in parents]
-        assert all(int(place.read_text()) == 1 for place in weights if place.exists())
+        place = groups.demote(child.pid)
+        assert place.name.startswith(groups.name + IDLE_SUFFIX)
+        assert cores_of(child.pid) == place.name
+        usual, least = weight_of(place.with_name(groups.name)), weight_of(place)
+        assert is_idle(place) or least < usual
+        restore(place)
+        assert not is_idle(place)
+        assert weight_of(place) == usual
+        groups.keep([])
+        assert place.exists(), "it has a process"
+        child.communicate()
+        groups.keep([])
+        assert not place.exists()
     finally:
         child.kill()
         child.communicate()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
 from tests.node.rig import START_S, Function, Same, until
+from tests.node.test_cgroups import cores_of, is_idle
 from tests.scheduler.world import spec
 
 SPINS = """
@@ -191,6 +193,38 @@ def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
         assert scene.statistics.tallies["f"].background_core_s == 0.0
 
     machine.run(act())
+
+
+def wait_until(holds):
+    """Wait without giving control to the event loop."""
+    while not holds():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("when", ["after", "during"])
+def test_a_demoted_worker_gets_its_weight_back_when_it_is_stopped(rig, when):
+    scene, groups = Scene(rig), rig.processes.zygotes.groups
+    if not groups.shares_cores:
+        pytest.skip("the system gives no control groups")
+
+    async def act():
+        worker = await scene.start(SPINS)
+        demoting = asyncio.ensure_future(scene.overuse.demote(worker))
+        if when == "after":
+            await demoting
+        else:
+            await asyncio.sleep(0)
+            wait_until(lambda: scene.is_behind(worker))
+        place = groups._tenants_parent.with_name(cores_of(worker.pid))
+        assert is_idle(place)
+        # It would not stop by itself before the cores are idle, so it is killed.
+        rig.processes.stop(worker.worker, kill=when == "during")
+        await demoting
+        assert not is_idle(place)
+        await until(lambda: rig.exits(worker.worker))
+        assert "signal 9" in rig.exits(worker.worker)[0].reason
+
+    rig.run(act())
 
 
 def test_computation_outside_runs_is_found_after_an_idle_time(rig):

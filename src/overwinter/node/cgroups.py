@@ -2,7 +2,7 @@
 
 All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
 one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
-others (`core_shares.py`). A separate group holds workers that get only idle cores. Threads are bounded, so that the
+others (`core_shares.py`). A worker that gets only idle cores has a separate group. Threads are bounded, so that the
 system keeps process ids for other programs. Memory is not bounded here: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
@@ -21,7 +21,7 @@ from overwinter.core.ids import TenantId
 
 NAME_PREFIX = "overwinter-"
 IDLE_SUFFIX = "-idle"
-"""The suffix of the group for demoted processes, next to the node's own group."""
+"""The suffix of the group of a demoted process, next to the node's own group; a number follows."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
 """The controllers, and the consequence of not having each."""
 PROCESS = Path("/proc/self")
@@ -59,11 +59,12 @@ class Groups:
         """The groups that this node has locked, so that other nodes do not remove them."""
         self._tenants_parent: Path | None = None
         """The parent of the tenants' groups; None: tenants have no groups."""
-        self._idle: Path | None = None
+        self._demoted: set[Path] = set()
+        """The groups of demoted processes."""
         self._tenants: dict[TenantId, Path] = {}
         self._lowered: set[TenantId] = set()
         """The tenants with a lowered weight."""
-        self._last = 0
+        self._last, self._last_demoted = 0, 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
             if parent is not None and os.access(parent, os.W_OK):
@@ -86,7 +87,7 @@ class Groups:
                 self._claim(place)
                 _bound(controller, place)
                 if controller == "cpu":
-                    self._prepare_for_tenants(place)
+                    self._allow_tenants(place)
             except OSError as error:
                 del self._parents[controller]
                 self._lacks(controller, error)
@@ -105,21 +106,11 @@ class Groups:
                 # Another node considered the group abandoned, and removed it before it was locked.
                 place.mkdir(exist_ok=True)
 
-    def _prepare_for_tenants(self, place: Path) -> None:
-        """Allow groups of tenants below this group, and create the group of demoted processes next to it."""
+    def _allow_tenants(self, place: Path) -> None:
+        """Allow groups of tenants below this group."""
         if _is_version_2(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
-        idle = place.with_name(place.name + IDLE_SUFFIX)
-        self._claim(idle)
-        if (idle / "pids.max").exists():
-            _bound("pids", idle)
-        if (idle / "cpu.idle").exists():
-            (idle / "cpu.idle").write_text("1")
-        elif _is_version_2(idle):
-            (idle / "cpu.weight").write_text(f"{WEIGHT_LEAST}")
-        else:
-            (idle / "cpu.shares").write_text(f"{SHARES_LEAST}")
-        self._tenants_parent, self._idle = place, idle
+        self._tenants_parent = place
 
     # Groups of tenants
 
@@ -153,11 +144,15 @@ class Groups:
         return place / ("cgroup.threads" if _is_version_2(place) else "tasks")
 
     def keep(self, tenants: Collection[TenantId]) -> None:
-        """Remove the groups of all other tenants, if they are empty."""
+        """Remove the groups of all other tenants and of demoted processes, if they are empty."""
         for tenant, place in list(self._tenants.items()):
             if tenant not in tenants and _remove(place):
                 del self._tenants[tenant]
                 self._lowered.discard(tenant)
+        for place in list(self._demoted):
+            if _remove(place):
+                self._demoted.discard(place)
+                os.close(self._locks.pop(place))
 
     def lower(self, tenants: Collection[TenantId]) -> None:
         """Give these tenants a lower weight than all others, until the next call."""
@@ -176,13 +171,29 @@ class Groups:
     @property
     def shares_cores(self) -> bool:
         """Whether tenants have separate groups, and processes can be demoted."""
-        return self._idle is not None
+        return self._tenants_parent is not None
 
-    def demote(self, pid: int) -> None:
-        """Demote a process, so that it gets only idle cores; raise OSError if that fails. Takes milliseconds."""
-        if self._idle is None:
+    def demote(self, pid: int) -> Path:
+        """Demote a process, so that it gets only idle cores; return its group. Raise OSError if that fails. Takes
+        milliseconds.
+        """
+        if self._tenants_parent is None:
             raise FileNotFoundError("there are no control groups")
-        (self._idle / "cgroup.procs").write_text(f"{pid}")
+        self._last_demoted += 1
+        place = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}-{self._last_demoted}")
+        self._claim(place)
+        try:
+            if (place / "pids.max").exists():
+                _bound("pids", place)
+            if (place / "cpu.idle").exists():
+                (place / "cpu.idle").write_text("1")
+            else:
+                _set_weight(place, SHARES)
+            (place / "cgroup.procs").write_text(f"{pid}")
+        finally:
+            # From now on, it is removed as soon as it is empty.
+            self._demoted.add(place)
+        return place
 
     # Shutdown
 
@@ -196,14 +207,25 @@ class Groups:
     def close(self) -> None:
         """Remove the groups. Their processes must have been killed; waits for the last to end."""
         checks = int(EMPTY_S / PAUSE_S)
-        while checks and sum(not _remove_all(place) for place in self._locks):
+        while checks and sum(not _remove_all(place) for place in list(self._locks)):
             time.sleep(PAUSE_S)
             checks -= 1
         for lock in self._locks.values():
             os.close(lock)
         self._locks.clear()
         self._tenants.clear()
-        self._tenants_parent = self._idle = None
+        self._demoted.clear()
+        self._tenants_parent = None
+
+
+def restore(place: Path) -> None:
+    """Give the process of this group, which was demoted, the weight of all workers. Takes microseconds, and applies to
+    a process that is ending, too.
+    """
+    with suppress(OSError):
+        if (place / "cpu.idle").exists():
+            (place / "cpu.idle").write_text("0")
+        _bound("cpu", place)
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
@@ -263,7 +285,7 @@ def _bound(controller: str, place: Path) -> None:
 
 
 def _set_weight(place: Path, part: int) -> None:
-    """Give a tenant's group this part of the usual weight."""
+    """Give a group this part of the usual weight."""
     with suppress(OSError):
         if _is_version_2(place):
             (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // part)}")

@@ -41,6 +41,10 @@ class ContainedProcess:
     function: FunctionId
     """The function that it runs, or its first one."""
     answer_check: AnswerCheck
+    is_demoted = False
+    """Whether it gets only idle cores, until it is killed."""
+    _restore: Callable[[], None] | None = None
+    """Gives a demoted process its weight back."""
 
     def __init__(
         self,
@@ -185,6 +189,14 @@ class ContainedProcess:
         self._kill_requested = True
         if self.pidfd is not None:
             kill(self.pidfd)
+        if self._restore is not None:
+            self._restore()
+
+    def demoted(self, restore: Callable[[], None] | None) -> None:
+        """Record that it gets only idle cores, until it is killed and `restore` is called: see `demotion.demote`."""
+        self.is_demoted, self._restore = True, restore
+        if self._kill_requested:
+            self.kill()
 
     def close(self) -> None:
         """Close the node's descriptors for the process."""

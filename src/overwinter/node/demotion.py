@@ -1,33 +1,40 @@
-"""Demotes a process permanently, so that it gets only idle cores.
+"""Demotes a process until its end, so that it gets only idle cores.
 
-The process is moved into a control group of demoted processes. Giving its threads SCHED_IDLE would not change the
-weight of its tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for
-processes of the same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
+The process is moved into a control group of its own. Giving its threads SCHED_IDLE would not change the weight of its
+tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for processes of the
+same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
+
+The end of a process frees its memory, and takes processor time. So a process gets its weight back when it is killed.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from overwinter.node.cgroups import Groups
+from overwinter.node.cgroups import Groups, restore
 from overwinter.node.process_identity import has_ended
 
 PASSES = 100
 """The most passes over the threads of a process. A thread created during a pass may still have the old priority."""
 
 
-def demote(groups: Groups, pid: int, pidfd: int) -> None:
+def demote(groups: Groups, pid: int, pidfd: int) -> Callable[[], None] | None:
     """Demote the process, and close `pidfd`. Takes milliseconds. If the process has ended, another process with its pid
     is not affected.
+
+    Returns what gives it its weight back, in microseconds; None: nothing does.
     """
     try:
         if not has_ended(pidfd):
-            groups.demote(pid)
+            return partial(restore, groups.demote(pid))
     except OSError:
         # There is no group, or the process has ended.
         _make_idle(pid, pidfd)
     finally:
         os.close(pidfd)
+    return None
 
 
 def _make_idle(pid: int, pidfd: int) -> None:

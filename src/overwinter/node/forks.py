@@ -216,7 +216,8 @@ class Forks:
 
     def stop(self, process: ContainedProcess, kill: bool) -> None:
         """Stop a process; its end is reported when it has ended."""
-        if kill or not process.asked:
+        # A demoted process may take long to stop by itself, and has its memory until then.
+        if kill or process.is_demoted or not process.asked:
             self.kill(process)
         else:
             process.dismissed = True

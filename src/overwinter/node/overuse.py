@@ -145,7 +145,7 @@ class OveruseCheck:
         # The node closes its own descriptor when the process ends, while the thread may still use it.
         pidfd = os.dup(process.pidfd)
         demoting = partial(demote, processes.zygotes.groups, process.pid, pidfd)
-        await asyncio.get_running_loop().run_in_executor(self._thread, demoting)
+        process.demoted(await asyncio.get_running_loop().run_in_executor(self._thread, demoting))
 
     def _record_demotion(
         self, process: WorkerProcess, live: LiveWorker[FunctionStatistics], seen: Observation, now: Seconds
