@@ -32,5 +32,7 @@ def test_wrong_calls_say_what_is_wrong(run: Run) -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [latency_text(seconds) for seconds in (2.5, 0.0123, 0.00045)] == ["2.5 s", "12.3 ms", "450 us"]
-    assert [count_text(count) for count in (7, 4_100, 17_891_328, 4.1e9)] == ["7", "4.1 k", "17.9 M", "4.1 G"]
+    latencies = {2.5: "2.5 s", 0.0123: "12.3 ms", 0.00045: "450 us", 0.9999: "1 s", 0.9994: "999 ms", 1234.0: "1234 s"}
+    assert {seconds: latency_text(seconds) for seconds in latencies} == latencies
+    counts = {7: "7", 4_100: "4.1 k", 17_891_328: "17.9 M", 4.1e9: "4.1 G", 999_999: "1 M", 2e15: "2000 T"}
+    assert {count: count_text(count) for count in counts} == counts

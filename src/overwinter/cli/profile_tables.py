@@ -8,6 +8,9 @@ from rich.table import Table
 from overwinter.cli.options import size_text
 from overwinter.core.profile import LayerPoint, Point, Profile
 
+ROUNDS_TO_ONE = 0.9995
+"""The least number that three digits show as 1."""
+
 
 def summary(profile: Profile) -> str:
     """Format in one line what does not depend on a configuration."""
@@ -51,18 +54,23 @@ def layers_table(layers: Sequence[LayerPoint]) -> Table:
 
 def latency_text(seconds: float) -> str:
     """Format seconds with three digits in a fitting unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    for unit_s, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds / unit_s >= ROUNDS_TO_ONE:
+            return f"{_digits(seconds / unit_s)} {unit}"
+    return f"{_digits(seconds * 1e6)} us"
 
 
 def count_text(count: float) -> str:
     """Format a count with three digits and a decimal prefix."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
+        if count / factor >= ROUNDS_TO_ONE:
+            return f"{_digits(count / factor)} {unit}"
     return f"{count:.0f}"
+
+
+def _digits(value: float) -> str:
+    """Format a number with three digits, or with all digits before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _table(*titles: str) -> Table:
