@@ -174,12 +174,15 @@ def test_programs_run_concurrently_and_a_handler_serially(rig, concurrency):
 
     async def scene():
         process = await rig.start_worker(function, cores=concurrency, concurrency=concurrency)
-        for _ in range(6):
+        rounds, most = 0, 0
+        # On a busy machine, short runs may happen to follow each other for a while.
+        while rounds < (6 if concurrency == 1 else 200) and most < 2:
             runs = [rig.begin(process, x=torch.randn(200, 256)) for _ in range(concurrency)]
             await rig.ended(*runs)
+            assert [rig.failures(run) for run in runs] == [[]] * concurrency
+            rounds, most = rounds + 1, rig.output(runs[-1], "most").item()
         await stopped(rig, process)
-        assert [rig.failures(run) for run in runs] == [[]] * concurrency
-        return rig.output(runs[-1], "most").item()
+        return most
 
     most = rig.run(scene())
     assert most == 1 if concurrency == 1 else most >= 2
