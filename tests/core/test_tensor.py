@@ -10,11 +10,13 @@ from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
+    ELEMENTS_OF_STEP,
     NAME_MAX,
     RANK_MAX,
     Tensor,
     TensorSpec,
     check_size,
+    check_steps,
     pack_bytes,
     unpack_bytes,
 )
@@ -60,6 +62,30 @@ def test_the_elements_of_bytes_are_bounded():
     check_size(Tensor("t", BYTES, (ELEMENTS_MAX,), bytes(4 * ELEMENTS_MAX)))
     with pytest.raises(TooLargeError, match="elements-max"):
         check_size(Tensor("t", BYTES, (ELEMENTS_MAX + 1,), bytes(4 * (ELEMENTS_MAX + 1))))
+
+
+def error_of(call):
+    try:
+        call()
+    except CallerError as error:
+        return str(error)
+    return None
+
+
+@given(st.lists(st.binary(max_size=3), max_size=20), st.integers(-1, 1), st.integers(-1, 1))
+def test_a_check_in_steps_finds_what_decoding_finds(elements, more_elements, more_bytes):
+    data, count = pack_bytes(elements), max(0, len(elements) + more_elements)
+    data = data[:more_bytes] if more_bytes < 0 else data + bytes(more_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("overwinter.core.tensor.ELEMENTS_OF_STEP", 4)
+        found = error_of(lambda: check_size(Tensor("t", BYTES, (count,), data)))
+    assert found == error_of(lambda: unpack_bytes(data, count))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_step_of_a_check_reads_a_limited_number_of_elements(steps):
+    for count in (steps * ELEMENTS_OF_STEP + 1, (steps + 1) * ELEMENTS_OF_STEP):
+        assert len(list(check_steps(Tensor("t", BYTES, (count,), bytes(4 * count))))) == steps
 
 
 def test_the_sizes_of_a_shape_are_counted_before_they_are_multiplied():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.datatypes import DATATYPE_BYTES
-from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, copied_tensors
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, ELEMENTS_OF_STEP, Tensor, TensorMeta, TensorSpec, pack_bytes
+from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, check_contents, copied_tensors
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 
@@ -34,7 +34,10 @@ def answer(*metas: TensorMeta) -> Answer:
 def outputs_of(specs: Sequence[TensorSpec], result: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
     outcomes = AnswerCheck(specs).outcomes_of(result)
     placed = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-    copied = iter(copied_tensors(placed, buffer))
+    tensors = copied_tensors(placed, buffer)
+    for _ in check_contents(tensors):
+        pass
+    copied = iter(tensors)
     return [outcome if isinstance(outcome, Failure) else next(copied) for outcome in outcomes]
 
 
@@ -50,6 +53,11 @@ def test_elements_of_type_bytes_are_counted_over_all_outputs(buffer: SharedBuffe
     metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
     with pytest.raises(ValueError, match=f"{ELEMENTS_MAX} elements of BYTES"):
         outputs_of(two, answer(*metas), buffer)
+
+
+def test_the_elements_of_all_outputs_are_checked_in_steps() -> None:
+    few = [Tensor(f"t{number}", BYTES, (ELEMENTS_OF_STEP // 4,), bytes(ELEMENTS_OF_STEP)) for number in range(12)]
+    assert len(list(check_contents([few[:5], few[5:]]))) == 3
 
 
 def test_accepted_outputs_do_not_change_with_the_buffer(buffer: SharedBuffer) -> None:

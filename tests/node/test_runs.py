@@ -10,11 +10,12 @@ import torch
 from overwinter.api.budget import Budget, Reservation
 from overwinter.core.call import Call
 from overwinter.core.events import RunEnded
-from overwinter.core.tensor import TensorMeta, TensorSpec
+from overwinter.core.tensor import BYTES, ELEMENTS_OF_STEP, TensorMeta, TensorSpec
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.calls import Payload
 from overwinter.node.copying import Copies
 from overwinter.node.runs import Runs
+from overwinter.node.starts import Starts
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import LARGE_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, Outputs
@@ -40,7 +41,7 @@ class Worker:
             for number, reservation in enumerate(self.reservations)
         }
         pool_calls = SimpleNamespace(end=lambda *_: ())
-        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(), self.events.append)
+        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(Starts()), self.events.append)
         self.process.begin(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:
@@ -123,6 +124,24 @@ def test_a_large_last_answer_of_a_worker_that_has_ended_is_lost(
 
     worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
     assert (copied, len(worker.events)) == (([nbytes], 1) if is_copied else ([], 0))
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(1, False), (10, False), (1, True), (10, True)])
+def test_the_elements_of_an_answer_are_checked_in_several_iterations(
+    function: Function, steps: int, ends: bool
+) -> None:
+    count = steps * ELEMENTS_OF_STEP - 1
+
+    def scene(worker: Worker) -> None:
+        worker.process.answer_check = AnswerCheck([TensorSpec("y", BYTES, ("n",))])
+        worker.process.over = ends
+        outputs = Outputs((TensorMeta("y", BYTES, (count,), 4 * count),))
+        worker.runs.worker_answered(worker.process, Answer(RUN, (outputs,)))
+        assert len(worker.events) == (1 if steps == 1 else 0)
+
+    worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
+    # A long last answer of a worker that has ended is lost.
+    assert len(worker.events) == (0 if ends and steps > 1 else 1)
 
 
 def test_an_answer_to_a_repeated_request_is_reserved_once(function: Function, copied: list[int]) -> None:

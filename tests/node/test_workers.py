@@ -204,6 +204,32 @@ def test_all_runs_start_before_the_first_answer_and_each_is_answered_after_a_sto
     assert all(rig.output(run)[0, 1:].tolist() == [1.0] * 3 for run in runs)
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_message_is_read_once_when_it_is_the_turn_of_its_tenant(rig, wide, monkeypatch, given_up):
+    turns = []
+
+    async def scene():
+        process = await rig.start_worker(wide)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.processes.turns, "add", lambda client, start: turns.append((client, start)))
+            run = rig.begin(process, x=torch.zeros(2, 256))
+            await until(lambda: turns)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        [(client, start)] = turns
+        assert client == process.tenant
+        assert run not in rig.ends()
+        if given_up:
+            rig.processes.forks.give_up(process, "it sent nonsense")
+        start()
+        start()
+        if given_up:
+            await until(lambda: rig.exits(process.worker))
+        assert (run in rig.ends()) == (not given_up)
+
+    rig.run(scene())
+
+
 def test_each_run_of_a_killed_worker_is_reported(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=4)

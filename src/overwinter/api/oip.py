@@ -17,12 +17,13 @@ from overwinter.core.errors import CallerError, TooLargeError, WorkerError
 from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
+    ELEMENTS_OF_STEP,
     NAME_MAX,
     RANK_MAX,
     TENSORS_MAX,
     Buffer,
     Tensor,
-    check_size,
+    check_steps,
 )
 
 SIZE_MAX = 2**63 - 1
@@ -175,6 +176,7 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
         if tensor.datatype == BYTES:
             # A tensor that was accepted has at most this many elements.
             elements_max -= prod(tensor.shape)
+            nbytes += prod(tensor.shape) * STEP_BYTES // ELEMENTS_OF_STEP
         tail = tail[used:]
     if tail:
         raise CallerError(f"the body has {len(tail)} bytes after the last binary tensor")
@@ -255,7 +257,7 @@ def _read_input(given: RequestInput, tail: memoryview, has_tail: bool, elements_
     if size > len(tail):
         raise CallerError(f"input {given.name!r} announces {size} bytes, and the body has {len(tail)} left")
     tensor = Tensor(given.name, given.datatype, given.shape, tail[:size])
-    check_size(tensor, elements_max)
+    yield from check_steps(tensor, elements_max)
     return tensor, size
 
 

@@ -1,15 +1,25 @@
 """Checks the tensors of a worker, which is untrusted: the function's code may control the worker.
 
 The descriptions are checked before anything is copied, so that memory for the tensors can be reserved first. The worker
-shares the buffer and may write to it at any time, so their contents are checked in the copy.
+shares the buffer and may write to it at any time, so their contents are checked in the copy, in steps.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain
 from math import prod
 
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import OverwinterError
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, check_size
+from overwinter.core.tensor import (
+    ANSWER_BYTES_MAX,
+    BYTES,
+    ELEMENTS_MAX,
+    ELEMENTS_OF_STEP,
+    Tensor,
+    TensorMeta,
+    TensorSpec,
+    check_steps,
+)
 from overwinter.worker.buffer import SharedBuffer, offsets
 from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
 
@@ -79,10 +89,30 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
 
 
 def copied_tensors(given: Iterable[Placed], buffer: SharedBuffer) -> list[list[Tensor]]:
-    """Return a copy of each request's tensors in the buffer. Raises ValueError for an impossible content, and OSError
-    or MemoryError when the node lacks memory.
+    """Return a copy of each request's tensors in the buffer, with unchecked contents. Raises OSError or MemoryError
+    when the node lacks memory.
     """
-    return [[_copied_tensor(buffer, meta, at) for meta, at in placed] for placed in given]
+    return [
+        [Tensor(meta.name, meta.datatype, meta.shape, buffer.take(at, meta.nbytes)) for meta, at in placed]
+        for placed in given
+    ]
+
+
+def check_contents(copied: Iterable[Iterable[Tensor]]) -> Iterator[None]:
+    """Check the copied tensors, in steps of about ELEMENTS_OF_STEP elements. Raises ValueError for an impossible
+    content.
+    """
+    elements = 0
+    for tensor in chain.from_iterable(copied):
+        try:
+            yield from check_steps(tensor)
+        except OverwinterError as error:
+            raise ValueError(str(error)) from error
+        if tensor.datatype == BYTES:
+            elements += prod(tensor.shape)
+            if elements >= ELEMENTS_OF_STEP:
+                elements = 0
+                yield
 
 
 def placed_bytes(placed: Placed) -> int:
@@ -93,12 +123,3 @@ def placed_bytes(placed: Placed) -> int:
 def reportable(failure: Failure | LoadFailed | BindFailed) -> Failure:
     """Return a worker's failure as far as the node believes it: a known error, and a message of limited length."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:MESSAGE_MAX])
-
-
-def _copied_tensor(buffer: SharedBuffer, meta: TensorMeta, at: int) -> Tensor:
-    tensor = Tensor(meta.name, meta.datatype, meta.shape, buffer.take(at, meta.nbytes))
-    try:
-        check_size(tensor)
-    except OverwinterError as error:
-        raise ValueError(str(error)) from error
-    return tensor

@@ -67,6 +67,8 @@ class ContainedProcess:
         """Receives its messages; raises ValueError for an impossible one."""
         self.on_end: Callable[[str], None] = _no_listener
         """Receives how it ended, once."""
+        self.turn = tenant or ""
+        """Whose turn its messages take."""
         self.is_ahead = False
         """Whether it was forked ahead and has no function yet."""
         self.asked = False

@@ -1,18 +1,23 @@
-"""Copies large tensors to and from buffers without blocking the loop.
+"""Copies tensors to and from buffers, and checks them, without blocking the loop.
 
-A few threads copy them by system calls that release the GIL. Small tensors are copied in place, which takes less time
-than starting work in a thread.
+A few threads copy large tensors by system calls that release the GIL. Small tensors are copied in place, which takes
+less time than starting work in a thread. The check of many elements holds the GIL, so it takes turns with the messages
+and the checks of other tenants' workers.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from overwinter.node.contained import ContainedProcess
+from overwinter.node.starts import Starts
 from overwinter.node.threads import Threads
 from overwinter.worker.buffer import LARGE_BYTES
 
 THREADS = 2
+STEP_COUNT = 4
+"""A step of a check takes about as long as this many messages."""
 FAULTS = (OSError, MemoryError, ValueError, TypeError)
 """What a copy may raise because of the system or of a worker."""
 
@@ -22,8 +27,10 @@ T = TypeVar("T")
 class Copies:
     """All copies between the node and its workers' buffers. Used on the event loop's thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Starts) -> None:
+        """`turns`: those of the messages of workers."""
         self._threads = Threads(THREADS, "copies")
+        self._turns = turns
 
     def make(
         self,
@@ -32,31 +39,60 @@ class Copies:
         work: Callable[[], T],
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
+        check: Callable[[T], Iterator[None]] | None = None,
     ) -> None:
-        """Call `work`, which copies this many bytes, and then `done` or `failed`.
+        """Call `work`, which copies this many bytes, then run the steps of `check`, then call `done` or `failed`.
 
-        Small copies are made at once. After a larger one, neither is called if the worker has ended meanwhile: its last
-        answers are lost.
+        Small copies and the first step of a check are made at once. After a larger one, neither is called if the worker
+        has ended meanwhile: its last answers are lost.
         """
+        copied = done if check is None else partial(self._check, process, check, done, failed)
         if nbytes <= LARGE_BYTES:
             try:
                 result = work()
             except FAULTS as error:
                 failed(error)
             else:
-                done(result)
+                copied(result)
             return
         if process.over:
             return
 
-        def report(copied: asyncio.Future[T]) -> None:
+        def report(made: asyncio.Future[T]) -> None:
             process.copy_ended()
-            error = copied.exception()
+            error = made.exception()
             if isinstance(error, FAULTS):
                 if not process.over:
                     failed(error)
             elif not process.over:
-                done(copied.result())
+                copied(made.result())
 
         process.copy_begins()
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(report)
+
+    def _check(
+        self,
+        process: ContainedProcess,
+        check: Callable[[T], Iterator[None]],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+        result: T,
+    ) -> None:
+        """Run the first step of a check now, and each other one when it is the turn of the process's tenant."""
+        steps = check(result)
+
+        def step() -> None:
+            try:
+                next(steps)
+            except StopIteration:
+                done(result)
+            except FAULTS as error:
+                failed(error)
+            else:
+                self._turns.add(process.turn, step_later, STEP_COUNT)
+
+        def step_later() -> None:
+            if not process.over:
+                step()
+
+        step()

@@ -80,7 +80,7 @@ class NodeEffects:
         self._loop = asyncio.get_running_loop()
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
-        copies = Copies()
+        copies = Copies(processes.turns)
         self.pool_calls = PoolCalls(calls, copies, processes, tasks, log)
         self.runs = Runs(processes, registry.functions, calls.payloads, self.pool_calls, copies, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)

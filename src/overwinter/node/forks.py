@@ -1,6 +1,7 @@
 """Forks workers and executors from the zygotes, receives their messages, and reports how they end.
 
-Everything here runs in callbacks of the event loop and never blocks. A zygote gets few requests at a time, because a
+Everything here runs in callbacks of the event loop and never blocks. The tenants take turns: when many processes have
+sent messages, each iteration of the event loop reads some of them. A zygote gets few requests at a time, because a
 request that was sent cannot be taken back. The others wait, and the tenants take turns. They also wait until the base
 zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote
 reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
@@ -10,6 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,6 +19,7 @@ from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.contained import ContainedProcess, ending
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.process_identity import wait_until_ended
+from overwinter.node.starts import Starts
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import ChannelClosedError, close_all
@@ -43,8 +46,11 @@ REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 class Forks:
     """All workers and executors of a node, which are in sandboxes."""
 
-    def __init__(self, zygotes: Zygotes) -> None:
+    def __init__(self, zygotes: Zygotes, turns: Starts) -> None:
         self._zygotes = zygotes
+        self._turns = turns
+        self._unread: set[ContainedProcess] = set()
+        """The processes that have sent a message, and wait for their turn."""
         self._loop = asyncio.get_running_loop()
         self._living: dict[WorkerId, ContainedProcess] = {}
         self._waiting: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
@@ -126,7 +132,7 @@ class Forks:
         """Call `on_message` with each message of a process from now on, and `on_end` with the reason of its end."""
         process.on_message, process.on_end = on_message, on_end
         self._living[process.forked_as] = process
-        self._loop.add_reader(process.channel.fileno(), self._receive, process)
+        self._loop.add_reader(process.channel.fileno(), self._readable, process)
 
     # What zygotes report
 
@@ -183,6 +189,21 @@ class Forks:
         except (ChannelClosedError, OSError):
             self.kill(process)
 
+    def _readable(self, process: ContainedProcess) -> None:
+        """The process has sent a message, or has closed its channel."""
+        if process not in self._unread:
+            self._unread.add(process)
+            self._turns.add(process.turn, partial(self._take_turn, process))
+
+    def _take_turn(self, process: ContainedProcess) -> None:
+        if process in self._unread:
+            self._unread.discard(process)
+            self._receive(process)
+
+    def _stop_listening(self, process: ContainedProcess) -> None:
+        self._unread.discard(process)
+        self._loop.remove_reader(process.channel.fileno())
+
     def _receive(self, process: ContainedProcess) -> None:
         try:
             message, _ = process.channel.receive()
@@ -191,7 +212,7 @@ class Forks:
             return
         except ChannelClosedError:
             # No further message will come. The zygote reports the exit, unless the process only closed its channel.
-            self._loop.remove_reader(process.channel.fileno())
+            self._stop_listening(process)
             self._loop.call_later(LINGER_S, self._kill_without_channel, process)
         except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
@@ -234,7 +255,7 @@ class Forks:
     def give_up(self, process: ContainedProcess, reason: str, error: str = "WorkerError") -> None:
         """Stop listening to a process and kill it; its end is reported with this reason."""
         process.fail(error, reason)
-        self._loop.remove_reader(process.channel.fileno())
+        self._stop_listening(process)
         self.kill(process)
 
     def end(self, process: ContainedProcess, reason: str) -> None:
@@ -244,7 +265,7 @@ class Forks:
         process.kill()
         process.over = True
         self._read_last_messages(process)
-        self._loop.remove_reader(process.channel.fileno())
+        self._stop_listening(process)
         if process.pidfd is not None:
             self._loop.remove_reader(process.pidfd)
         process.close()
@@ -261,7 +282,7 @@ class Forks:
         pidfds = [os.dup(process.pidfd) for process in processes if process.pidfd is not None]
         await asyncio.to_thread(wait_until_ended, pidfds, GONE_S)
         for process in processes:
-            self._loop.remove_reader(process.channel.fileno())
+            self._stop_listening(process)
             if process.pidfd is not None:
                 self._loop.remove_reader(process.pidfd)
             process.close()

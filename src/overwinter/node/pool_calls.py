@@ -20,7 +20,7 @@ from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterErr
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
-from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, copied_tensors, placed_bytes
+from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, check_contents, copied_tensors, placed_bytes
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.copying import FAULTS, Copies
 from overwinter.node.faults import contain
@@ -176,7 +176,7 @@ class PoolCalls:
                 # Before they are copied: the worker may announce more than its callers may hold.
                 _reserve(waiting, placed_bytes(placed))
                 take = partial(copied_tensors, [placed], buffer)
-                [inputs] = await self._copied(process, placed_bytes(placed), take)
+                [inputs] = await self._copied(process, placed_bytes(placed), take, check_contents)
                 outputs = await self._run(run, function, program, waiting, inputs)
                 metas = tuple(tensor.meta for tensor in outputs)
                 await self._copied(process, _nbytes(metas), partial(process.copy_outputs, message.slot, outputs))
@@ -235,10 +235,16 @@ class PoolCalls:
             payload.start = max(payload.start, result.start, key=WARMEST_FIRST.index)
         return result.outputs
 
-    async def _copied(self, process: WorkerProcess, nbytes: int, work: Callable[[], T]) -> T:
+    async def _copied(
+        self,
+        process: WorkerProcess,
+        nbytes: int,
+        work: Callable[[], T],
+        check: Callable[[T], Iterator[None]] | None = None,
+    ) -> T:
         """Copy tensors from or to the worker's buffers. It never ends if the worker ends, which cancels the call."""
         copied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._copies.make(process, nbytes, work, partial(_set, copied), partial(_fail, copied))
+        self._copies.make(process, nbytes, work, partial(_set, copied), partial(_fail, copied), check)
         return await copied
 
 

@@ -20,6 +20,7 @@ from overwinter.node.output import Outputs
 from overwinter.node.preparing import Preparing
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
+from overwinter.node.starts import Starts
 from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import Zygotes
@@ -55,7 +56,9 @@ class Processes:
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._records = Records()
         self.zygotes = Zygotes(self, environment, self.files.outputs, settings or ZygoteSettings())
-        self.forks = Forks(self.zygotes)
+        self.turns = Starts()
+        """The turns of the tenants' workers: for their messages, and for checks of what they send."""
+        self.forks = Forks(self.zygotes, self.turns)
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, self.files)

@@ -9,7 +9,7 @@ from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import MESSAGE_MAX, Placed, copied_tensors, placed_bytes
+from overwinter.node.answers import MESSAGE_MAX, Placed, check_contents, copied_tensors, placed_bytes
 from overwinter.node.calls import Payload
 from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.copying import Copies
@@ -132,7 +132,7 @@ class Runs:
 
         take = partial(copied_tensors, placed.values(), buffer)
         done = partial(self._copied, process, answer, pending, placed, failures)
-        self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed)
+        self._copies.make(process, sum(map(placed_bytes, placed.values())), take, done, failed, check_contents)
 
     def _reserved(
         self, pending: PendingRun, outcomes: Sequence[Placed | Failure]
