@@ -125,6 +125,19 @@ def test_more_work_than_was_expected_counts() -> None:
     assert asyncio.run(scene()) == 1
 
 
+def test_other_work_counts_only_in_its_iteration() -> None:
+    async def scene() -> list[int]:
+        starts, now, found = Starts(), list[str](), list[int]()
+        starts.spend(STARTED_MAX)
+        for _ in range(3):
+            starts.add("a", partial(now.append, "a"))
+            found.append(len(now))
+            await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(scene()) == [0, 2, 3]
+
+
 def test_threads_run_between_iterations_with_work_left() -> None:
     steps = 20
 

@@ -43,8 +43,7 @@ class Starts:
         """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
         loop. `discards`: whether the work only discards bytes; it then comes after other work.
         """
-        if not (self._started or self._is_left()):
-            asyncio.get_running_loop().call_soon(self._begin_iteration)
+        self._count_iteration()
         waiting = self._discards if discards else self._small if count <= SMALL_MOST else self._large
         if self._started >= self._most or (waiting if waiting is self._small else self._is_left()):
             waiting.setdefault(client, deque()).append((start, count))
@@ -59,8 +58,15 @@ class Starts:
         await turn
 
     def spend(self, count: int) -> None:
-        """Record that the work that was started took as long as `count` further requests."""
-        self._started += count
+        """Record that this iteration did work that takes as long as `count` requests."""
+        if count:
+            self._count_iteration()
+            self._started += count
+
+    def _count_iteration(self) -> None:
+        """Count what is started from now until the next iteration."""
+        if not (self._started or self._is_left()):
+            asyncio.get_running_loop().call_soon(self._begin_iteration)
 
     def _begin_iteration(self) -> None:
         self._started = 0
