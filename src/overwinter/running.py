@@ -139,7 +139,7 @@ async def _assembled(
 def _periodic_tasks(parts: Parts, host_bytes: int | None, kill_users: KillUsers) -> list[Coroutine[Any, Any, None]]:
     """Return the periodic tasks, not yet started."""
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
-    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, kill_users, parts.log)
+    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.has_spare_core, kill_users, parts.log)
     assert config.scheduler.memory_bytes is not None
     footprints = Footprints(published.expected_bytes, parts.processes, config.scheduler.memory_bytes, post)
     return [

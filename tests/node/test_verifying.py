@@ -29,8 +29,8 @@ class Left:
         self.hosts = HostStores(root, Source(CONTENTS))
         self.hosts.sweep({"": BLOBS})
         self.host = self.hosts.store("")
-        self.calm, self.lost, self.said = True, [], []
-        self.verifier = Verifier(self.hosts, SHARE, lambda: self.calm, self._lose, self.said.append)
+        self.has_spare_core, self.lost, self.said = True, [], []
+        self.verifier = Verifier(self.hosts, SHARE, lambda: self.has_spare_core, self._lose, self.said.append)
 
     def _lose(self, name, address):
         self.lost.append((name, address))
@@ -64,13 +64,13 @@ def test_blocks_of_an_earlier_node_are_verified_at_once_while_cores_are_idle(lef
 
 
 def test_verification_uses_its_share_while_cores_are_busy_and_full_speed_when_idle(left):
-    left.calm = False
+    left.has_spare_core = False
 
     async def scene():
         await until(lambda: left.host.verification.verified_bytes)
         await asyncio.sleep(0.05)
         assert left.host.unverified()
-        left.calm = True
+        left.has_spare_core = True
         await until(lambda: not left.host.unverified(), SECONDS)
 
     left.verify(scene)
@@ -86,14 +86,14 @@ def test_verified_blocks_are_verified_again_with_the_share_only(left):
 
 
 def test_blocks_verified_meanwhile_have_no_priority(left):
-    left.calm = False
+    left.has_spare_core = False
 
     async def scene():
         await until(lambda: left.host.verification.verified_bytes)
         _, *others = left.host.unverified()
         for address in others:
             assert left.host.verify(address)
-        left.calm = True
+        left.has_spare_core = True
         await until(lambda: not left.host.unverified(), SECONDS)
         await asyncio.sleep(0.05)
         assert left.host.verification.verified_bytes < NBYTES + BLOBS[0].nbytes
@@ -102,7 +102,7 @@ def test_blocks_verified_meanwhile_have_no_priority(left):
 
 
 def test_a_stopping_node_does_not_wait_for_a_verification(left):
-    left.calm = False
+    left.has_spare_core = False
     before = threading.enumerate()
     left.verify(lambda: until(lambda: left.host.verification.verified_bytes))
     for thread in [each for each in threading.enumerate() if each.name.startswith("verifier") and each not in before]:

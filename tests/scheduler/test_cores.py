@@ -241,7 +241,7 @@ def test_a_priority_goes_before_a_slo():
     assert order(world) == ["a", "c", "b"]
 
 
-def test_a_run_that_hangs_keeps_its_core_for_a_while_only():
+def test_a_run_that_hangs_holds_its_core_for_a_while_only():
     world = awake("ab", slo_ms=500)
     world.arrive("a")
     asked = world.arrive("b")
@@ -255,7 +255,7 @@ def test_a_run_that_hangs_keeps_its_core_for_a_while_only():
     assert asked not in world.answers
 
 
-def test_code_of_users_waits_for_no_core_and_keeps_none():
+def test_code_of_users_waits_for_no_core_and_holds_none():
     world = awake("ab", slo_ms=500)
     world.deploy(spec("h", has_handler=True, keep_alive_s=1000.0, timeout_s=500.0))
     world.arrive("h")
@@ -284,7 +284,7 @@ def test_a_run_wider_than_the_machine_has_it_to_itself():
     assert running(world) == {"a"}
 
 
-def test_a_wake_keeps_its_core_for_the_request_it_was_made_for():
+def test_a_wake_holds_its_core_for_the_request_it_was_made_for():
     world = awake("ab", slo_ms=500)
     world.deploy(spec("c", profile=profile(), slo_ms=5000))
     world.arrive("c")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from overwinter.scheduler import details, snapshot
 from overwinter.scheduler.lifecycles import function_state, worker_state
-from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.order import has_spare_core
 from overwinter.scheduler.published import Published
 from tests.scheduler.replayed import play
 from tests.scheduler.world import World, spec
@@ -25,7 +25,13 @@ def everything(published: Published, world: World) -> list[object]:
         [published.functions_of(tenant) for tenant in tenants],
         [(published.default(name), published.versions(name)) for name in names],
         [published.held(tenant, blocks) for tenant in tenants],
-        (published.families(), published.busy(), published.expected_bytes(), published.needs(), published.stores()),
+        (
+            published.families(),
+            published.busy(),
+            published.expected_bytes(),
+            published.profiled_memory(),
+            published.stores(),
+        ),
     ]
 
 
@@ -69,7 +75,7 @@ def test_it_agrees_with_the_tables(seed, steps):
             if any(address in each.sizes for each in own if each.loaded or each.loading is not None)
         }
     assert published.busy() == any(not worker.is_idle for worker in state.workers.values())
-    assert {id_: need.function for id_, need in published.needs().items()} == {
+    assert {id_: each.function for id_, each in published.profiled_memory().items()} == {
         id_: worker.function for id_, worker in state.workers.items()
     }
     loading = {each.spec.store for each in state.functions.values() if each.loading is not None}
@@ -94,17 +100,17 @@ def test_of_many_functions_the_first_are_listed_and_all_counted(monkeypatch):
     assert [each.function for each in worker.bound] == ["f@1", "h@1"]
 
 
-def test_calm_is_published_only_when_the_loop_asks():
+def test_a_spare_core_is_published_only_when_the_loop_asks():
     world = World(cores=1)
     published = Published(world.scheduler.cycle)
     world.deploy(spec("f", blobs=(("a", 10),)))
     world.arrive("f")
     world.settle_processes()
     world.arrive("f")
-    assert published.calm
-    assert not is_calm(world.scheduler.cycle)
+    assert published.has_spare_core
+    assert not has_spare_core(world.scheduler.cycle)
     published.publish()
-    assert not published.calm
+    assert not published.has_spare_core
 
 
 def test_a_name_that_is_not_there_has_no_version():

@@ -59,7 +59,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether waiting requests may start further workers between two periods; the first worker always starts at once.
     """
     reserves: bool = False
-    """Whether a worker keeps its cores while it is idle."""
+    """Whether the cores of a worker stay reserved for it while it is idle."""
     shares: bool = True
     """Whether simulated workers share their weights. Real workers always do."""
     period_s: float = 10.0

@@ -86,16 +86,16 @@ class Accounting:
             # If the node stops before the thread begins, the thread closes none of them.
             for smaps in _take_each(files):
                 smaps.close()
-        now, needs, accounts = clock.now(), self._published.needs(), self.accounts
+        now, profiled, accounts = clock.now(), self._published.profiled_memory(), self.accounts
         for worker, memory in zip(due, measured, strict=False):
-            need = needs.get(worker)
-            if need is None or memory is None:
+            known = profiled.get(worker)
+            if known is None or memory is None:
                 continue
             self._update_inherited(worker, memory)
-            accounts.workers[worker] = MeasuredWorkerMemory(need.function, memory, need.profiled_bytes, now)
+            accounts.workers[worker] = MeasuredWorkerMemory(known.function, memory, known.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.set_memory(self._statistics.workers[worker], float(memory.private), now)
-        accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in needs}
+        accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in profiled}
         accounts.zygotes = sum(memory.pss for memory in measured[len(due) :] if memory is not None)
         accounts.stores = stores
         accounts.passes += 1
@@ -110,8 +110,8 @@ class Accounting:
 
     def _due(self) -> dict[WorkerId, int]:
         """Return the workers to measure in this pass, each with its smaps."""
-        needs = self._published.needs()
-        smaps = {worker: fd for worker, fd in self._processes.worker_smaps().items() if worker in needs}
+        profiled = self._published.profiled_memory()
+        smaps = {worker: fd for worker, fd in self._processes.worker_smaps().items() if worker in profiled}
         last = {worker: process.at for worker, process in self.accounts.workers.items()}
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:MEASURED_MAX]
         return {worker: smaps[worker] for worker in due}

@@ -29,8 +29,8 @@ EVERY_S = 1.0
 """The time between two passes."""
 PAUSE_S = 0.01
 """Shorter pauses are accumulated."""
-CALM_CHECK_S = 0.05
-"""The time between two checks, during a pause, whether the cores are idle again."""
+CORE_CHECK_S = 0.05
+"""The time between two checks, during a pause, whether there is a spare core again."""
 NICE = 19
 
 
@@ -49,16 +49,14 @@ class Verifier:
         self,
         hosts: HostStores,
         share: float,
-        is_calm: Callable[[], bool],
+        has_spare_core: Callable[[], bool],
         kill_users: KillUsers,
         log: Callable[[str], None],
     ) -> None:
-        """Create it. `is_calm`: whether a core is idle and nothing waits for one. The thread calls it after each chunk
-        of a block.
-        """
+        """Create it. `has_spare_core`: that of `Published`. The thread calls it after each chunk of a block."""
         self._hosts = hosts
         self._share = share
-        self._is_calm = is_calm
+        self._has_spare_core = has_spare_core
         self._kill_users = kill_users
         self._log = log
         self._thread = Threads(1, "verifier", _lower_priority)
@@ -115,11 +113,11 @@ class Verifier:
     def _pause_if_busy(self) -> None:
         """Pause only while others need the cores."""
         self._add_due_pause()
-        while not (calm := self._is_calm()) and self._due_pause_s >= PAUSE_S and not self._closing.is_set():
-            part = min(self._due_pause_s, CALM_CHECK_S)
+        while not (has_core := self._has_spare_core()) and self._due_pause_s >= PAUSE_S and not self._closing.is_set():
+            part = min(self._due_pause_s, CORE_CHECK_S)
             self._closing.wait(part)
             self._due_pause_s -= part
-        if calm:
+        if has_core:
             self._due_pause_s = 0.0
         self._begun = clock.now()
 

@@ -18,7 +18,7 @@ from overwinter.scheduler.forked import AHEAD_BYTES, ForkedAhead
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import OVERDUE_LEAST_S, end
-from overwinter.scheduler.order import is_calm, tenant_workers_max
+from overwinter.scheduler.order import has_spare_core, tenant_workers_max
 from overwinter.scheduler.resources import start_owner, worker_owner
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.tenant import Tenant
@@ -167,10 +167,10 @@ def _fits_now(cycle: Cycle, tenant: Tenant) -> bool:
 
 def _may_fork(cycle: Cycle) -> bool:
     """Whether no function waits, and a core remains free besides the one for the fork; one fork at a time."""
-    calm = is_calm(cycle) and all(each.start is None for each in cycle.state.ahead.values())
-    if not calm:
+    may_fork = has_spare_core(cycle) and all(each.start is None for each in cycle.state.ahead.values())
+    if not may_fork:
         set_check(cycle, cycle.now + REFILL_S)
-    return calm
+    return may_fork
 
 
 def _fork(cycle: Cycle, tenant: Tenant) -> None:

@@ -27,7 +27,7 @@ from overwinter.scheduler.operations import (
     count_bytes,
     drain,
     end,
-    keep_cores,
+    hold_cores,
     set_to_work,
     slots_changed,
     stop,
@@ -137,7 +137,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     if worker.keep_alive_s is not None:
         worker.keep_alive_s = max(worker.keep_alive_s, keepalive.at_most_s(function, cycle.policy))
     function.workers[worker.id] = worker
-    keep_cores(cycle, function, bind_owner(operation), bind, 1, serves=not function.wants_wake)
+    hold_cores(cycle, function, bind_owner(operation), bind, 1, serves=not function.wants_wake)
     cycle.timers.arm(worker.id, hangs_at)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now

@@ -14,7 +14,7 @@ def missing_bytes(cycle: Cycle, function: Function) -> int:
     """Return the bytes of the function's blocks that its host store neither has nor is loading."""
     if function.loaded or function.loading is not None:
         return 0
-    return cycle.state.residents(function).missing(function.sizes)
+    return cycle.state.held_blocks(function).missing(function.sizes)
 
 
 def begin_load(cycle: Cycle, function: Function) -> None:
@@ -26,7 +26,7 @@ def begin_load(cycle: Cycle, function: Function) -> None:
 
 def hold(cycle: Cycle, function: Function) -> None:
     """Record that the function's blocks are, or will be, in its host store."""
-    cycle.state.residents(function).hold(function.sizes)
+    cycle.state.held_blocks(function).hold(function.sizes)
     cycle.state.tenant(function.spec.tenant).hold(function.sizes.keys())
     _count(cycle, function.spec.store)
 
@@ -41,7 +41,7 @@ def release(cycle: Cycle, function: Function) -> None:
     """Stop keeping the function's blocks, and drop those that no other function holds."""
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
-        cycle.state.residents(function).release(function.sizes)
+        cycle.state.held_blocks(function).release(function.sizes)
         cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
     if function.pool is not None:
         residency.forget(cycle, function)
@@ -58,12 +58,12 @@ def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
 
 def drop_unused(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
     """Drop those of the blocks that no function holds."""
-    residents = cycle.state.stores.get(store)
-    free = tuple(sorted(set(addresses))) if residents is None else residents.remove_unused(set(addresses))
+    held = cycle.state.stores.get(store)
+    free = tuple(sorted(set(addresses))) if held is None else held.remove_unused(set(addresses))
     if not free:
         return
     cycle.actions.append(Drop(free, store))
-    if residents is not None:
+    if held is not None:
         _count(cycle, store)
         cycle.bytes_changed = True
 

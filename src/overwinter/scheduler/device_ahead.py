@@ -13,7 +13,7 @@ from overwinter.scheduler.ahead import KEEP_S
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_runs import put_back
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.order import has_spare_core
 from overwinter.scheduler.pool import Device, Executor, Preparation, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
@@ -24,7 +24,7 @@ def check(cycle: Cycle) -> None:
     pool = cycle.state.pool
     executors = [each.executor for each in pool.executors.values() if each.executor is not None]
     can_prepare = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)
-    if not can_prepare or cycle.policy.device_ahead == "nothing" or pool.waiting or not is_calm(cycle):
+    if not can_prepare or cycle.policy.device_ahead == "nothing" or pool.waiting or not has_spare_core(cycle):
         return
     for device in pool.executors.values():
         executor = device.executor

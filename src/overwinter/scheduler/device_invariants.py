@@ -86,7 +86,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
             assert function.loaded, f"{id_} is on {name} but not in the host store"
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"
             assert pool_record(function).home in (None, name), f"{id_} is on {name} but bound to another device"
-    assert +device.blocks.sharers == wanted, f"the count of sharers of a block on {name} is wrong"
+    assert +device.blocks.holders == wanted, f"the number of holders of a block on {name} is wrong"
     assert set(device.blocks.sizes) == set(wanted), f"a block on {name} has no holder"
     assert device.blocks.nbytes == sum(device.blocks.sizes.values()) <= device.config.memory_bytes, (
         f"{device.blocks.nbytes} bytes are recorded on {name}"

@@ -11,10 +11,10 @@ from math import inf
 from overwinter.core.ids import DeviceId
 from overwinter.scheduler import residency
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.device_binding import home
 from overwinter.scheduler.pool import pool_record
-from overwinter.scheduler.residents import Residents
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
 
@@ -51,7 +51,7 @@ def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, in
     for name, others in bound.items():
         if any(owner_of(cycle, each) != owner for each in others):
             continue
-        blocks = Residents()
+        blocks = HeldBlocks()
         for each in others:
             blocks.hold(pool_record(each).sizes)
         yield name, pool.devices[name].config.memory_bytes - blocks.nbytes - blocks.missing(sizes)

@@ -217,9 +217,9 @@ def _check_stores(cycle: Cycle) -> None:
         if function.loaded or function.loading is not None:
             wanted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
     for name, store in state.stores.items():
-        assert +store.sharers == wanted.get(name, Counter()), f"the count of sharers of a block in {name!r} is wrong"
+        assert +store.holders == wanted.get(name, Counter()), f"the number of holders of a block in {name!r} is wrong"
         assert store.nbytes == sum(store.sizes.values()), f"the bytes of store {name!r} are wrong"
-        assert set(store.sizes) == set(+store.sharers), f"store {name!r} counts a block without a holder"
+        assert set(store.sizes) == set(+store.holders), f"store {name!r} counts a block without a holder"
     unused = {
         id_
         for id_, function in state.functions.items()
@@ -284,19 +284,24 @@ def _check_cores(cycle: Cycle) -> None:
         assert cycle.orders_cores, "a function waits for unlimited cores"
         assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"
     if cores.capacity is not None:
-        keeping = [
-            worker.point.run_cores for worker in state.workers.values() for run in worker.runs if _keeps(cycle, run)
+        held = [
+            worker.point.run_cores
+            for worker in state.workers.values()
+            for run in worker.runs
+            if _holds_cores(cycle, run)
         ]
-        beyond = 1 + sum(sorted(keeping)[-len(served) :]) if served else 0
-        assert sum(keeping) <= cores.capacity + beyond, "the runs exceed the cores"
+        beyond = 1 + sum(sorted(held)[-len(served) :]) if served else 0
+        assert sum(held) <= cores.capacity + beyond, "the runs exceed the cores"
 
 
-def _keeps(cycle: Cycle, run: int) -> bool:
+def _holds_cores(cycle: Cycle, run: int) -> bool:
     return ("run", run) in cycle.state.holding_cores
 
 
 def _check_places(cycle: Cycle) -> None:
-    """The first in the queue waits because there is no place or no core, and not while a worker is spare."""
+    """The first in the queue waits because there is no place or no core. If there is no place, enough workers end
+    already, or no worker and no process forked ahead could be stopped for it.
+    """
     function = order.first_for_places(cycle)
     if function is None:
         return
@@ -346,7 +351,7 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
 
 
 def _check_timers(cycle: Cycle, function: Function) -> None:
-    """Every request is answered or refused by its deadline: a timer is set for it at the latest."""
+    """Every request is answered or refused by its deadline: a timer is set for that time or an earlier one."""
     at = cycle.timers.at(function.spec.id)
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
     check_at = function.family.check_at if function.family.first_member is function else None

@@ -31,7 +31,7 @@ class Operation(msgspec.Struct, eq=False):
     ends: float
     """The expected end."""
     overdue_at: float
-    """When it no longer reserves its cores, so that a hung operation does not keep them."""
+    """When it no longer holds its cores, so that a hung operation leaves them to others."""
     hangs_at: float
     """When it counts as hung; infinite: a handler waits for the answer of its program on the pool."""
     parts: tuple[Part, ...] = ()

@@ -21,7 +21,7 @@ from overwinter.scheduler.resources import OperationOwner, bind_owner, run_owner
 from overwinter.scheduler.state import Binding, Drain, Function, Worker
 
 OVERDUE = 4.0
-"""The multiple of the expected time after which an operation is overdue, and no longer reserves its cores."""
+"""The multiple of the expected time after which an operation is overdue, and no longer holds its cores."""
 OVERDUE_LEAST_S = 0.2
 """No run is overdue sooner."""
 UNKNOWN_S = 1.0
@@ -54,7 +54,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     worker = Worker(id_, spec.id, function.family, spec.tenant, point, now, bound, start=operation)
     state.workers[id_] = function.workers[id_] = function.family.workers[id_] = worker
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
-    keep_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
+    hold_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
     # Its blocks are in use again: its time slice may have ended while it had no worker.
@@ -101,7 +101,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     ends = now + (expected or 0.0)
     hangs_at = now + hangs_s(parts, overdue_s)
     operation = worker.runs[run] = Operation(function, now, ends, now + overdue_s, hangs_at, parts)
-    keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
+    hold_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
     function_id = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
@@ -279,15 +279,15 @@ def watch_overdue(cycle: Cycle) -> None:
         cycle.timers.arm("cores", at)
 
 
-def keep_cores(
+def hold_cores(
     cycle: Cycle, function: Function, owner: OperationOwner, operation: Operation, cores: int, serves: bool = True
 ) -> None:
     """Claim cores for an operation, unless it runs user code, which may wait for something other than a core.
-    `serves`: whether it serves a request. A trial or a load does not wait for a core, so it keeps none from requests.
+    `serves`: whether it serves a request. A trial or a load does not wait for a core, so it does not hold any either.
     """
-    keeps = cycle.orders_cores and serves and not function.spec.has_handler
-    cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
-    if keeps:
+    holds = cycle.orders_cores and serves and not function.spec.has_handler
+    cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, holds))
+    if holds:
         state = cycle.state
         state.holding_cores[owner] = operation
         if state.core_queue.waits:

@@ -114,16 +114,16 @@ def needs(function: Function) -> int:
     return 1 if ready is None else ready.point.run_cores
 
 
-def is_calm(cycle: Cycle) -> bool:
-    """Whether no function waits for a core or a place, and one core remains free besides that of a deferrable
-    operation.
+def has_spare_core(cycle: Cycle) -> bool:
+    """Whether no function waits for a core or a place for a worker, and either no core is busy or at least two are
+    free: a deferrable operation takes one.
     """
     busy = cycle.resources.load.taken
     return not (cycle.state.waiting_for_places or cycle.state.core_queue.waits) and (not busy or busy + 1 < cycle.cores)
 
 
 def first_of_unserved(cycle: Cycle) -> Function | None:
-    """A function of a tenant without any operation that keeps a core, while others keep them all; None: there is none.
+    """A function of a tenant without any operation that holds a core, while others hold them all; None: there is none.
 
     The kernel shares the cores among the tenants, so that the runs of others cannot stop those of a tenant.
     """
@@ -136,7 +136,7 @@ def first_of_unserved(cycle: Cycle) -> Function | None:
 
 
 def _served(cycle: Cycle) -> set[TenantId]:
-    """The tenants whose operations keep cores."""
+    """The tenants whose operations hold cores."""
     return {each.function.spec.tenant for each in cycle.state.holding_cores.values()}
 
 

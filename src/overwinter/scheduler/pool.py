@@ -19,9 +19,9 @@ from overwinter.core.ids import (
     described,
 )
 from overwinter.scheduler.function_queue import FunctionQueue
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import EVERYONE, Boundary, Outcomes
-from overwinter.scheduler.residents import Residents
 
 if TYPE_CHECKING:
     from overwinter.scheduler.state import Function
@@ -108,7 +108,7 @@ class Device(msgspec.Struct, eq=False):
     executor: Executor | None = None
     residents: dict[FunctionId, Resident] = msgspec.field(default_factory=dict)
     """The least recently used first."""
-    blocks: Residents = msgspec.field(default_factory=Residents)
+    blocks: HeldBlocks = msgspec.field(default_factory=HeldBlocks)
     missing: "dict[PoolRecord, int]" = msgspec.field(default_factory=dict)
     """The missing bytes of functions, as far as they were computed since the blocks changed."""
     unplaced: Unplaced | None = None

@@ -1,7 +1,7 @@
 """The data of a scheduler that other parts may read. Each answer is computed when it is requested, and does not change.
 
 The tables change with every event, so no other part reads them: a reader on the loop's thread gets a copy of the few
-facts that it needs. Other threads read only `calm`, which the loop writes.
+facts that it needs. Other threads read only `has_spare_core`, which the loop writes.
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from overwinter.core.ids import (
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.details import FunctionDetail, detail
-from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.order import has_spare_core
 from overwinter.scheduler.snapshot import (
     DeviceSnapshot,
     FamilySnapshot,
@@ -47,27 +47,31 @@ class StoreBlocks(NamedTuple):
 NO_BLOCKS = StoreBlocks({}, settled=True)
 
 
-class WorkerNeed(NamedTuple):
-    """The function of a worker, and the memory that the profile states for it."""
+class ProfiledMemory(NamedTuple):
+    """The function of a worker, and the memory in its profile."""
 
     function: FunctionId
     """The function for which it was forked."""
     profiled_bytes: int | None
-    """The memory in the profile of that function; None: it was never measured."""
+    """The memory in the profile of that function; None: the function was removed, or its profile lacks the
+    configuration of the worker.
+    """
 
 
 class Published:
-    """The readable facts of a scheduler. Used on the loop's thread only, except `calm`."""
+    """The readable facts of a scheduler. Used on the loop's thread only, except `has_spare_core`."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
         self._state = cycle.state
-        self.calm = is_calm(cycle)
-        """Whether a core is idle and nothing waits, as of the last steps; any thread may read it."""
+        self.has_spare_core = has_spare_core(cycle)
+        """Whether no function waits for a core or a place for a worker, and either no core is busy or at least two are
+        free, as of the last steps; any thread may read it.
+        """
 
     def publish(self) -> None:
         """Update the value that other threads read."""
-        self.calm = is_calm(self._cycle)
+        self.has_spare_core = has_spare_core(self._cycle)
 
     # Functions
 
@@ -140,7 +144,7 @@ class Published:
         )
 
     def busy(self) -> bool:
-        """Whether any worker or device has an operation in progress."""
+        """Whether any worker or device has an operation in progress, or a worker is stopping."""
         devices = self._state.pool.devices.values()
         return not all(each.is_idle for each in self._state.workers.values()) or any(each.operation for each in devices)
 
@@ -152,19 +156,18 @@ class Published:
         """Return the memory of each worker, as the scheduler estimates it."""
         return {id_: worker.expected_bytes for id_, worker in self._state.workers.items()}
 
-    def needs(self) -> dict[WorkerId, WorkerNeed]:
-        """Return for each worker what it should need."""
-        needs = {}
+    def profiled_memory(self) -> dict[WorkerId, ProfiledMemory]:
+        """Return for each worker its function, and the memory in its profile."""
+        found = {}
         for id_, worker in self._state.workers.items():
             function = self._state.functions.get(worker.function)
             profiled = function is not None and worker.point in function.latency.points
-            needs[id_] = WorkerNeed(worker.function, worker.point.memory_bytes if profiled else None)
-        return needs
+            found[id_] = ProfiledMemory(worker.function, worker.point.memory_bytes if profiled else None)
+        return found
 
     def stores(self) -> dict[StoreName, StoreBlocks]:
         """Return the blocks of each host store."""
         loading = {each.spec.store for each in self._state.functions.values() if each.loading is not None}
         return {
-            name: StoreBlocks(dict(residents.sizes), name not in loading)
-            for name, residents in self._state.stores.items()
+            name: StoreBlocks(dict(blocks.sizes), name not in loading) for name, blocks in self._state.stores.items()
         }

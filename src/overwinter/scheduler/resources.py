@@ -60,11 +60,11 @@ class Resources:
         """Return the claim of a bind besides its slot: the private memory that it adds to its worker."""
         return {self.memory: nbytes}
 
-    def of_cores(self, cores: int, keeps: bool) -> Claim:
-        """The claim of a run, a bind or a start until it ends. `keeps`: whether it keeps its cores from others, unlike
+    def of_cores(self, cores: int, holds: bool) -> Claim:
+        """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores, unlike
         user code and overdue operations, which may wait for something other than a core, and what serves no request.
         """
-        return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
+        return {self.cores: cores, self.load: cores} if holds else {self.load: cores}
 
 
 def worker_owner(id_: WorkerId) -> OperationOwner:

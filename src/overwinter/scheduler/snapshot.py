@@ -157,7 +157,7 @@ def snapshot(
             "store": len(state.waiting_for_bytes),
             **({"device": len(state.pool.waiting)} if state.pool.devices else {}),
         },
-        stores={name: residents.nbytes for name, residents in state.stores.items()},
+        stores={name: blocks.nbytes for name, blocks in state.stores.items()},
         cores_running=resources.load.taken,
         cores_reserved=resources.reserved.taken,
         host_bytes=resources.host.taken,

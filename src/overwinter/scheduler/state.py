@@ -24,12 +24,12 @@ from overwinter.core.profile import Point
 from overwinter.core.versions import Versions
 from overwinter.scheduler.core_queue import CoreQueue
 from overwinter.scheduler.forked import ForkedAhead
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.worker_or_device import Estimates
 from overwinter.scheduler.pool import Pool, PoolRecord
 from overwinter.scheduler.request import Request
-from overwinter.scheduler.residents import Residents
 from overwinter.scheduler.tenant import Tenant
 from overwinter.scheduler.trunks import Trunks
 
@@ -351,7 +351,7 @@ class State(msgspec.Struct):
     ahead: dict[WorkerId, ForkedAhead] = msgspec.field(default_factory=dict)
     """The processes that were forked ahead, the oldest first."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
-    stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
+    stores: dict[StoreName, HeldBlocks] = msgspec.field(default_factory=dict)
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     """The unused functions whose blocks are in a host store, the longest unused first."""
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
@@ -371,7 +371,7 @@ class State(msgspec.Struct):
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
     """The functions on which a policy failed in this step, with the error."""
     holding_cores: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
-    """The operations that reserve cores, by their owner in the ledger."""
+    """The operations that hold cores, by their owner in the ledger."""
 
     def tenant(self, id_: TenantId) -> Tenant:
         """The record of a tenant, which may be empty."""
@@ -380,13 +380,13 @@ class State(msgspec.Struct):
             tenant = self.tenants[id_] = Tenant(id_)
         return tenant
 
-    def residents(self, function: Function) -> Residents:
-        """The residents of the store with a function's blocks."""
+    def held_blocks(self, function: Function) -> HeldBlocks:
+        """The blocks that the host store with a function's blocks holds."""
         store = function.spec.store
-        residents = self.stores.get(store)
-        if residents is None:
-            residents = self.stores[store] = Residents()
-        return residents
+        held = self.stores.get(store)
+        if held is None:
+            held = self.stores[store] = HeldBlocks()
+        return held
 
     def open_requests(self, function: Function) -> Iterator[Request]:
         """The open requests of the function, waiting or running."""

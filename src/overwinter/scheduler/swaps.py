@@ -201,9 +201,11 @@ def later_slices(state: State, function: Function) -> Iterator[Function]:
 
 def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:
     other = resident.function
-    wanted, sharers = pool_record(function).sizes, device.blocks.sharers
+    wanted, blocks = pool_record(function).sizes, device.blocks
     # Blocks that the new function needs too would have to be brought again at once.
-    nbytes = sum(size for address, size in resident.sizes.items() if sharers[address] == 1 and address not in wanted)
+    nbytes = sum(
+        size for address, size in resident.sizes.items() if blocks.holders[address] == 1 and address not in wanted
+    )
     holders = [each for each in cycle.state.pool.holders(other) if each is not device]
     rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)
     return Candidate(

@@ -248,7 +248,7 @@ def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
         stores[store].sizes.get(address, 0)
         for store, counts in evicted.items()
         for address, count in counts.items()
-        if stores[store].sharers[address] == count
+        if stores[store].holders[address] == count
     )
 
 
@@ -279,7 +279,7 @@ def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | N
     values: dict[FunctionId, float] = {}
     for each in functions:
         first = first or each
-        if state.residents(each).exclusive(each.sizes):
+        if state.held_blocks(each).exclusive(each.sizes):
             values[each.spec.id] = call_policy(state, each, 0.0, rule, _candidate(cycle, each))
         if len(values) == CANDIDATES:
             break
@@ -287,7 +287,7 @@ def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | N
 
 
 def _candidate(cycle: Cycle, function: Function) -> Candidate:
-    nbytes = cycle.state.residents(function).exclusive(function.sizes)
+    nbytes = cycle.state.held_blocks(function).exclusive(function.sizes)
     return Candidate(cycle.now - function.used_at, function.use_interval_s, nbytes, len(function.sizes))
 
 
