@@ -137,8 +137,8 @@ def test_what_is_loaded_again_is_tried_again(failing, monkeypatch):
 
 
 def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
-    complexity = failing.wrap(latency._complexity, lambda point: point.latency_s == SICK)
-    monkeypatch.setattr(latency, "_complexity", complexity)
+    preference = failing.wrap(latency._preference, lambda point: point.latency_s == SICK)
+    monkeypatch.setattr(latency, "_preference", preference)
     world = World(cores=2)
     world.deploy(spec("ill", profile=ILL, slo_ms=500), on_trial=True)
     world.settle()

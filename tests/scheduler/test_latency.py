@@ -22,17 +22,17 @@ def test_a_run_of_several_lies_between_one_of_all_and_runs_of_each(counts, own):
     latency, point = model(), POINTS[-1]
     together = latency.latency_s(point, sum(counts))
     apart = sum(latency.latency_s(point, count) for count in counts)
-    assert latency.joint_s(point, counts, 0.0) == together
-    assert together - 1e-9 <= latency.joint_s(point, counts, own) <= apart + 1e-9
+    assert latency.shared_run_s(point, counts, 0.0) == together
+    assert together - 1e-9 <= latency.shared_run_s(point, counts, own) <= apart + 1e-9
     if len(counts) > 1:
-        assert latency.joint_s(point, counts, 1.0) == pytest.approx(apart)
+        assert latency.shared_run_s(point, counts, 1.0) == pytest.approx(apart)
 
 
 def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
     latency, point = LatencyModel(spec(max_batch=8), Policy()), POINTS[-1]
-    assert latency.joint_s(point, [1, 1], 0.5) is None
-    latency.observe(latency.usual, [1, 1], 0.2, Trunk({}, 0.5))
-    assert latency.joint_s(latency.usual, [1, 1], 0.5) == 0.2
+    assert latency.shared_run_s(point, [1, 1], 0.5) is None
+    latency.observe(latency.default_point, [1, 1], 0.2, Trunk({}, 0.5))
+    assert latency.shared_run_s(latency.default_point, [1, 1], 0.5) == 0.2
 
 
 def test_exclusive_bytes_of_functions_are_reported():
@@ -54,10 +54,10 @@ def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(gue
     # A run of one function gives the slowdown, a shared run the part that is not shared.
     for _ in range(60):
         for counts in ([2], *runs):
-            latency.observe(point, counts, slowdown * truth.joint_s(point, counts, own), trunk)
+            latency.observe(point, counts, slowdown * truth.shared_run_s(point, counts, own), trunk)
     for counts in runs:
-        expected = slowdown * truth.joint_s(point, counts, own)
-        assert latency.joint_s(point, counts, trunk.separate_part) == pytest.approx(expected, rel=0.05)
+        expected = slowdown * truth.shared_run_s(point, counts, own)
+        assert latency.shared_run_s(point, counts, trunk.separate_part) == pytest.approx(expected, rel=0.05)
 
 
 def test_one_slow_run_tells_little_and_what_bytes_say_no_more_once_times_tell():

@@ -347,7 +347,7 @@ def test_no_request_is_refused_that_would_be_late_only_because_others_join():
 class Watched(World):
     """Checks each shared run when it begins."""
 
-    joint = 0
+    shared_runs = 0
 
     def send(self, event):
         state = self.state
@@ -359,9 +359,9 @@ class Watched(World):
         return actions
 
     def check(self, operation, waited):
-        self.joint += 1
+        self.shared_runs += 1
         function, state = operation.function, self.state
-        slo_ms, point = function.spec.settings.slo_ms, function.latency.usual
+        slo_ms, point = function.spec.settings.slo_ms, function.latency.default_point
         if slo_ms is None:
             return
         most = min(point.batch, waited[function.spec.id])

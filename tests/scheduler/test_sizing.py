@@ -112,18 +112,18 @@ def test_workers_never_pass_the_memory_they_may_have():
     assert len(world.answers) == 40
 
 
-def test_the_usual_worker_keeps_the_slo_where_one_can():
+def test_the_default_configuration_meets_the_slo_where_one_can():
     slow = tuple(Point(c, 100, b, 1, 1.0 * b / c) for c in (1, 2, 4) for b in (1, 2, 4))
     profile = Profile(weight_bytes=30, macs=1, points=slow)
 
-    def usual(slo_ms):
+    def default(slo_ms):
         given = spec(profile=profile, slo_ms=slo_ms, max_batch=4, threads=4)
-        return LatencyModel(given, POLICIES["overwinter"]).usual.configuration
+        return LatencyModel(given, POLICIES["overwinter"]).default_point.configuration
 
-    assert usual(600.0) == Configuration(2, 1, 1)
-    assert usual(1000.0) == Configuration(1, 1, 1)
-    assert usual(4000.0) == Configuration(1, 2, 1)
-    assert usual(None) == usual(100.0) == Configuration(1, 4, 1)
+    assert default(600.0) == Configuration(2, 1, 1)
+    assert default(1000.0) == Configuration(1, 1, 1)
+    assert default(4000.0) == Configuration(1, 2, 1)
+    assert default(None) == default(100.0) == Configuration(1, 4, 1)
 
 
 def test_what_waits_gets_as_many_workers_at_once_as_it_takes():

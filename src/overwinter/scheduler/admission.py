@@ -267,8 +267,8 @@ def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
     """Whether asking the scaler for configurations can lead to a start."""
     if order.is_behind(cycle, function):
         return False
-    resources, usual = cycle.resources, function.latency.usual
-    if not resources.workers.fits(1) and ahead.usable_process(cycle, function, resources.of_start(usual)) is None:
+    resources, point = cycle.resources, function.latency.default_point
+    if not resources.workers.fits(1) and ahead.usable_process(cycle, function, resources.of_start(point)) is None:
         return False
     return has_core or resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
 

@@ -72,7 +72,7 @@ def _answers_call(cycle: Cycle, program: Function, run: Operation, is_first: boo
     function, latency = run.function, run.function.latency
     seconds = latency.program_s
     if seconds is None and latency.points:
-        seconds = expected_s(cycle.state, function, latency.usual, len(run.requests))
+        seconds = expected_s(cycle.state, function, latency.default_point, len(run.requests))
     in_worker = Estimate("workers", 0.0, seconds, may_try=True)
     estimates = function.estimates = Estimates(in_worker, _on_devices(cycle, program, is_first))
     return call_policy(cycle.state, function, in_worker, worker_or_device.sooner, estimates) is estimates.devices
@@ -187,7 +187,7 @@ def _device_is_sooner(cycle: Cycle, function: Function, other: Function, is_firs
 
 def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
     latency, id_ = function.latency, function.spec.id
-    wait_s, point = min(_workers(cycle, function), key=lambda each: each[0], default=(inf, latency.usual))
+    wait_s, point = min(_workers(cycle, function), key=lambda each: each[0], default=(inf, latency.default_point))
     is_known = bool(latency.points) or latency.run_s is not None
     run_s = expected_s(cycle.state, function, point, 1) if is_known else None
     if not is_first:
@@ -211,8 +211,8 @@ def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
         wait_s = 0.0 if worker.has_slot else min(_left_s(cycle, each) for each in _in_worker_now(worker))
         yield wait_s + bind_s, worker.point
     may_fork = len(usable) < family.max_workers and (cycle.policy.eager or not usable)
-    if may_fork and _has_place(cycle, latency.usual):
-        yield latency.wake_s, latency.usual
+    if may_fork and _has_place(cycle, latency.default_point):
+        yield latency.wake_s, latency.default_point
 
 
 def _in_worker_now(worker: Worker) -> list[Operation]:

@@ -57,7 +57,7 @@ def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
     if function.lacks_memory:
         worker = best_fit(function)
         return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
-    return cycle.resources.of_start(function.point_to_start or function.latency.usual)
+    return cycle.resources.of_start(function.point_to_start or function.latency.default_point)
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:

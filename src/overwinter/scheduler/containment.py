@@ -45,13 +45,13 @@ def expected_s(state: State, function: Function, point: Point, batch: int) -> fl
         return None
 
 
-def joint_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
+def shared_run_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
     """Expected seconds of a shared run that the function leads, with these numbers of requests of each function; None:
     unknown.
     """
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
-    return call_policy(state, function, None, function.latency.joint_s, point, counts, function.separate_part)
+    return call_policy(state, function, None, function.latency.shared_run_s, point, counts, function.separate_part)
 
 
 def remember_failure(state: State, function: FunctionId, error: Exception) -> None:

@@ -78,7 +78,7 @@ def expected_s(cycle: Cycle, function: Function, counts: Sequence[int]) -> float
     if len(counts) == 1:
         return together
     apart = sum(swaps.run_s(cycle, function, count) for count in counts)
-    return latency.joint_s(together, apart, function.separate_part)
+    return latency.shared_run_s(together, apart, function.separate_part)
 
 
 def observe(cycle: Cycle, parts: Sequence[Part], seconds: float, swap_s: float) -> None:
@@ -89,7 +89,7 @@ def observe(cycle: Cycle, parts: Sequence[Part], seconds: float, swap_s: float) 
     if function.removed or function.spec.settings.max_batch == 1 or swap_s or len(function.family.members) == 1:
         return
     trunk = function.family.trunks[function.trunk]
-    trunk.sharing.observe(function.latency.usual, counts, seconds)
+    trunk.sharing.observe(function.latency.default_point, counts, seconds)
     together = swaps.run_s(cycle, function, sum(counts))
     if len(counts) > 1 and together:
         trunk.observe(together, sum(swaps.run_s(cycle, function, count) for count in counts), seconds)

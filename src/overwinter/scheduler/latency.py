@@ -23,7 +23,7 @@ SMOOTHING = 0.2
 SLOWDOWN_MAX = 8.0
 
 
-def joint_s(together: float, apart: float, separate_part: float) -> float:
+def shared_run_s(together: float, apart: float, separate_part: float) -> float:
     """Return the seconds of a shared run.
 
     `together`: the seconds as a run of one function; `apart`: the seconds as separate runs; `separate_part`: the part
@@ -82,22 +82,25 @@ class LatencyModel:
         # An unmeasured function must not be refused: one worker of it always fits.
         guessed_bytes = WORKER_BYTES if memory_bytes is None else min(WORKER_BYTES, memory_bytes)
         in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
-        self.usual = min(in_time or self.points, key=_complexity, default=None) or Point(
+        self.default_point = min(in_time or self.points, key=_preference, default=None) or Point(
             settings.threads if cores is None else min(settings.threads, cores),
             guessed_bytes,
             settings.max_batch,
             settings.concurrency,
             0.0,
         )
-        """The default configuration of a worker: the simplest that meets the SLO."""
+        """The default configuration of a worker: of the measured ones that meet the SLO, or else of all measured
+        ones, the one with the fewest cores, then the least concurrency, then the largest batch. If none was measured,
+        that of the settings.
+        """
         self.low_rate_configuration: Configuration | None = None
         """The configuration that the scaler chooses for the only worker at a low rate; None: not chosen yet."""
         self.low_rate_max = 0.0
         """Up to this rate one such worker suffices, and the scaler need not be called."""
 
     def point(self, configuration: Configuration) -> Point:
-        """The profile of a worker of this configuration."""
-        return next((point for point in self.points if point.configuration == configuration), self.usual)
+        """Return the measured point of this configuration; the default one if it was not measured."""
+        return next((point for point in self.points if point.configuration == configuration), self.default_point)
 
     def latency_s(self, point: Point, batch: int) -> float | None:
         """Return the expected seconds of a run of `batch` requests in a worker of this configuration; None: unknown."""
@@ -110,12 +113,12 @@ class LatencyModel:
             latency = self._latencies[key] = between(known, batch)
         return latency * self.slowdown
 
-    def joint_s(self, point: Point, counts: Sequence[int], separate_part: float) -> float | None:
+    def shared_run_s(self, point: Point, counts: Sequence[int], separate_part: float) -> float | None:
         """Return the expected seconds of a shared run with these numbers of requests of each function."""
         together = self.latency_s(point, sum(counts))
         if together is None or len(counts) == 1:
             return together
-        return joint_s(together, self._apart_s(point, counts), separate_part)
+        return shared_run_s(together, self._apart_s(point, counts), separate_part)
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
         """Return the seconds of separate runs of each function; 0 if the profile has no such workers."""
@@ -144,7 +147,7 @@ class LatencyModel:
                 return
             if len(counts) > 1:
                 apart = self._apart_s(point, counts)
-                expected = joint_s(together, apart, trunk.separate_part)
+                expected = shared_run_s(together, apart, trunk.separate_part)
                 trunk.observe(together, apart, seconds)
             ratio = seconds * self.slowdown / expected
             self.slowdown = min(
@@ -156,5 +159,5 @@ def _smoothed(before: float | None, seconds: float) -> float:
     return seconds if before is None else before + SMOOTHING * (seconds - before)
 
 
-def _complexity(point: Point) -> tuple[int, int, int]:
+def _preference(point: Point) -> tuple[int, int, int]:
     return point.cores, point.concurrency, -point.batch

@@ -12,7 +12,7 @@ from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
-from overwinter.scheduler.containment import expected_s, joint_s
+from overwinter.scheduler.containment import expected_s, shared_run_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.policies import keepalive
@@ -96,7 +96,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     if len(parts) == 1:
         expected = expected_s(cycle.state, function, worker.point, len(parts[0].requests))
     else:
-        expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
+        expected = shared_run_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     overdue_s = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
     hangs_at = now + hangs_s(parts, overdue_s)

@@ -241,7 +241,7 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
         for worker in function.usable_workers():
             if worker.is_serving:
                 return (expected_s(state, function, worker.point, 1) or 0.0) + function.family.bind_s
-    return (expected_s(state, function, function.latency.usual, 1) or 0.0) + function.latency.wake_s
+    return (expected_s(state, function, function.latency.default_point, 1) or 0.0) + function.latency.wake_s
 
 
 # Places for workers

@@ -21,7 +21,7 @@ from overwinter.core.ids import RequestId
 from overwinter.core.profile import Point
 from overwinter.scheduler import order
 from overwinter.scheduler.answers import expire
-from overwinter.scheduler.containment import joint_s
+from overwinter.scheduler.containment import shared_run_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies import queueing
@@ -94,7 +94,7 @@ def count_joining(cycle: Cycle, function: Function, slots: Sequence[Worker], wai
 def expected_s(cycle: Cycle, function: Function, worker: Worker, count: int) -> float:
     """Expected seconds of a shared run, with the function's own requests first; 0 if unknown."""
     own = min(count, len(function.queue))
-    return joint_s(cycle.state, function, worker.point, [own, *[1] * (count - own)]) or 0.0
+    return shared_run_s(cycle.state, function, worker.point, [own, *[1] * (count - own)]) or 0.0
 
 
 def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: int, count: int) -> float:
@@ -125,7 +125,7 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
 
 
 def _in_worker_s(cycle: Cycle, function: Function, point: Point, counts: Sequence[int]) -> float:
-    return joint_s(cycle.state, function, point, counts) or 0.0
+    return shared_run_s(cycle.state, function, point, counts) or 0.0
 
 
 def _alone(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
@@ -145,37 +145,37 @@ def joined(
     cycle: Cycle, function: Function, count: int, seconds: RunSeconds, others: Sequence[Function]
 ) -> tuple[Part, ...]:
     """Take the requests of a shared run, at most `count`, from the queues of the function and of these others."""
-    joint = _Joint(cycle, function, count, seconds)
-    joint.protect()
-    _fill(cycle, joint, [function, *others])
-    for other in joint.taken:
+    shared_run = _AssembledRun(cycle, function, count, seconds)
+    shared_run.protect()
+    _fill(cycle, shared_run, [function, *others])
+    for other in shared_run.taken:
         if other is not function:
             if not other.queue:
                 order.leave(cycle, other)
             cycle.mark(other)
-    return joint.parts()
+    return shared_run.parts()
 
 
-def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
+def _fill(cycle: Cycle, shared_run: "_AssembledRun", functions: Sequence[Function]) -> None:
     """Take the first requests by `_rank` from these functions, the first of which leads."""
     heap = [(FIRST, 0)]
     for number, other in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
             order.arrange(cycle, other)
-        heap.append((_rank(cycle, other, joint.run_s), number))
+        heap.append((_rank(cycle, other, shared_run.run_s), number))
     heapify(heap)
-    while heap and joint.left:
+    while heap and shared_run.left:
         _, number = heap[0]
         each = functions[number]
-        if each.queue and (not number or joint.may_join(each)):
-            joint.take(each, 1)
+        if each.queue and (not number or shared_run.may_join(each)):
+            shared_run.take(each, 1)
             if each.queue:
-                heapreplace(heap, (_rank(cycle, each, joint.run_s), number))
+                heapreplace(heap, (_rank(cycle, each, shared_run.run_s), number))
                 continue
         heappop(heap)
 
 
-class _Joint:
+class _AssembledRun:
     """A shared run being assembled. A request of another function joins unless it makes a request late: one that the
     leading function would answer in time in a separate run, or one that joined before.
     """

@@ -107,27 +107,27 @@ def report_slo_infeasible(cycle: Cycle, function: Function, slo_infeasible: bool
 
 def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
     """Return the configurations of the workers to start for waiting requests, at least one."""
-    usual = (function.latency.usual.configuration,)
-    configurations = call_policy(cycle.state, function, usual, _configurations_to_start, cycle, function)
+    default = (function.latency.default_point.configuration,)
+    configurations = call_policy(cycle.state, function, default, _configurations_to_start, cycle, function)
     return [function.latency.point(configuration) for configuration in configurations]
 
 
 def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Configuration]:
     """Return the scaler's answer for the observed rate."""
     latency = function.latency
-    usual = (latency.usual.configuration,)
+    fallback = (latency.default_point.configuration,)
     if not latency.points or function.on_trial or not function.queue:
-        return usual
+        return fallback
     rate = max(expected_rate(cycle, function.family), current_rate(cycle, function.family))
     if not function.has_worker:
-        usual = (_low_rate_configuration(cycle, function),)
-        if rate <= latency.low_rate_max and _fits(cycle, latency.point(usual[0])):
-            return usual
+        fallback = (_low_rate_configuration(cycle, function),)
+        if rate <= latency.low_rate_max and _fits(cycle, latency.point(fallback[0])):
+            return fallback
     else:
         rate += _backlog(cycle, function)
     scaled = cycle.scaler(_demand(cycle, function, rate))
     report_slo_infeasible(cycle, function, scaled.slo_infeasible)
-    return scaled.start or usual
+    return scaled.start or fallback
 
 
 def _fits(cycle: Cycle, point: Point) -> bool:
@@ -149,7 +149,7 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
         )
         scaled = cycle.scaler(demand)
         report_slo_infeasible(cycle, function, scaled.slo_infeasible)
-        latency.low_rate_configuration = scaled.start[0] if scaled.start else latency.usual.configuration
+        latency.low_rate_configuration = scaled.start[0] if scaled.start else latency.default_point.configuration
         point = latency.point(latency.low_rate_configuration)
         alone = latency.latency_s(point, 1)
         if alone and not scaled.slo_infeasible:

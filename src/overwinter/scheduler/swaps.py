@@ -48,7 +48,7 @@ def run_s(cycle: Cycle, function: Function, count: int) -> float:
     if measured is not None:
         return measured
     model = function.latency
-    profiled = expected_s(cycle.state, function, model.usual, count) if model.points else None
+    profiled = expected_s(cycle.state, function, model.default_point, count) if model.points else None
     return pool_record(function).times.expected_s(count, profiled)
 
 

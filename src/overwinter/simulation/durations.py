@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from overwinter.core.ids import FamilyId, FunctionId
-from overwinter.scheduler.latency import joint_s, sizes_of
+from overwinter.scheduler.latency import shared_run_s, sizes_of
 from overwinter.scheduler.trunks import separate_part_of
 from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import SimulatedWorker
@@ -34,7 +34,8 @@ class Durations:
         if functions:
             counts = Counter(functions)
             separate_part = self._separate_part_of([self._functions[id_] for id_ in counts])
-            seconds = joint_s(seconds, sum(self.alone_s(worker, count) for count in counts.values()), separate_part)
+            apart = sum(self.alone_s(worker, count) for count in counts.values())
+            seconds = shared_run_s(seconds, apart, separate_part)
         return seconds * self.variation(worker.function)
 
     def alone_s(self, worker: SimulatedWorker, batch: int) -> float:
@@ -56,7 +57,7 @@ class Durations:
         seconds = self._alone_on_device_s(different[0], len(functions))
         if len(different) > 1:
             apart = sum(map(self._alone_on_device_s, different, counts.values()))
-            seconds = joint_s(seconds, apart, self._separate_part_of(different))
+            seconds = shared_run_s(seconds, apart, self._separate_part_of(different))
         return seconds * self.variation(different[0])
 
     def _separate_part_of(self, functions: Sequence[SimulatedFunction]) -> float:

@@ -16,7 +16,7 @@ def idle(policy, since, used, gaps=(), keep_alive_s=None):
     made = spec("f", keep_alive_s=keep_alive_s)
     family = Family(made.id, LatencyModel(made, policy))
     function = Function(made, family, False, {}, used_at=used, gaps=list(gaps))
-    worker = Worker(1, made.id, family, "t", function.latency.usual, since, {made.id: Binding(function)})
+    worker = Worker(1, made.id, family, "t", function.latency.default_point, since, {made.id: Binding(function)})
     return idle_until(Cycle(SchedulerConfig(policy=policy)), worker)
 
 
