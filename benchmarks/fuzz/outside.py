@@ -37,7 +37,7 @@ READS = (
 WRITES = (*("kill", "prlimit", "priority", "affinity", "node", "write_blocks", "become_root"),)
 """Attempts to change something outside, where success alone is a failure."""
 EFFECTS = (
-    *("write", "make", "link", "pipe", "tcp", "udp", "unix_path", "unix_abstract", "sysv_make", "sysv_queue"),
+    *("write", "make", "link", "pipe", "tcp", "udp", "unix_path", "unix_abstract", "sysv_segment", "sysv_queue"),
     "log_pipe",
 )
 """Attempts whose effect shows outside; within the sandbox's own namespaces they are harmless."""
@@ -48,7 +48,7 @@ SURFACE = (
     *("raw", "crypto", "key_write", "devices", "threads", "fork", "execute", "user_namespace", "mount_namespace"),
 )
 """Ways into the kernel that no function needs."""
-KERNEL = (*SURFACE, "sysv_make", "sysv_queue", "become_root")
+KERNEL = (*SURFACE, "sysv_segment", "sysv_queue", "become_root")
 """The attempts of the handler `kernel`; the others are the spy's."""
 SPIES = ("spy", "kernel")
 OTHERS_DATA = (

@@ -1,4 +1,6 @@
-"""Attempts to reach the kernel and its objects that all processes share. `asked` describes the objects outside."""
+"""Attempts to reach the kernel and its objects that all processes share. `named.py` passes `asked` to each
+attempt; none here needs it.
+"""
 
 import contextlib
 import ctypes
@@ -32,7 +34,7 @@ SYSCALLS = {
     "swapon": (167, 0, 0),
     "reboot": (169, 0, 0, 0, 0),
 }
-CLOSED = (1, 13, 38)
+BLOCKED_ERRORS = (1, 13, 38)
 """EPERM, EACCES and ENOSYS: the call is blocked. With any other error the kernel has examined the arguments."""
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,11 +48,11 @@ def call(number, *arguments):
 
 
 def surface(name, asked):
-    """Make a system call with invalid arguments; raise OSError if it is blocked before the kernel examines them."""
+    """Make a harmless system call; raise OSError if it is blocked."""
     try:
         made = call(*SYSCALLS[name])
     except OSError as error:
-        if error.errno in CLOSED:
+        if error.errno in BLOCKED_ERRORS:
             raise
         return f"reached: {error}"
     if name in ("io_uring", "userfaultfd", "perf_event_open", "pidfd_open", "memfd_secret", "fanotify_init"):
@@ -118,7 +120,7 @@ def devices(asked):
 
 
 def threads(asked):
-    """Start as many threads as possible."""
+    """Start threads until that fails, at most 5000."""
     go = threading.Event()
     made = []
     with contextlib.suppress(RuntimeError):
@@ -141,7 +143,7 @@ def execute(asked):
     return subprocess.run(["/bin/true"], check=False).returncode
 
 
-def sysv_make(asked):
+def sysv_segment(asked):
     made = libc.shmget(0, 1 << 20, 0o1600)
     if made < 0:
         raise OSError(ctypes.get_errno(), "shmget")

@@ -106,18 +106,18 @@ class VirtualDevice(ReservedDevice):
 
     def _transfer(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> list[int]:
         """Copy each part over the first path that has it; return the bytes that came over each."""
-        left, moved = list(copies), []
+        left, bytes_by_path = list(copies), []
         for found, link in paths:
             here = [copy for copy in left if copy.address in found.blocks] if left else []
             self._copy(here, found.blocks, link)
             came = {copy for copy in here if not found.has_changed(copy.address)}
-            moved.append(sum(copy.nbytes for copy in came))
+            bytes_by_path.append(sum(copy.nbytes for copy in came))
             left = [copy for copy in left if copy not in came]
         if left:
             raise StoreError(f"block {left[0].address} was evicted from its device, and lies nowhere else")
         # Only blocks that one transfer brings as a whole: after other transfers a part of the block may be missing.
         self._enter([each.address for each in copies if each[1:] == (0, self._arena.extent(each.address).nbytes)])
-        return moved
+        return bytes_by_path
 
     def _copy(self, copies: Sequence[Copy], blocks: Mapping[Address, torch.Tensor], link: Link) -> None:
         """Copy piece by piece, as fast as the link would."""
@@ -128,8 +128,8 @@ class VirtualDevice(ReservedDevice):
         for start, stop in link.transfer(sum(copy.nbytes for copy in copies)):
             left = stop - start
             while left:
-                target, found = parts.popleft()
-                target[:left] = found[:left]
+                target, source = parts.popleft()
+                target[:left] = source[:left]
                 if len(target) > left:
-                    parts.appendleft((target[left:], found[left:]))
+                    parts.appendleft((target[left:], source[left:]))
                 left -= min(left, len(target))
