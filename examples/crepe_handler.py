@@ -17,7 +17,9 @@ NEIGHBOURS = 4
 
 
 def preprocess(inputs: dict[str, torch.Tensor], state: object) -> dict[str, torch.Tensor]:
-    """Convert mono audio [batch, samples] at 16 kHz to frames [batch * frames, 1024] with mean 0 and deviation 1."""
+    """Convert mono audio [batch, samples] at 16 kHz to frames [batch * frames, 1024] with mean 0 and standard
+    deviation 1.
+    """
     audio = inputs["audio"]
     count = audio.shape[1] // FRAME
     if count == 0:

@@ -15,7 +15,7 @@ def setup(assets: dict[str, bytes]) -> dict[str, Any]:
 
 
 def preprocess(inputs: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return mono audio [batch, samples], with mean 0 and deviation 1 in each row if the model needs that."""
+    """Return mono audio [batch, samples], with mean 0 and standard deviation 1 in each row if the model needs that."""
     audio = inputs["audio"]
     if state["normalize"]:
         deviation = (audio.var(1, keepdim=True, unbiased=False) + 1e-7).sqrt()
