@@ -7,9 +7,8 @@ journals are read by the same reader. Live memory is the kernel's: private memor
 store.
 
 The simulator models cores, the zygote, the disk and the profile. It does not model the daemon and the load generator,
-which share the cores with the workers, nor other load. In it, runs wait for cores in a queue, while live runs share
-them, so a short run beside long ones waits too long in the simulation. A simulated worker's private memory is the
-profile's, its peak; live memory is what workers have at the time of the sample.
+which share the cores with the workers, nor other load. A simulated worker's private memory is the profile's, its
+peak; live memory is what workers have at the time of the sample.
 """
 
 import argparse
@@ -83,19 +82,19 @@ def profiled(node: Node, families: Mapping[str, Family]) -> dict[str, Profile]:
 
 def non_default(settings: Settings) -> dict[str, float]:
     """Return the settings that differ from the defaults."""
-    given, usual = msgspec.structs.asdict(settings), msgspec.structs.asdict(Settings())
-    return {key: value for key, value in given.items() if value != usual[key]}
+    given, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(Settings())
+    return {key: value for key, value in given.items() if value != defaults[key]}
 
 
-def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
+def wake_all(node: Node, http_requests: Mapping[str, bytes]) -> None:
     """Wake each function several times, at first with its blocks on disk, and run each several times while awake."""
     with Connection(node.port) as connection:
         for _ in range(ROUNDS):
-            for name, request in requests.items():
+            for name, request in http_requests.items():
                 connection.ask(request)
                 node.wait_workers(name, 0)
             node.wait_quiet()
-        for request in requests.values():
+        for request in http_requests.values():
             for _ in range(WARM_RUNS):
                 connection.ask(request)
 
@@ -128,12 +127,12 @@ def scenario_from(profiles: Mapping[str, Profile], entries: Sequence[Entry], sec
 
 
 def simulated(scenario: Scenario) -> tuple[Results, list[tuple[float, str]]]:
-    """Return the simulator's figures, and the requests that it generated."""
+    """Return the simulator's results, and the arrivals that it generated: the time and the function of each request."""
     file = BytesIO()
     report = World(scenario, journal=file).run()
     file.seek(0)
-    requests = calibration.arrivals(read_journal(file)[1])
-    return Results(report, report.memory.workers_mean / MIB, report.memory.blocks_mean / MIB), requests
+    arrivals = calibration.arrivals(read_journal(file)[1])
+    return Results(report, report.memory.workers_mean / MIB, report.memory.blocks_mean / MIB), arrivals
 
 
 def private_bytes(pids: Sequence[int]) -> int:
@@ -146,7 +145,7 @@ def private_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def replay(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
+def send_plan(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
     """Send the requests; return their outcomes, and the mean private memory and blocks in MiB."""
     private, blocks = [], []
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
@@ -166,22 +165,27 @@ def replay(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
 
 
 def live(
-    node: Node, wires: Mapping[str, bytes], requests: Sequence[tuple[float, str]], seconds: float, journal: Path
+    node: Node,
+    http_requests: Mapping[str, bytes],
+    arrivals: Sequence[tuple[float, str]],
+    seconds: float,
+    journal: Path,
 ) -> Results:
-    """Return the figures of the real node for these requests. The node is freshly started, and stopped at the end."""
-    number = {name: place for place, name in enumerate(wires)}
+    """Return the results of the real node for these arrivals. The node is freshly started, and stopped at the end."""
+    indices = {name: index for index, name in enumerate(http_requests)}
     plan = Plan(
-        [Target(wire.partition(END)[0] + END, number[name], b"") for name, wire in wires.items()],
-        [wire.partition(END)[2] for wire in wires.values()],
-        [(at, number[name]) for at, name in requests],
+        [Target(request.partition(END)[0] + END, indices[name], b"") for name, request in http_requests.items()],
+        [request.partition(END)[2] for request in http_requests.values()],
+        [(at, indices[name]) for at, name in arrivals],
         PATIENCE_S,
     )
-    outcomes, private_mib, blocks_mib = replay(node, plan)
+    outcomes, private_mib, blocks_mib = send_plan(node, plan)
     node.stop()
     failed = sum(each.status != 200 for each in outcomes)
-    late = quantile([each.late_s for each in outcomes], 0.99)
-    print(f"{len(outcomes)} requests sent, {failed} without success, late by {1e3 * late:.1f} ms (p99)")
-    report = calibration.read(journal_steps(journal), requests[0][0], seconds)
+    delay_s = quantile([each.late_s for each in outcomes], 0.99)
+    print(f"{len(outcomes)} requests, {failed} without success; the generator sent them with a delay of", end=" ")
+    print(f"{1e3 * delay_s:.1f} ms (p99)")
+    report = calibration.read(journal_steps(journal), arrivals[0][0], seconds)
     return Results(report, private_mib, blocks_mib)
 
 
@@ -197,7 +201,7 @@ def figures(results: Results) -> dict[str, float]:
 
 
 def figures_of(each: Figures) -> dict[str, float]:
-    """Return the figures to compare for each function."""
+    """Return the figures to compare, of one function or of all."""
     return {
         "requests": each.requests,
         "attainment": each.attainment or 0.0,
@@ -208,19 +212,22 @@ def figures_of(each: Figures) -> dict[str, float]:
     }
 
 
-def errors(real: Mapping[str, float], model: Mapping[str, float]) -> dict[str, float]:
-    """Return the simulator's errors, relative to the real figures; for the attainment, the difference."""
-    return {
-        key: model[key] - value if key == "attainment" else (model[key] - value) / value if value else model[key]
-        for key, value in real.items()
-    }
+def errors(live_figures: Mapping[str, float], simulated_figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the simulator's errors relative to the live figures (the simulated figure itself where the live one is 0);
+    for the attainment, the difference.
+    """
+    found = {}
+    for key, value in live_figures.items():
+        difference = simulated_figures[key] - value
+        found[key] = difference / value if value and key != "attainment" else difference
+    return found
 
 
-def show(title: str, real: Mapping[str, float], model: Mapping[str, float]) -> None:
+def show(title: str, live_figures: Mapping[str, float], simulated_figures: Mapping[str, float]) -> None:
     """Print a table of three columns."""
     print(f"\n{title:14}{'live':>12}{'simulated':>12}{'error':>9}")
-    for key, error in errors(real, model).items():
-        print(f"  {key:12}{real[key]:12.4g}{model[key]:12.4g}{error:+9.1%}")
+    for key, error in errors(live_figures, simulated_figures).items():
+        print(f"  {key:12}{live_figures[key]:12.4g}{simulated_figures[key]:12.4g}{error:+9.1%}")
 
 
 def main() -> None:
@@ -230,7 +237,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     families = {name: Family(name) for name in SETUPS}
-    wires = {name: binary_request(name, as_tensors(family.one())) for name, family in families.items()}
+    http_requests = {name: binary_request(name, as_tensors(family.one())) for name, family in families.items()}
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         journal = Path(root) / "journal"
         with running_node("--journal", str(journal)) as node:
@@ -238,16 +245,21 @@ def main() -> None:
             # Restart the node, so that no block is in memory and no program is compiled.
             node.stop()
             node.start()
-            wake_all(node, wires)
+            wake_all(node, http_requests)
             node.stop()
             scenario = scenario_from(profiles, journal_steps(journal), options.seconds, options.seed)
-            model, requests = simulated(scenario)
+            simulated_results, arrivals = simulated(scenario)
             node.start()
-            real = live(node, wires, requests, options.seconds, journal)
+            live_results = live(node, http_requests, arrivals, options.seconds, journal)
     for name in SETUPS:
-        show(name, figures_of(real.report.functions[name]), figures_of(model.report.functions[name]))
-    show("all", figures(real), figures(model))
-    print_result({"live": figures(real), "simulated": figures(model), "error": errors(figures(real), figures(model))})
+        show(
+            name,
+            figures_of(live_results.report.functions[name]),
+            figures_of(simulated_results.report.functions[name]),
+        )
+    totals = figures(live_results), figures(simulated_results)
+    show("all", *totals)
+    print_result({"live": totals[0], "simulated": totals[1], "error": errors(*totals)})
 
 
 if __name__ == "__main__":

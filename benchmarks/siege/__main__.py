@@ -10,8 +10,8 @@ After each attack the node has time to become idle. The table shows how long tha
 that time, in the row of the attack that caused it.
 
 Latency counts from the planned time of a request. A refused, lost or wrong answer does not attain the SLO, and counts
-with the timeout in the p99. The limit of memory is the configured one (private memory of workers, host store, requests)
-plus the memory of daemon and zygotes, which is measured during `calm`.
+with the client's timeout in the p99. The limit of memory is the configured one (private memory of workers, host store,
+requests) plus the memory of daemon and zygotes, which is measured during `calm`.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class PeakMemory:
             self._peak = max(self._peak, estimated_bytes(self._node))
 
     def take(self) -> int:
-        """Return the peak since the last call in bytes, including a full count now."""
+        """Return the peak since the last call in bytes, including a full measurement now."""
         peak, self._peak = max(self._peak, measured_bytes(self._node)), 0
         return peak
 
@@ -44,15 +44,17 @@ class PeakMemory:
 
 def estimated_bytes(node: Node) -> int:
     """Return the private memory of all processes, the host store, and the memory files of tensors."""
-    return private_bytes(node.pids()) + shared_bytes(node)
+    return estimated_private_bytes(node.pids()) + shared_bytes(node)
 
 
 def measured_bytes(node: Node) -> int:
-    """Return the same with the share of files, and with all shared memory that processes created."""
+    """Return the PSS of all processes, and for shared memory at least the bytes of host store and memory files; an
+    estimate if PSS cannot be read.
+    """
     try:
         held = memory(node.pids())
     except PermissionError:
-        # The kernel does not report the workers of an unprivileged user.
+        # An ordinary user cannot read the PSS of workers.
         return estimated_bytes(node)
     return held.anonymous + held.files + max(held.shared, shared_bytes(node))
 
@@ -62,14 +64,15 @@ def process_bytes(pids: Sequence[int]) -> int:
     try:
         return memory(pids).total
     except PermissionError:
-        return private_bytes(pids)
+        return estimated_private_bytes(pids)
 
 
-def private_bytes(pids: Sequence[int]) -> int:
-    """Return the private bytes of these processes: what a fork shares with its parent counts once."""
+def estimated_private_bytes(pids: Sequence[int]) -> int:
+    """Return an estimate of the private bytes of these processes: what a fork shares with its parent counts once."""
     private = {pid: _resident_private_bytes(pid) for pid in pids}
     parents = parents_of_all()
-    # A fork may have written to inherited pages; then this is too low, never too high.
+    # This is too low if a fork has written to inherited pages or its parent has grown, and too high if the parent has
+    # freed inherited pages.
     return sum(max(0, nbytes - private.get(parents.get(pid, 0), 0)) for pid, nbytes in private.items())
 
 

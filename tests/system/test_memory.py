@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.measure import memory_file_bytes
-from benchmarks.siege.peak_memory import private_bytes
+from benchmarks.siege.peak_memory import estimated_private_bytes
 from overwinter.api.client import Client
 from overwinter.core.errors import NoSpaceError
 
@@ -66,7 +66,7 @@ def postprocess(outputs, inputs, state):
 
 def taken(node: NodeProcess) -> int:
     """Return the memory of zygotes and workers that belongs to no file, shared pages counted once, and the buffers."""
-    return private_bytes(node.children()) + memory_file_bytes(node.process.pid)
+    return estimated_private_bytes(node.children()) + memory_file_bytes(node.process.pid)
 
 
 def attempt(node: NodeProcess, name: str, what: str) -> Exception | None:
