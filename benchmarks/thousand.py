@@ -48,8 +48,8 @@ from benchmarks.measure import (
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender, Target
 from benchmarks.plain import PlainProcesses, save
-from benchmarks.thousand_report import SLO_MS, Base, LoadResult, Peak, figures, owners, report, slo_ms
-from benchmarks.traffic import HOUR_S, Cost, compressed, hour, kept_share
+from benchmarks.thousand_report import SLO_MS, Base, LoadResult, MemorySample, figures, owners, report, slo_ms
+from benchmarks.traffic import HOUR_S, Cost, busy_cores, compressed, hour, kept_share
 from benchmarks.wire import END, Connection, binary_request
 from overwinter.node.limits import MEMORY_SHARE
 
@@ -67,13 +67,13 @@ ISOLATIONS = ("family", "function")
 LOADS = (0.55, 0.75)
 
 
-def sample(node: Node) -> Peak:
+def sample(node: Node) -> MemorySample:
     """Return what the node holds now."""
     pids = node.pids()
     held = memory(pids)
     store, buffers = occupied_bytes(node.host_store), memory_file_bytes(pids[0])
     total = held.anonymous + held.files + store + buffers
-    return Peak(total, held.anonymous, held.files, store, buffers, len(node.worker_pids()))
+    return MemorySample(total, held.anonymous, held.files, store, buffers, len(node.worker_pids()))
 
 
 def probe(node: Node, family: Family) -> Cost:
@@ -105,10 +105,10 @@ def _spent(node: Node) -> float:
 
 def loaded_bytes(family: Family, root: Path) -> int:
     """Return the anonymous PSS of a plain process that has loaded the model and answered."""
-    place, inputs = root / family.name, root / f"{family.name}-inputs.safetensors"
-    save(family.state(), place)
+    path, inputs = root / family.name, root / f"{family.name}-inputs.safetensors"
+    save(family.state(), path)
     save_file(family.one(), inputs)
-    with PlainProcesses(family.name, "torch.load", [place], inputs) as processes:
+    with PlainProcesses(family.name, "torch.load", [path], inputs) as processes:
         held = memory(processes.pids).anonymous
     for file in root.glob(f"{family.name}*"):
         file.unlink()
@@ -168,7 +168,7 @@ def deploy_all(
     return bases
 
 
-def send(node: Node, plan: Plan) -> tuple[list[Outcome], Peak]:
+def send(node: Node, plan: Plan) -> tuple[list[Outcome], MemorySample]:
     """Carry out the plan; return the outcomes and the peak, and print how busy the cores were."""
     peak = sample(node)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
@@ -184,7 +184,7 @@ def send(node: Node, plan: Plan) -> tuple[list[Outcome], Peak]:
         core_seconds = (time.perf_counter() - began) * cores()
         used = cpu_seconds(node.pids()) - spent
         rest = machine_seconds() - machine - used
-        print(f"of {cores()} cores the node used {used / core_seconds:.0%}, all others {rest / core_seconds:.0%}")
+        print(f"of {cores()} cores the node used {used / core_seconds:.0%}, other processes {rest / core_seconds:.0%}")
         return outcomes, peak
 
 
@@ -198,24 +198,25 @@ class RequestPlans:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._hours = hour(options.functions, options.traces, options.seed)
+        self._arrival_times = hour(options.functions, options.traces, options.seed)
 
     def plan(self, bases: Sequence[Base], load: float) -> Plan:
-        """Return the requests that keep the cores busy for this share of the time."""
-        options, hours = self._options, self._hours
+        """Return the requests that keep the cores busy for this share of the time, or all if they need less."""
+        options, arrival_times = self._options, self._arrival_times
         owner = owners(bases)
         speed = HOUR_S / (60 * options.minutes)
-        rates = [speed * len(times) / HOUR_S for times in hours]
-        costs = [bases[place].cost for place in owner]
+        rates = [speed * len(times) / HOUR_S for times in arrival_times]
+        costs = [bases[index].cost for index in owner]
         keep_alive_s = math.inf if options.keep_alive is None else options.keep_alive
         share = kept_share(rates, costs, keep_alive_s, load * cores())
-        kept = compressed(hours, speed, share, options.seed)
-        total = sum(map(len, hours))
+        kept = compressed(arrival_times, speed, share, options.seed)
+        total = sum(map(len, arrival_times))
         print(f"\nan hour has {total} requests; {speed:.0f} times faster, 1 of {1 / share:.1f} kept, {len(kept)} sent,")
         print(f"{len(kept) / options.minutes / 60:.1f}/s, {share * speed:.2f} of the hour's own rate: these need")
-        print(f"{load:.0%} of {cores()} cores", flush=True)
+        needed = busy_cores([share * rate for rate in rates], costs, keep_alive_s) / cores()
+        print(f"{needed:.0%} of {cores()} cores", flush=True)
         targets = [
-            msgspec.structs.replace(bases[place].targets[number], payload=place) for number, place in enumerate(owner)
+            msgspec.structs.replace(bases[index].targets[number], payload=index) for number, index in enumerate(owner)
         ]
         return Plan(targets, [base.payload for base in bases], kept, PATIENCE_S)
 
@@ -265,7 +266,7 @@ def main() -> None:
             # Restart the node: otherwise the workers of the trials would answer first.
             node.stop()
             node.start()
-            slo_s = [slo_ms(bases[place].name) / 1e3 for place in owners(bases)]
+            slo_s = [slo_ms(bases[index].name) / 1e3 for index in owners(bases)]
             by_load = []
             for load in options.load or LOADS:
                 by_load.append(LoadResult(load, *send(node, traffic.plan(bases, load))))

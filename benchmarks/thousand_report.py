@@ -38,8 +38,8 @@ class Base(NamedTuple):
     targets: dict[int, Target]
 
 
-class Peak(NamedTuple):
-    """The sample with the most memory, in bytes."""
+class MemorySample(NamedTuple):
+    """A sample of the node's memory in bytes, and the number of its workers."""
 
     total: int = 0
     anonymous: int = 0
@@ -54,7 +54,7 @@ class LoadResult(NamedTuple):
 
     load: float
     outcomes: list[Outcome]
-    peak: Peak
+    peak: MemorySample
 
     @property
     def wakes(self) -> int:
@@ -82,7 +82,7 @@ def slo_ms(base: str) -> int:
 
 def owners(bases: Sequence[Base]) -> list[int]:
     """Return the index of each function's base model."""
-    owner = {number: place for place, base in enumerate(bases) for number in base.targets}
+    owner = {number: index for index, base in enumerate(bases) for number in base.targets}
     return [owner[number] for number in range(len(owner))]
 
 
@@ -94,7 +94,7 @@ def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Seq
         own = [each for each in outcomes if each.target in base.targets]
         counts = count_kinds(own)
         times = [1e3 * each.latency_s for each in own if each.kind == "answered"] or [0.0]
-        part = LoadResult(0.0, own, Peak())
+        part = LoadResult(0.0, own, MemorySample())
         print(f"{base.name:14}{len(base.targets):10}{slo_ms(base.name):8}{1e3 * base.cost.run:8.1f}", end="")
         print(f"{1e3 * base.cost.wake:8.1f}{len(own):10}{counts['refused']:9}{counts['lost']:6}", end="")
         print(f"{part.wakes:7}{part.binds:7}", end="")

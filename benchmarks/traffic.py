@@ -50,7 +50,7 @@ def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
     return [list(takewhile(lambda at: at < HOUR_S, stream)) for stream in streams()]
 
 
-def load(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> float:
+def busy_cores(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> float:
     """Return the cores that functions with these rates keep busy; `keep_alive_s` inf: only runs count."""
     if math.isinf(keep_alive_s):
         return sum(rate * cost.run for rate, cost in zip(rates, costs, strict=True))
@@ -64,18 +64,20 @@ def kept_share(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: floa
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if load([rate * middle for rate in rates], costs, keep_alive_s) <= cores:
+        if busy_cores([rate * middle for rate in rates], costs, keep_alive_s) <= cores:
             low = middle
         else:
             high = middle
     return high
 
 
-def compressed(hours: Sequence[Sequence[float]], speed: float, share: float, seed: int) -> list[tuple[float, int]]:
+def compressed(
+    arrival_times: Sequence[Sequence[float]], speed: float, share: float, seed: int
+) -> list[tuple[float, int]]:
     """Return requests in order of time, each with its function's number: `speed` times faster, and only a share of
-    them.
+    them. `arrival_times`: those of each function.
     """
     rng = Random(f"{seed} kept")
-    kept = [(at / speed, function) for function, times in enumerate(hours) for at in times if rng.random() < share]
+    kept = [(at / speed, index) for index, times in enumerate(arrival_times) for at in times if rng.random() < share]
     kept.sort()
     return kept

@@ -48,12 +48,12 @@ class Trace:
         self.families = [Family(name, tokens=TOKENS, small=small) for name in models]
         self.request_s = [request_seconds(family) for family in self.families]
         self.memory_bytes = SMALL_MEMORY_BYTES if small else MEMORY_BYTES
-        hours = hour(functions, traces, seed)
+        arrival_times = hour(functions, traces, seed)
         speed = HOUR_S / seconds
         costs = [Cost(self.request_s[number % len(models)], 0.0) for number in range(functions)]
-        rates = [speed * len(times) / HOUR_S for times in hours]
+        rates = [speed * len(times) / HOUR_S for times in arrival_times]
         share = kept_share(rates, costs, float("inf"), LOAD * cores())
-        self.arrivals = compressed(hours, speed, share, seed)
+        self.arrivals = compressed(arrival_times, speed, share, seed)
         self.slo_s = [slo_ms(models[number % len(models)]) / 1e3 for number in range(functions)]
         total = sum(family.nbytes for family in self.families) * functions / len(models)
         print(
@@ -74,12 +74,12 @@ class Trace:
 
     def _deploy(self, node: PoolNode, shared: bool) -> list[Target]:
         targets: dict[int, Target] = {}
-        for place, family in enumerate(self.families):
-            indices: Sequence[int] = range(place, self.count, len(self.families))
+        for number, family in enumerate(self.families):
+            indices: Sequence[int] = range(number, self.count, len(self.families))
             tensors = family.head() if shared else family.floats()
             made = deploy_variants(node, family, indices, {"device": "pool"}, tensors)
             family.vary(tensors, 0)
-            targets |= {index: Target(each.head, place, each.digest, keep=False) for index, each in made.items()}
+            targets |= {index: Target(each.head, number, each.digest, keep=False) for index, each in made.items()}
         return [targets[number] for number in range(self.count)]
 
     def _row(self, title: str, sent: Sent, host_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """The report of a thousand functions matches the outcomes of their requests."""
 
 from benchmarks.openloop import Outcome
-from benchmarks.thousand_report import Base, LoadResult, Peak, figures
+from benchmarks.thousand_report import Base, LoadResult, MemorySample, figures
 from benchmarks.traffic import Cost
 
 SLO_S = [0.1, 0.1]
@@ -14,14 +14,14 @@ def answered(start: str, seconds: float = 0.05) -> Outcome:
 
 def test_a_wake_and_a_bind_are_distinguished():
     outcomes = [answered(start) for start in ("warm", "bound", "bound", "host", "disk", "warm", "warm", "warm")]
-    done = LoadResult(0.55, [*outcomes, Outcome(1, 0.0, 0.0, 0.0, 503, "it is full", False)], Peak())
+    done = LoadResult(0.55, [*outcomes, Outcome(1, 0.0, 0.0, 0.0, 503, "it is full", False)], MemorySample())
     assert (done.wakes, done.binds, done.wake_share) == (2, 2, 0.25)
 
 
 def test_figures_are_of_the_first_load_and_those_of_others_say_of_which():
-    light = LoadResult(0.55, [answered("warm"), answered("host")], Peak(3 << 20))
+    light = LoadResult(0.55, [answered("warm"), answered("host")], MemorySample(3 << 20))
     heavy = LoadResult(
-        0.75, [answered("warm"), answered("warm", 0.2), Outcome(1, 0.0, 0.0, 9.0, 0, "", False)], Peak(5 << 20)
+        0.75, [answered("warm"), answered("warm", 0.2), Outcome(1, 0.0, 0.0, 9.0, 0, "", False)], MemorySample(5 << 20)
     )
     found = figures([BASE], [light, heavy], SLO_S)
     assert (found["requests"], found["answered"], found["lost"], found["attainment"]) == (2, 2, 0, 1.0)

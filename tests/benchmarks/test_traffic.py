@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.traffic import HOUR_S, PER_S, Cost, compressed, hour, kept_share, load
+from benchmarks.traffic import HOUR_S, PER_S, Cost, busy_cores, compressed, hour, kept_share
 
 COST = Cost(run=0.02, wake=0.03)
 
@@ -17,9 +17,9 @@ def test_an_hour_is_the_seeds_alone():
 
 
 def test_made_functions_have_the_rate_of_recorded_ones():
-    hours = hour(60, None, 1)
-    assert all(times == sorted(times) and times[-1] < HOUR_S for times in hours)
-    assert sum(map(len, hours)) / 60 / HOUR_S == pytest.approx(PER_S, rel=0.1)
+    arrival_times = hour(60, None, 1)
+    assert all(times == sorted(times) and times[-1] < HOUR_S for times in arrival_times)
+    assert sum(map(len, arrival_times)) / 60 / HOUR_S == pytest.approx(PER_S, rel=0.1)
 
 
 def test_recorded_functions_take_the_rows_of_the_trace(tmp_path):
@@ -38,25 +38,25 @@ def test_the_kept_share_asks_for_the_wished_cores(rates, keep_alive_s, cores):
     costs = [COST] * len(rates)
     share = kept_share(rates, costs, keep_alive_s, cores)
     assert 0 < share <= 1
-    asked = load([rate * share for rate in rates], costs, keep_alive_s)
+    asked = busy_cores([rate * share for rate in rates], costs, keep_alive_s)
     assert asked == pytest.approx(cores) or (share == 1 and asked < cores)
 
 
 def test_a_function_that_is_asked_often_wakes_seldom():
-    assert load([1.0], [COST], 0.0) == pytest.approx(COST.run + COST.wake)
-    assert load([1.0], [COST], 100.0) == pytest.approx(COST.run)
+    assert busy_cores([1.0], [COST], 0.0) == pytest.approx(COST.run + COST.wake)
+    assert busy_cores([1.0], [COST], 100.0) == pytest.approx(COST.run)
 
 
 def test_where_workers_stay_only_runs_are_asked_for():
-    assert load([1.0, 0.0], [COST, COST], float("inf")) == pytest.approx(COST.run)
+    assert busy_cores([1.0, 0.0], [COST, COST], float("inf")) == pytest.approx(COST.run)
 
 
 def test_compressed_requests_are_a_share_in_order():
-    hours = [[float(second) for second in range(3600)], [0.5, 3599.5]]
-    everything = compressed(hours, 12.0, 1.0, 1)
+    arrival_times = [[float(second) for second in range(3600)], [0.5, 3599.5]]
+    everything = compressed(arrival_times, 12.0, 1.0, 1)
     assert everything == sorted(everything)
     assert len(everything) == 3602
     assert everything[-1] == (3599.5 / 12, 1)
-    some = compressed(hours, 12.0, 0.25, 1)
+    some = compressed(arrival_times, 12.0, 0.25, 1)
     assert set(some) < set(everything)
     assert len(some) == pytest.approx(900, rel=0.15)
