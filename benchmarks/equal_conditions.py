@@ -28,7 +28,7 @@ class Condition(NamedTuple):
 PAPER = Condition("as in the paper", {})
 WORKERS = Condition("+ our workers' memory", {}, own_workers=True)
 SHARING = Condition("+ sharing", {"shares": OURS.shares})
-AT_ONCE = Condition("+ reaction at once", {"eager": OURS.eager})
+IMMEDIATE = Condition("+ immediate reaction", {"eager": OURS.eager})
 THRESHOLDS = Condition("+ equal thresholds", {"alpha": OURS.alpha, "beta": OURS.beta})
 
 

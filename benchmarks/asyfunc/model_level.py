@@ -18,7 +18,7 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks.equal_conditions import AT_ONCE, PAPER, SHARING, THRESHOLDS, with_conditions
+from benchmarks.equal_conditions import IMMEDIATE, PAPER, SHARING, THRESHOLDS, with_conditions
 from benchmarks.measure import MIB, print_result
 from benchmarks.parallel import on_all_cores
 from overwinter.core.policies import POLICIES, Policy
@@ -34,7 +34,7 @@ FIGURE_1_POLICIES = ("on-demand", "last-value", "k-last-value", "oracle")
 FIGURE_1_MODEL = "ssd300"
 FIGURE_1_ALPHA, FIGURE_1_BETA = 1.0, 0.95
 """Figure 1 compares predictors without alpha: as many workers as the expected rate fills."""
-CONDITIONS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
+CONDITIONS = (PAPER, SHARING, IMMEDIATE, THRESHOLDS)
 OURS, OURS_SLOW = "overwinter", "overwinter, every 10 s"
 COMPARED: Mapping[str, Policy] = {
     **{f"mls, {step.title}": step.policy for step in with_conditions(POLICIES["mls"], CONDITIONS)},

@@ -1,12 +1,12 @@
 """Measures the pool of devices, on real nodes over HTTP and on virtual devices.
 
 `python -m benchmarks.pool [--only PART] [--traces DIR] [--soak SECONDS] [--quick]` has nine parts: the time that an
-executor adds to a run (`dispatch`), the start of an executor until its first answer (`isolation`), throughput over
-early binding as rates fall (`throughput`), the load of several devices under skewed rates (`balance`), the time to give
-places to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a program in slices
-compared with the whole program (`cut`), a recorded hour with and without content sharing (`trace`), and the simulator
-compared with null devices (`simulated`). `--soak` instead runs functions of the pool under faults and changes for this
-long.
+executor adds to a run (`dispatch`), the start of an executor until its first answer (`executor-start`), throughput
+over early binding as rates fall (`throughput`), the load of several devices under skewed rates (`balance`), the time to
+give places to blocks (`allocation`), swaps that share a switch or come from another device (`links`), a program in
+slices compared with the whole program (`cut`), a recorded hour with and without content sharing (`trace`), and the
+simulator compared with null devices (`simulated`). `--soak` instead runs functions of the pool under faults and changes
+for this long.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
 Every answer is compared with plain PyTorch's, bit for bit, except those of null devices.
@@ -24,12 +24,12 @@ import torch
 
 from benchmarks import allocation
 from benchmarks.measure import print_result
-from benchmarks.pool import balance, cut, dispatch, isolation, links, simulated, throughput, trace
+from benchmarks.pool import balance, cut, dispatch, executor_start, links, simulated, throughput, trace
 from benchmarks.pool.soak import soak
 from overwinter.core.devices import DeviceIsolation
 from overwinter.device.partitioned import PARTITION_BYTES
 
-PARTS = ("dispatch", "isolation", "throughput", "balance", "allocation", "links", "cut", "trace", "simulated")
+PARTS = ("dispatch", "executor-start", "throughput", "balance", "allocation", "links", "cut", "trace", "simulated")
 SMALL_MODELS = ("mlp", "lstm")
 
 
@@ -39,9 +39,9 @@ def run_part(part: str, options: argparse.Namespace) -> Mapping[str, Any]:
     seconds = options.seconds if options.seconds is not None else 3.0 if quick else 30.0
     if part == "dispatch":
         return dispatch.measure(100 if quick else options.rounds)
-    if part == "isolation":
+    if part == "executor-start":
         small = {"rounds": 1, "models": SMALL_MODELS, "small": True} if quick else {}
-        return {"isolation": isolation.measure(**small)}
+        return {"executor_start": executor_start.measure(**small)}
     if part == "throughput":
         small = {"model": "mlp", "memory_bytes": PARTITION_BYTES, "most": 12} if quick else {}
         return {"throughput_over_native": throughput.measure(seconds, seed, **small)}

@@ -2,8 +2,8 @@
 
 Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped until the node gives them up.
 No function allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped
-executor may time out; one that is answered later than its timeout counts as late. When the node is at rest, its
-executors are killed before what it holds is read, because idle executors stay.
+executor may time out; an outcome that comes too long after the timeout counts as `after_timeout`. When the node is at
+rest, its executors are killed before what it holds is read, because idle executors stay.
 """
 
 import argparse
@@ -29,8 +29,8 @@ SMALL_MEMORY_BYTES = 1 << 20
 MODELS = ("mlp", "textcnn", "lstm", "dssm", "mobilenet-v2", "minilm", "densenet169", "resnet50")
 KINDS = ("kill executor", "kill executor", "stop executor", "stop executor", "hang executor", "kill zygote")
 STOP_S = (0.5, 6.0)
-LATE_S = 1.0
-"""How much later than its timeout an answer may come on a busy machine."""
+AFTER_TIMEOUT_S = 1.0
+"""How long after the timeout an outcome may come on a busy machine."""
 
 
 class PoolSoak(Soak):
@@ -40,12 +40,12 @@ class PoolSoak(Soak):
     node: PoolNode
 
     def judge(self, outcome: Outcome, began: float) -> None:
-        """Judge an outcome, and whether it came in time."""
+        """Judge an outcome, and whether it came too long after the timeout."""
         super().judge(outcome, began)
         waited_s = outcome.latency_s - outcome.late_s
-        if waited_s > TIMEOUT_S + LATE_S:
-            self.counts["late"] += 1
-            self.print_line(f"late: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
+        if waited_s > TIMEOUT_S + AFTER_TIMEOUT_S:
+            self.counts["after_timeout"] += 1
+            self.print_line(f"after the timeout: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")
 
     def judge_expired(self, steps: JournalSteps) -> None:
         """Judge timeouts: one during a fault counts as refused, any other as lost."""
@@ -116,4 +116,4 @@ def soak(
         if node.log is not None and "Traceback" in (text := node.log.read_text()):
             print(text[-8000:])
             figures["tracebacks"] = text.count("Traceback")
-    return {**figures, "late": done.counts["late"]}
+    return {**figures, "after_timeout": done.counts["after_timeout"]}

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.equal_conditions import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, with_conditions
+from benchmarks.equal_conditions import IMMEDIATE, PAPER, SHARING, THRESHOLDS, WORKERS, with_conditions
 from benchmarks.measure import shares_text
 from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario
 
-CONDITIONS = (PAPER, WORKERS, SHARING, AT_ONCE, THRESHOLDS)
+CONDITIONS = (PAPER, WORKERS, SHARING, IMMEDIATE, THRESHOLDS)
 BASELINES = ("infless", "photons", "tetris")
 OURS = Contender("overwinter", own_workers=True)
 MEMORY_ONLY = Contender(Policy(core_mib=0.0), own_workers=True)

@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     functions: int
     compliant: int
-    run: int
+    served: int
     """The functions of which a request was answered."""
     attainment: float
     tails: dict[str, Tail]
@@ -55,7 +55,7 @@ def simulate(scenario: Scenario, traces: Path) -> Outcome:
     return Outcome(
         functions=len(figures),
         compliant=sum(complies),
-        run=sum(each.answered > 0 for each in figures),
+        served=sum(each.answered > 0 for each in figures),
         attainment=report.total.attainment or 0.0,
         tails={model.name: _tail(world, model.names()) for model in scenario.functions},
         load=mean / report.duration_s,

@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from benchmarks.equal_conditions import AT_ONCE, OURS, PAPER, SHARING, THRESHOLDS, WORKERS, with_conditions
+from benchmarks.equal_conditions import IMMEDIATE, OURS, PAPER, SHARING, THRESHOLDS, WORKERS, with_conditions
 from benchmarks.tetris import equal_conditions
 from overwinter.core.policies import POLICIES
 
@@ -15,7 +15,7 @@ CONDITIONS = ("shares", "eager", "alpha", "beta", "period_s")
 
 @pytest.mark.parametrize("name", ["infless", "photons", "tetris", "mls"])
 def test_conditions_become_ours_and_rules_stay(name):
-    first, *_, last = with_conditions(POLICIES[name], (PAPER, WORKERS, SHARING, AT_ONCE, THRESHOLDS))
+    first, *_, last = with_conditions(POLICIES[name], (PAPER, WORKERS, SHARING, IMMEDIATE, THRESHOLDS))
     assert (first.policy, first.own_workers, last.own_workers) == (POLICIES[name], False, True)
     assert [getattr(last.policy, field) for field in CONDITIONS] == [getattr(OURS, field) for field in CONDITIONS]
     assert [getattr(last.policy, field) for field in RULES] == [getattr(POLICIES[name], field) for field in RULES]

@@ -70,11 +70,11 @@ def test_a_part_measures(part: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_a_short_soak_finds_nothing_wrong_lost_late_or_left() -> None:
+def test_a_short_soak_finds_nothing_wrong_lost_after_the_timeout_or_left() -> None:
     figures = soak(
         4.0, functions=6, rate=30.0, seed=1, small=True, isolation="tenant", models=("mlp", "lstm"), rounds=1
     )
     assert figures["requests"] > 40
-    counted = ("wrong", "lost", "late", "descriptors", "processes", "shm_files")
+    counted = ("wrong", "lost", "after_timeout", "descriptors", "processes", "shm_files")
     assert {key: figures[key] for key in counted} == dict.fromkeys(counted, 0)
     assert "tracebacks" not in figures
