@@ -1,5 +1,7 @@
 """Which devices get an executor for whom, and which executors are replaced."""
 
+import pytest
+
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor, StopWorker
 from overwinter.core.events import Cancelled
 from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
@@ -67,6 +69,85 @@ def test_the_only_device_of_a_tenant_that_used_it_lately_is_kept_for_it():
             world.finish_on_device()
     assert stopped(world) == ["virtual:1"]
     assert world.now >= used_at + KEPT_FOR_TENANT_S
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_a_tenant_whose_executor_ended_in_its_run_waits_for_its_own_device(end):
+    world = World(devices=(device(0), device(1)), backoff_first_s=10.0)
+    for tenant in "tu":
+        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=30.0))
+        answered(world, tenant)
+    world.deploy(pooled("other", 1000, tenant="t"))
+    request = world.arrive("t")
+    failed_at = world.now
+    if end == "dies":
+        world.die(next(iter(world.devices.running.values())).executor)
+    else:
+        while world.open:
+            world.ring()
+        assert world.answers[request].error == "DeadlineError"
+        [killed] = world.stopping
+        world.die(killed)
+        failed_at = world.now
+    world.arrive("other")
+    world.settle_processes()
+    assert stopped(world).count("virtual:1") == 0
+    while not world.devices.running:
+        world.ring()
+        world.settle_processes()
+    assert world.now >= failed_at + 10.0
+    assert started(world) == [("virtual:0", "t"), ("virtual:1", "u"), ("virtual:0", "t")]
+    # Another tenant has used no device, and gets an idle one at once.
+    world.deploy(pooled("v", 1000, tenant="v"))
+    answered(world, "v")
+    assert started(world)[-1] == ("virtual:1", "v")
+
+
+def test_a_tenant_with_less_device_time_has_a_longer_time_slice():
+    world = World(devices=(device(),), drain_timeout_s=30.0)
+    for tenant, timeout_s in (("long", 300.0), ("short", 100.0)):
+        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=timeout_s))
+    spent = dict.fromkeys(("long", "short"), 0.0)
+    while len(started(world)) < 7:
+        for tenant in spent:
+            if len(world.state.functions[f"{tenant}@1"].queue) < 3:
+                world.arrive(tenant)
+        world.settle_processes()
+        before = world.now
+        [run] = world.devices.running.values() or [None]
+        if run is None:
+            world.ring()
+            continue
+        if run.function == "short@1":
+            world.now += RUN_S
+            world.finish_on_device()
+        else:
+            # Its runs end only with the drain timeout.
+            world.ring()
+        spent[run.function.partition("@")[0]] += world.now - before
+    assert [tenant for _, tenant in started(world)] == ["long", "short"] * 3 + ["long"]
+    assert 0.8 < spent["short"] / spent["long"] < 1.25
+
+
+def test_a_tenant_with_less_device_time_keeps_its_device_in_short_pauses():
+    world = World(devices=(device(),))
+    for tenant in "tu":
+        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=300.0))
+    world.arrive("t")
+    world.settle_processes()
+    world.now += 20.0
+    world.finish_on_device()
+    answered(world, "u")
+    [executor] = world.devices.executors.values()
+    world.arrive("t")
+    assert not world.stopping, "the device of the other tenant has been idle for a moment only"
+    world.arrive("u")
+    world.finish_on_device()
+    idle_since, start_s = world.now, world.state.pool.start_s
+    while not world.stopping:
+        world.ring()
+    assert world.stopping == {executor.executor}
+    assert world.now >= idle_since + start_s
 
 
 def test_tenants_whose_requests_always_wait_take_turns_on_too_few_devices():

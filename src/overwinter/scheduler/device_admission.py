@@ -6,7 +6,7 @@ without one, or on one that serves others. Starting an executor takes long and e
 replaced only if
 
 * a function waits and no device serves its owner: the device of an owner without waiting functions, or one that has
-  served its owner for a time slice;
+  served its owner for a time slice; later if the device's tenant has had less device time than the tenant that waits;
 * or the owner's functions would wait longer for its own devices than for a start, and the device is not used, and not
   the only one of another tenant that used it lately: this tenant's next request would wait for a time slice.
 """
@@ -212,9 +212,10 @@ def could_start(cycle: Cycle, function: Function) -> bool:
         return False
     if any(each.may_start(cycle.now) for each in devices):
         return True
-    if any(each.owner == owner for each in devices):
+    if any(each.serves(owner, cycle.now) for each in devices):
         return False
-    return any(each.executor is not None and each.executor.is_idle and not _is_wanted(cycle, each) for each in devices)
+    idle = [each for each in devices if each.executor is not None and each.executor.is_idle]
+    return any(not _is_wanted(cycle, each) and _may_take_from(cycle, each, owner) <= cycle.now for each in idle)
 
 
 def _want_executor(
@@ -238,9 +239,9 @@ def _want_executor(
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
     elif owner not in short:
         unused = [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]
-        count = sum(each.owner == owner for each in cycle.state.pool.devices.values())
+        count = sum(each.serves(owner, cycle.now) for each in cycle.state.pool.devices.values())
         if unused and not count:
-            _replace(cycle, min(unused, key=_since), owner)
+            _replace_or_wait(cycle, unused, owner)
         elif unused and backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
             until = {each.config.name: _kept_until(cycle, each, owner) for each in unused}
             if spare := [each for each in unused if until[each.config.name] <= cycle.now]:
@@ -272,17 +273,13 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if suits_all and not largest_bytes.get(owner, 0) < pooled.nbytes < tried.get(owner, inf):
             continue
         devices = list(swaps.fitting(cycle, function))
-        if any(each.owner == owner for each in devices):
+        if any(each.serves(owner, cycle.now) for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
         if any(not _is_wanted(cycle, each) for each in empty):
             continue
         candidates = [each for each in devices if each.executor is not None and each.executor.is_idle]
-        over = [
-            each for each in candidates if not _is_wanted(cycle, each) or _time_slice_ends(cycle, each) <= cycle.now
-        ]
-        if over:
-            _replace(cycle, min(over, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
+        if _replace_or_wait(cycle, candidates, owner):
             cycle.state.pool.waiting.end_turn(function)
             continue
         if owner not in draining:
@@ -298,9 +295,10 @@ def _drain_for_unserved(
     """One of these devices whose time slice is over gets a limit for its run. When that has passed, the device is taken
     for the function's owner. `draining`: those for which other owners wait; the chosen one is added.
     """
-    busy = [each for each in devices if each not in draining.values() and _time_slice_ends(cycle, each) <= cycle.now]
+    over_at = {each.config.name: _time_slice_ends(cycle, each, owner_of(cycle, function)) for each in devices}
+    busy = [each for each in devices if each not in draining.values() and over_at[each.config.name] <= cycle.now]
     runs = [(each.operation, each) for each in busy if each.operation is not None and each.operation.parts]
-    ends = min((at for each in devices if (at := _time_slice_ends(cycle, each)) > cycle.now), default=inf)
+    ends = min((at for at in over_at.values() if at > cycle.now), default=inf)
     if runs:
         operation, device = min(runs, key=lambda each: (each[0].drain_until, each[0].began))
         residency.limit_drain(cycle, operation)
@@ -315,17 +313,51 @@ def _drain_for_unserved(
         cycle.timers.arm("devices", ends)
 
 
+def _replace_or_wait(cycle: Cycle, idle: Sequence[Device], owner: DeviceOwner) -> bool:
+    """Replace the executor of one of these devices, which are idle, for an owner without a device: of those that may be
+    taken, one that nobody waits for, then the one that was idle for longest. False: none may be taken yet.
+    """
+    at = {each.config.name: _may_take_from(cycle, each, owner) for each in idle}
+    if takeable := [each for each in idle if at[each.config.name] <= cycle.now]:
+        _replace(cycle, min(takeable, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
+        return True
+    if (soonest := min(at.values(), default=inf)) < inf:
+        cycle.timers.arm("devices", soonest)
+    return False
+
+
 def _replace(cycle: Cycle, device: Device, owner: DeviceOwner) -> None:
     executors.stop(cycle, device)
     device.next_owner = owner
 
 
-def _time_slice_ends(cycle: Cycle, device: Device) -> float:
-    """Return when an executor has served its owner for a time slice."""
-    executor = device.executor
+def _may_take_from(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
+    """Return from when on an owner without a device may take this idle one: at once if no function of its owner waits,
+    but not from a tenant that has had less device time and was idle for less than a start takes.
+    """
+    if _is_wanted(cycle, device):
+        return _time_slice_ends(cycle, device, owner)
+    return _since(device) + cycle.state.pool.start_s if _behind_s(cycle, device, owner) else cycle.now
+
+
+def _time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
+    """Return when an executor has served its owner for a time slice. The slice is longer if the device's tenant has had
+    less device time than this owner's: by what it is behind, but at most by what another one may have had more.
+    """
+    executor, start_s = device.executor, cycle.state.pool.start_s
     if executor is None or executor.ready_at is None or executor.stopping:
         return inf
-    return executor.ready_at + TIME_SLICE_STARTS * cycle.state.pool.start_s
+    ends = executor.ready_at + TIME_SLICE_STARTS * start_s
+    latest = ends + TIME_SLICE_STARTS * start_s + cycle.config.drain_timeout_s
+    return max(ends, min(latest, cycle.now + _behind_s(cycle, device, owner)))
+
+
+def _behind_s(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
+    """Return how much less device time the device's tenant has had than this owner's; 0 if it is less than a start
+    takes.
+    """
+    behind_s = 0.0 if device.owner is None else device_order.behind_s(cycle, device.owner[0], owner[0])
+    return behind_s if behind_s > cycle.state.pool.start_s else 0.0
 
 
 def _is_wanted(cycle: Cycle, device: Device) -> bool:

@@ -8,7 +8,7 @@ run is due when its tenant's earlier runs have had their time, and the next run 
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from overwinter.core.ids import FunctionId, Seconds
+from overwinter.core.ids import FunctionId, Seconds, TenantId
 from overwinter.scheduler import swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.families import due_at
@@ -38,6 +38,14 @@ def turn(cycle: Cycle, function: Function) -> float:
     if len(pool.waiting.of_tenants) < 2:
         return 0.0
     return max(pool.turn, cycle.state.tenants[function.spec.tenant].device_s)
+
+
+def behind_s(cycle: Cycle, tenant: TenantId | None, other: TenantId | None) -> float:
+    """Return how much less device time this tenant has had than another one that waits."""
+    pool, tenants = cycle.state.pool, cycle.state.tenants
+    if tenant == other or tenant is None or other is None or tenant not in tenants:
+        return 0.0
+    return max(0.0, max(pool.turn, tenants[other].device_s) - max(pool.turn, tenants[tenant].device_s))
 
 
 def count_run(cycle: Cycle, function: Function, expected_s: float) -> None:

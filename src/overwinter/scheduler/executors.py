@@ -22,12 +22,13 @@ from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
 from overwinter.scheduler.pool import Device, DeviceOwner, Executor
 from overwinter.scheduler.state import Function
+from overwinter.scheduler.swaps import owner_of
 
 
 def start(cycle: Cycle, device: Device, owner: DeviceOwner) -> None:
     """Fork the executor of a device."""
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
-    device.executor, device.next_owner = Executor(id_, owner, cycle.now), None
+    device.executor, device.next_owner, device.lost_by = Executor(id_, owner, cycle.now), None, None
     cycle.state.pool.executors[id_] = device
     cycle.timers.arm(id_, cycle.now + cycle.config.start_timeout_s)
     cycle.actions.append(StartExecutor(id_, device.config.name, owner[0]))
@@ -69,7 +70,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     if operation is None or device is None or not event.fault:
         return
     stop(cycle, device)
-    _failed(cycle, device, operation.function, event.fault)
+    _failed(cycle, device, owner_of(cycle, operation.function), operation.function, event.fault)
     for part in operation.parts:
         _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
         # Each time the device is lost to all tenants for a start, so good runs in between do not clear what is counted.
@@ -97,7 +98,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
             _lose_blocks(cycle, operation.function, None)
         device_ahead.preparation_failed(cycle, operation.function, None)
         return
-    _failed(cycle, device, None if operation is None else operation.function, event.reason)
+    _failed(cycle, device, executor.owner, None if operation is None else operation.function, event.reason)
     if operation is not None:
         cycle.current = operation.function.spec.id
         _retry(cycle, operation, event)
@@ -175,8 +176,9 @@ def _refusal(function: Function, is_needed: bool) -> tuple[str, str] | None:
 
 def _hung(cycle: Cycle, device: Device) -> None:
     """Kill an executor whose start or run hangs, and refuse the requests of the run."""
-    operation = end_operation(cycle, device)
-    preparing = None if device.executor is None else device.executor.preparing
+    executor, operation = device.executor, end_operation(cycle, device)
+    assert executor is not None
+    preparing = executor.preparing
     stop(cycle, device, kill=True)
     # Functions may wait for its start.
     cycle.devices_changed = True
@@ -187,10 +189,10 @@ def _hung(cycle: Cycle, device: Device) -> None:
         device_ahead.preparation_failed(cycle, operation.function, None)
         return
     if operation is None:
-        _failed(cycle, device, None, "its executor did not start in time")
+        _failed(cycle, device, executor.owner, None, "its executor did not start in time")
         return
     function, id_ = operation.function, operation.function.spec.id
-    _failed(cycle, device, function, f"a run of function {id_} hung")
+    _failed(cycle, device, executor.owner, function, f"a run of function {id_} hung")
     if len(operation.parts) > 1:
         for part in operation.parts:
             part.function.runs_at_death = part.function.runs
@@ -204,11 +206,12 @@ def _hung(cycle: Cycle, device: Device) -> None:
         functions.fail(cycle, function, "WorkerError", f"a run of {id_} hung and was stopped")
 
 
-def _failed(cycle: Cycle, device: Device, function: Function | None, reason: str) -> None:
-    """Count a failure of a device. Since its last success each function counts once, and if several tenants have
-    functions of the pool, so does each tenant: none of them takes a device out of service for the others.
+def _failed(cycle: Cycle, device: Device, owner: DeviceOwner, function: Function | None, reason: str) -> None:
+    """Count a failure of a device, whose executor served this owner. Since its last success each function counts once,
+    and if several tenants have functions of the pool, so does each tenant: none of them takes a device out of service
+    for the others.
     """
-    device.fault = reason
+    device.fault, device.lost_by = reason, owner
     if function is None:
         device.failures += 1
     else:

@@ -121,6 +121,8 @@ class Device(msgspec.Struct, eq=False):
     """Whether the execution waits for it."""
     next_owner: DeviceOwner | None = None
     """For whom the executor is being stopped."""
+    lost_by: DeviceOwner | None = None
+    """Whose executor failed there, if none has started since."""
     failures: int = 0
     """The consecutive failures of its executors; the backoff grows with them."""
     backoff_until: Seconds = Seconds(0.0)
@@ -181,6 +183,11 @@ class Device(msgspec.Struct, eq=False):
     def is_out(self, now: Seconds) -> bool:
         """Whether it is out of service."""
         return self.executor is None and self.failures >= OUT_FAILURES and now < self.backoff_until
+
+    def serves(self, owner: DeviceOwner, now: Seconds) -> bool:
+        """Whether it runs the functions of this owner, or will: soon, or after the backoff after a failure there."""
+        comes_back = self.lost_by == owner and self.owner is None and not self.is_out(now)
+        return comes_back or self.owner == owner
 
     def state(self, now: Seconds) -> DeviceState:
         """The state of the device."""
