@@ -103,6 +103,29 @@ def test_a_tenant_whose_executor_ended_in_its_run_waits_for_its_own_device(end):
     assert started(world)[-1] == ("virtual:1", "v")
 
 
+def test_the_only_device_of_a_tenant_is_not_taken_for_a_function_whose_tenant_has_one():
+    world = World(devices=(device(0), device(1)), device_isolation="function", drain_timeout_s=30.0)
+    for name, tenant in (("victim", "v"), *((f"f{number}", "t") for number in range(4))):
+        world.deploy(pooled(name, 1000, tenant=tenant, timeout_s=1000.0))
+    answered(world, "victim")
+    ends = world.now + 300.0
+    while world.now < ends:
+        for number in range(4):
+            if not world.state.functions[f"f{number}@1"].queue:
+                world.arrive(f"f{number}")
+        world.arrive("victim")
+        world.settle_processes()
+        world.now += 1.0
+        for run in list(world.devices.running.values()):
+            if run.function == "victim@1":
+                world.send(world.devices.end(run, (), unplaced=False))
+        if world.alarm is not None and world.alarm <= world.now:
+            world.ring()
+    assert {name for name, tenant in started(world) if tenant == "v"} == {"virtual:0"}
+    assert {name for name, tenant in started(world) if tenant == "t"} == {"virtual:1"}
+    assert {run.function for run in of(world, RunOnDevice)} == {"victim@1", *(f"f{number}@1" for number in range(4))}
+
+
 def test_a_tenant_with_less_device_time_has_a_longer_time_slice():
     world = World(devices=(device(),), drain_timeout_s=30.0)
     for tenant, timeout_s in (("long", 300.0), ("short", 100.0)):

@@ -12,7 +12,7 @@ from overwinter.core.actions import (
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.scheduler import shared_runs
-from overwinter.scheduler.device_admission import TIME_SLICE_STARTS
+from overwinter.scheduler.replacement import TIME_SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
 from tests.scheduler.test_devices import device, of, pooled, served

@@ -11,7 +11,6 @@ replaced only if
   the only one of another tenant that used it lately: this tenant's next request would wait for a time slice.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
@@ -33,13 +32,15 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
 from overwinter.scheduler.pool import Device, DeviceOwner, LastBinding, pool_record
+from overwinter.scheduler.replacement import (
+    idle_since,
+    is_wanted,
+    may_take_at,
+    time_slice_ends,
+)
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
-from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
-
-TIME_SLICE_STARTS = 10
-"""How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
 
 
 def assign_devices(cycle: Cycle) -> None:
@@ -72,11 +73,7 @@ def _first(cycle: Cycle) -> list[Function]:
 def _servable(cycle: Cycle) -> list[Function]:
     """Return the waiting functions that a device may serve: if functions are bound to devices, only those that are."""
     functions = _first(cycle)
-    return [each for each in functions if _may_have_device(cycle, each)] if homes.are_used(cycle) else functions
-
-
-def _may_have_device(cycle: Cycle, function: Function) -> bool:
-    return pool_record(function).home is not None or not homes.are_used(cycle)
+    return [each for each in functions if homes.may_have_device(cycle, each)] if homes.are_used(cycle) else functions
 
 
 def _refuse_unservable(cycle: Cycle) -> None:
@@ -173,7 +170,9 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     """Begin a run on one of the free devices; False: none of them serves the function."""
     owner = owner_of(cycle, function)
     serving = [each for each in free if each.executor is not None and each.owner == owner]
-    fitting: Sequence[Device] = sorted((each for each in swaps.fitting(cycle, function) if each in serving), key=_since)
+    fitting: Sequence[Device] = sorted(
+        (each for each in swaps.fitting(cycle, function) if each in serving), key=idle_since
+    )
     suitable = slices.suitable(cycle, function, fitting)
     if not suitable:
         slices.check_again(cycle, function)
@@ -212,10 +211,10 @@ def could_start(cycle: Cycle, function: Function) -> bool:
         return False
     if any(each.may_start(cycle.now) for each in devices):
         return True
-    if any(each.serves(owner, cycle.now) for each in devices):
+    if any(each.expected_owner(cycle.now) == owner for each in devices):
         return False
     idle = [each for each in devices if each.executor is not None and each.executor.is_idle]
-    return any(not _is_wanted(cycle, each) and _may_take_from(cycle, each, owner) <= cycle.now for each in idle)
+    return any(not is_wanted(cycle, each) and may_take_at(cycle, each, owner, devices) <= cycle.now for each in idle)
 
 
 def _want_executor(
@@ -235,19 +234,13 @@ def _want_executor(
         coming.remove(reserved)
     elif own is not None:
         coming.remove(own)
-    elif unreserved := [each for each in empty if not _is_wanted(cycle, each)]:
+    elif unreserved := [each for each in empty if not is_wanted(cycle, each)]:
         executors.start(cycle, min(unreserved, key=lambda each: each.failures), owner)
     elif owner not in short:
-        unused = [each for each in fitting if each.executor is not None and not _is_wanted(cycle, each)]
-        count = sum(each.serves(owner, cycle.now) for each in cycle.state.pool.devices.values())
-        if unused and not count:
-            _replace_or_wait(cycle, unused, owner)
-        elif unused and backlog_s(cycle, owner) > count * cycle.state.pool.start_s:
-            until = {each.config.name: _kept_until(cycle, each, owner) for each in unused}
-            if spare := [each for each in unused if until[each.config.name] <= cycle.now]:
-                _replace(cycle, min(spare, key=_since), owner)
-            else:
-                cycle.timers.arm("devices", min(until.values()))
+        unused = [each for each in fitting if each.executor is not None and not is_wanted(cycle, each)]
+        count = sum(each.expected_owner(cycle.now) == owner for each in cycle.state.pool.devices.values())
+        if unused and (not count or backlog_s(cycle, owner) > count * cycle.state.pool.start_s):
+            _replace_or_wait(cycle, unused, owner, candidates)
         elif unused:
             short.add(owner)
 
@@ -273,13 +266,13 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if suits_all and not largest_bytes.get(owner, 0) < pooled.nbytes < tried.get(owner, inf):
             continue
         devices = list(swaps.fitting(cycle, function))
-        if any(each.serves(owner, cycle.now) for each in devices):
+        if any(each.expected_owner(cycle.now) == owner for each in devices):
             continue
         empty = [each for each in devices if each.executor is None and each.is_free(cycle.now)]
-        if any(not _is_wanted(cycle, each) for each in empty):
+        if any(not is_wanted(cycle, each) for each in empty):
             continue
         candidates = [each for each in devices if each.executor is not None and each.executor.is_idle]
-        if _replace_or_wait(cycle, candidates, owner):
+        if _replace_or_wait(cycle, candidates, owner, devices):
             cycle.state.pool.waiting.end_turn(function)
             continue
         if owner not in draining:
@@ -295,7 +288,8 @@ def _drain_for_unserved(
     """One of these devices whose time slice is over gets a limit for its run. When that has passed, the device is taken
     for the function's owner. `draining`: those for which other owners wait; the chosen one is added.
     """
-    over_at = {each.config.name: _time_slice_ends(cycle, each, owner_of(cycle, function)) for each in devices}
+    owner = owner_of(cycle, function)
+    over_at = {each.config.name: time_slice_ends(cycle, each, owner, devices) for each in devices}
     busy = [each for each in devices if each not in draining.values() and over_at[each.config.name] <= cycle.now]
     runs = [(each.operation, each) for each in busy if each.operation is not None and each.operation.parts]
     ends = min((at for at in over_at.values() if at > cycle.now), default=inf)
@@ -304,22 +298,22 @@ def _drain_for_unserved(
         residency.limit_drain(cycle, operation)
         if operation.drain_until <= cycle.now:
             executors.end_drain(cycle, device, is_needed=True)
-            device.next_owner = owner_of(cycle, function)
+            device.next_owner = owner
             cycle.state.pool.waiting.end_turn(function)
             return
-        draining[owner_of(cycle, function)] = device
+        draining[owner] = device
         ends = min(ends, operation.drain_until)
     if ends < inf:
         cycle.timers.arm("devices", ends)
 
 
-def _replace_or_wait(cycle: Cycle, idle: Sequence[Device], owner: DeviceOwner) -> bool:
-    """Replace the executor of one of these devices, which are idle, for an owner without a device: of those that may be
-    taken, one that nobody waits for, then the one that was idle for longest. False: none may be taken yet.
+def _replace_or_wait(cycle: Cycle, idle: Sequence[Device], owner: DeviceOwner, fitting: Sequence[Device]) -> bool:
+    """Replace the executor of one of these idle devices: of those that may be taken, one that nobody waits for, then
+    the one that was idle for longest. False: none may be taken yet. `fitting`: all devices that fit.
     """
-    at = {each.config.name: _may_take_from(cycle, each, owner) for each in idle}
+    at = {each.config.name: may_take_at(cycle, each, owner, fitting) for each in idle}
     if takeable := [each for each in idle if at[each.config.name] <= cycle.now]:
-        _replace(cycle, min(takeable, key=lambda each: (_is_wanted(cycle, each), _since(each))), owner)
+        _replace(cycle, min(takeable, key=lambda each: (is_wanted(cycle, each), idle_since(each))), owner)
         return True
     if (soonest := min(at.values(), default=inf)) < inf:
         cycle.timers.arm("devices", soonest)
@@ -329,41 +323,6 @@ def _replace_or_wait(cycle: Cycle, idle: Sequence[Device], owner: DeviceOwner) -
 def _replace(cycle: Cycle, device: Device, owner: DeviceOwner) -> None:
     executors.stop(cycle, device)
     device.next_owner = owner
-
-
-def _may_take_from(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
-    """Return from when on an owner without a device may take this idle one: at once if no function of its owner waits,
-    but not from a tenant that has had less device time and was idle for less than a start takes.
-    """
-    if _is_wanted(cycle, device):
-        return _time_slice_ends(cycle, device, owner)
-    return _since(device) + cycle.state.pool.start_s if _behind_s(cycle, device, owner) else cycle.now
-
-
-def _time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
-    """Return when an executor has served its owner for a time slice. The slice is longer if the device's tenant has had
-    less device time than this owner's: by what it is behind, but at most by what another one may have had more.
-    """
-    executor, start_s = device.executor, cycle.state.pool.start_s
-    if executor is None or executor.ready_at is None or executor.stopping:
-        return inf
-    ends = executor.ready_at + TIME_SLICE_STARTS * start_s
-    latest = ends + TIME_SLICE_STARTS * start_s + cycle.config.drain_timeout_s
-    return max(ends, min(latest, cycle.now + _behind_s(cycle, device, owner)))
-
-
-def _behind_s(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
-    """Return how much less device time the device's tenant has had than this owner's; 0 if it is less than a start
-    takes.
-    """
-    behind_s = 0.0 if device.owner is None else device_order.behind_s(cycle, device.owner[0], owner[0])
-    return behind_s if behind_s > cycle.state.pool.start_s else 0.0
-
-
-def _is_wanted(cycle: Cycle, device: Device) -> bool:
-    """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
-    waiting = () if device.owner is None else cycle.state.pool.waiting.first(*device.owner)
-    return any(device in swaps.fitting(cycle, each) for each in waiting if _may_have_device(cycle, each))
 
 
 def backlog_s(cycle: Cycle, owner: DeviceOwner) -> float:
@@ -376,15 +335,3 @@ def backlog_s(cycle: Cycle, owner: DeviceOwner) -> float:
         for each in waiting
     )
     return found_s * queue.count(*owner) / max(1, len(waiting))
-
-
-def _kept_until(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
-    """Until when a device that nobody waits for is kept for its tenant; this owner, which wants it, has another one."""
-    if device.owner is None or device.owner[0] == owner[0]:
-        return cycle.now
-    tenants = Counter(each.owner[0] for each in cycle.state.pool.devices.values() if each.owner is not None)
-    return cycle.now if tenants[device.owner[0]] > 1 else _since(device) + KEPT_FOR_TENANT_S
-
-
-def _since(device: Device) -> float:
-    return inf if device.executor is None else device.executor.since

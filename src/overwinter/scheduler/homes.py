@@ -19,6 +19,11 @@ from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
 
 
+def may_have_device(cycle: Cycle, function: Function) -> bool:
+    """Whether a device may serve the function: any, or the one to which it is bound."""
+    return pool_record(function).home is not None or not are_used(cycle)
+
+
 def are_used(cycle: Cycle) -> bool:
     """Whether each function is bound to one device, under the policy in use."""
     return cycle.policy.device_binding in ("native", "infless")

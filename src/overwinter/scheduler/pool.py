@@ -184,10 +184,9 @@ class Device(msgspec.Struct, eq=False):
         """Whether it is out of service."""
         return self.executor is None and self.failures >= OUT_FAILURES and now < self.backoff_until
 
-    def serves(self, owner: DeviceOwner, now: Seconds) -> bool:
-        """Whether it runs the functions of this owner, or will: soon, or after the backoff after a failure there."""
-        comes_back = self.lost_by == owner and self.owner is None and not self.is_out(now)
-        return comes_back or self.owner == owner
+    def expected_owner(self, now: Seconds) -> DeviceOwner | None:
+        """The owner, or the one whose executor failed there and starts again when the backoff is over."""
+        return self.lost_by if self.owner is None and not self.is_out(now) else self.owner
 
     def state(self, now: Seconds) -> DeviceState:
         """The state of the device."""
