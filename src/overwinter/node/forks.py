@@ -39,6 +39,8 @@ GONE_S = 5.0
 """How long a close waits until killed processes have ended."""
 LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
+BYTES_OF_ONE = 2 << 10
+"""The bytes of a message that take about as long as a small message."""
 REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 """What a request for a process may raise."""
 
@@ -199,6 +201,7 @@ class Forks:
         if process in self._unread:
             self._unread.discard(process)
             self._receive(process)
+            self._turns.spend(process.channel.received_bytes // BYTES_OF_ONE)
 
     def _stop_listening(self, process: ContainedProcess) -> None:
         self._unread.discard(process)

@@ -58,6 +58,8 @@ class Channel(Generic[In]):
         self._names_sender = names_sender
         if names_sender:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.received_bytes = 0
+        """The size of the last message."""
         self.sender = 0
         """The process that sent the last message, as the kernel reports it; 0 without `names_sender`."""
 
@@ -87,7 +89,8 @@ class Channel(Generic[In]):
         message, whose descriptors are closed.
         """
         while True:
-            nbytes, fds = self._receive_packet()
+            self.received_bytes, fds = self._receive_packet()
+            nbytes = self.received_bytes
             self._fds += fds
             if nbytes == 0:
                 raise ChannelClosedError("the other process closed its end")
