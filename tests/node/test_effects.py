@@ -15,6 +15,7 @@ from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
+from overwinter.node.starts import Starts
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.blocks import address_of
@@ -32,6 +33,8 @@ POOL_MOST = 64
 
 def effects_over(tasks, functions, host=None, post=None, processes=None, log=None, published=None) -> NodeEffects:
     hosts, log = SimpleNamespace(store=lambda name: host), LogLines() if log is None else log
+    processes = processes or SimpleNamespace()
+    processes.turns = Starts()
     registry = Registry(hosts, published, post, log)
     registry.functions.update(functions)
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, SchedulerConfig(), tasks, post, log)
