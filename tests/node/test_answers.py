@@ -1,6 +1,7 @@
 """The node accepts a worker's answer only if it was declared and lies in the buffer; otherwise it refuses all of it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, ELEMENTS_OF_STEP, Tensor, TensorMeta, TensorSpec, pack_bytes
 from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, check_contents, copied_tensors
+from overwinter.node.packed_answers import PackedAnswer, Received, decode_outcome
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
-from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
+from overwinter.worker.messages import Answer, Failure, Outputs
 
 SPECS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("said", BYTES, ("n",)))
 TEXT = pack_bytes([b"a", b"bc"])
@@ -110,19 +112,37 @@ def test_a_worker_can_only_report_errors_of_its_caller_its_author_and_itself(buf
     assert all(len(failure.message) == MESSAGE_MAX for failure in failures)
 
 
+def test_an_answer_is_unpacked_as_it_was_sent(buffer: SharedBuffer) -> None:
+    sent = Answer(1, (Outputs(RIGHT), Failure("HandlerError", "none"), Outputs(RIGHT)), 7, 5, True, 0.5, "broken")
+    packed = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Received)
+    assert isinstance(packed, PackedAnswer)
+    check = AnswerCheck(SPECS)
+    assert tuple(check.unpacked(each) for each in packed.outcomes) == sent.outcomes
+    named = {name: getattr(sent, name) for name in Answer.__struct_fields__ if name != "outcomes"}
+    assert {name: getattr(packed, name) for name in PackedAnswer.__struct_fields__ if name != "outcomes"} == named
+
+
+@pytest.mark.parametrize("metas", [(), RIGHT[:1], RIGHT * 2])
+def test_an_outcome_with_another_number_of_tensors_is_refused(metas: tuple[TensorMeta, ...]) -> None:
+    with pytest.raises(ValueError, match="2 are declared"):
+        AnswerCheck(SPECS).unpacked(msgspec.Raw(msgspec.msgpack.encode(Outputs(metas))))
+
+
 ARRAY = b"\xdd" + (1 << 20).to_bytes(4)
 """The head of a list of so many items in msgpack, without the items."""
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("kind", "head"),
     [
-        ["Answer", 1, [["Outputs"]]],
-        ["Answer", 1, [["Outputs", [["y", "FP32"]]]]],
-        ["PoolCall", 1, "f@1", 0],
+        (Outputs, ["Outputs"]),
+        (Outputs, ["Outputs", [["y", "FP32"]]]),
+        (Received, ["Answer", 1]),
+        (Received, ["Measured", 1]),
+        (Received, ["PoolCall", 1, "f@1", 0]),
     ],
 )
-def test_a_long_list_is_refused_before_its_items_are_decoded(head: list) -> None:
+def test_a_long_list_is_refused_before_its_items_are_decoded(kind: Any, head: list) -> None:
     packet = msgspec.msgpack.encode(head)
     innermost = head
     while isinstance(innermost[-1], list):
@@ -131,7 +151,7 @@ def test_a_long_list_is_refused_before_its_items_are_decoded(head: list) -> None
     longer = bytes([open_ended[0] + 1]) + open_ended[1:] + ARRAY
     assert packet.endswith(open_ended)
     with pytest.raises(msgspec.ValidationError, match="length"):
-        msgspec.msgpack.decode(packet.removesuffix(open_ended) + longer, type=FromWorker)
+        msgspec.msgpack.decode(packet.removesuffix(open_ended) + longer, type=kind)
 
 
 SIZES = st.one_of(st.integers(-4, 8), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -152,7 +172,8 @@ def test_an_answer_is_accepted_as_a_whole_or_refused(outcomes: tuple, metas: tup
     try:
         result = Answer(1, (*outcomes, Outputs(metas)))
         packet = msgspec.msgpack.encode(result)
-        assert msgspec.msgpack.decode(packet, type=FromWorker) == result
+        packed = msgspec.msgpack.decode(packet, type=Received)
+        assert tuple(map(decode_outcome, packed.outcomes)) == result.outcomes
         for outcome in outputs_of(SPECS, result, buffer):
             if not isinstance(outcome, Failure):
                 assert [tensor.name for tensor in outcome] == ["y", "said"]

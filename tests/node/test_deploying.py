@@ -51,13 +51,18 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
     deploying(scene)
 
 
-def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(deploying):
+def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(deploying, monkeypatch):
     async def scene(node, manifest):
         def batched(requests):
             return structs.replace(manifest, settings=structs.replace(manifest.settings, max_batch=requests))
 
         with pytest.raises(CallerError, match=f"max_batch to {RUN_TENSORS_MAX // 2}"):
             await node.deploy(batched(RUN_TENSORS_MAX // 2 + 1))
+        sizes = sum(len(spec.shape) for spec in (*manifest.inputs, *manifest.outputs))
+        with monkeypatch.context() as patch:
+            patch.setattr("overwinter.node.deploys.RUN_SIZES_MAX", 100 * sizes)
+            with pytest.raises(CallerError, match=f"{sizes} sizes in the shapes .* max_batch to 100"):
+                await node.deploy(batched(101))
         await node.deploy(batched(RUN_TENSORS_MAX // 2))
         await node.remove(manifest.name, None)
 

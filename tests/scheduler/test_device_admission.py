@@ -3,7 +3,8 @@
 import pytest
 
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor, StopWorker
-from overwinter.core.events import Cancelled
+from overwinter.core.events import Cancelled, Removed
+from overwinter.scheduler.device_order import behind_s
 from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
@@ -150,6 +151,31 @@ def test_a_tenant_with_less_device_time_has_a_longer_time_slice():
         spent[run.function.partition("@")[0]] += world.now - before
     assert [tenant for _, tenant in started(world)] == ["long", "short"] * 3 + ["long"]
     assert 0.8 < spent["short"] / spent["long"] < 1.25
+
+
+def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
+    world = World(devices=(device(),))
+    for tenant in "tu":
+        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=300.0))
+    world.arrive("t")
+    world.settle_processes()
+    world.now += 20.0
+    world.finish_on_device()
+    pool, due = world.state.pool, world.state.pool.due["t"]
+    assert due == pool.turn + 20.0
+    world.send(Removed("t@1"))
+    world.settle()
+    assert "t" not in world.state.tenants
+    answered(world, "u")
+    assert pool.due["t"] == due
+    world.deploy(pooled("t", 1000, tenant="t"))
+    assert behind_s(world.scheduler.cycle, "u", "t") == due - pool.due["u"] > 0.0
+    # Nothing is left of a tenant that is not ahead of the others.
+    world.send(Removed("t@1"))
+    for _ in range(100):
+        answered(world, "u")
+    assert pool.turn > due
+    assert set(pool.due) == {"u"}
 
 
 def test_a_tenant_with_less_device_time_keeps_its_device_in_short_pauses():

@@ -50,6 +50,15 @@ def test_any_number_of_descriptors_travels_with_its_message(ends, count, tmp_pat
         os.close(fd)
 
 
+def test_a_message_that_is_too_large_is_not_decoded(ends, tmp_path):
+    left, right = ends
+    left.send(Note(1, "x" * 1000))
+    left.send(Note(2))
+    with pytest.raises(ValueError, match="bytes"):
+        right.receive(bytes_max=1000)
+    assert right.receive(bytes_max=1000) == (Note(2), [])
+
+
 def test_a_closed_end_is_reported_to_both_sides(ends):
     left, right = ends
     left.send(Note(1))

@@ -8,6 +8,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from math import prod
 
+import msgspec
+
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import OverwinterError
 from overwinter.core.tensor import (
@@ -20,8 +22,9 @@ from overwinter.core.tensor import (
     TensorSpec,
     check_steps,
 )
+from overwinter.node.packed_answers import decode_outcome
 from overwinter.worker.buffer import SharedBuffer, offsets
-from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
+from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed, Outputs
 
 KNOWN = frozenset((*DATATYPE_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
@@ -50,6 +53,13 @@ class AnswerCheck:
             for outcome in answer.outcomes
         ]
 
+    def unpacked(self, packed: msgspec.Raw) -> Outputs | Failure:
+        """Decode one outcome. Raises ValueError if it is malformed or does not have the declared number of tensors."""
+        outcome: Outputs | Failure = decode_outcome(packed)
+        if isinstance(outcome, Outputs):
+            self._check_count(outcome.metas)
+        return outcome
+
     def placed(self, given: Sequence[Sequence[TensorMeta]]) -> list[Placed]:
         """Return where the tensors of requests are in the buffer, which has them in this order. Raises ValueError if
         that is impossible.
@@ -61,8 +71,7 @@ class AnswerCheck:
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
         """Check the descriptions first: their sizes may be any numbers."""
-        if len(metas) != len(self._outputs):
-            raise ValueError(f"it has {len(metas)} tensors, {len(self._outputs)} are declared")
+        self._check_count(metas)
         nbytes = elements = 0
         for meta, spec in zip(metas, self._outputs, strict=True):
             if not _is_declared(meta, spec):
@@ -76,6 +85,10 @@ class AnswerCheck:
             raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
         if elements > ELEMENTS_MAX:
             raise ValueError(f"an answer has more than {ELEMENTS_MAX} elements of BYTES")
+
+    def _check_count(self, metas: Sequence[TensorMeta]) -> None:
+        if len(metas) != len(self._outputs):
+            raise ValueError(f"it has {len(metas)} tensors, {len(self._outputs)} are declared")
 
 
 def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:

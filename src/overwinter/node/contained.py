@@ -13,6 +13,7 @@ from overwinter.node.answers import AnswerCheck
 from overwinter.node.closing import ClosingThread
 from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Outputs
+from overwinter.node.packed_answers import PackedAnswer, Received
 from overwinter.node.process_identity import kill
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
@@ -105,7 +106,7 @@ class ContainedProcess:
             near_end, self.far_end = pair()
             undo.pop_all()
         near_end.setblocking(False)
-        self.channel: Channel[FromWorker] = Channel(near_end, FromWorker, fds_max=0)  # type: ignore[arg-type]
+        self.channel: Channel[Received] = Channel(near_end, Received, fds_max=0)  # type: ignore[arg-type]
 
     def buffer_fds(self) -> list[int]:
         """The descriptors of its buffers, slot by slot."""
@@ -130,13 +131,23 @@ class ContainedProcess:
         """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none, or if
         it has another number of requests.
         """
-        pending = self._pending_runs.pop(answer.run, None)
+        self._check_counts(answer)
+        return self._pending_runs.pop(answer.run)
+
+    def unpacked(self, packed: PackedAnswer) -> Answer:
+        """Decode the outcomes of an answer, one by one. Raises ValueError for an answer that does not fit its run."""
+        self._check_counts(packed)
+        outcomes = tuple(self.answer_check.unpacked(each) for each in packed.outcomes)
+        measured = packed.moved_bytes, packed.peer_bytes, packed.unplaced, packed.program_s, packed.fault
+        return Answer(packed.run, outcomes, *measured)
+
+    def _check_counts(self, answer: Answer | PackedAnswer) -> None:
+        pending = self._pending_runs.get(answer.run)
         if pending is None:
             raise ValueError(f"run {answer.run} was not requested")
         if len(pending.requests) != len(answer.outcomes):
             counts = f"{len(pending.requests)} requests and {len(answer.outcomes)} outcomes"
             raise ValueError(f"run {answer.run} has {counts}")
-        return pending
 
     def take_back(self, run: RunId) -> PendingRun:
         """Return a run that is not sent to the process after all; it keeps its slot until `free`."""

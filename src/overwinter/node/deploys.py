@@ -35,8 +35,10 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
-RUN_TENSORS_MAX = 8192
+RUN_TENSORS_MAX = 4096
 """The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
+RUN_SIZES_MAX = 16_384
+"""The most sizes in the shapes of these."""
 
 
 class Deploys:
@@ -260,12 +262,17 @@ class Deploys:
 
 def _check_run(manifest: Manifest) -> None:
     """Raise CallerError if a run of the function might have too many tensors."""
-    tensors, batch = len(manifest.inputs) + len(manifest.outputs), manifest.settings.max_batch
-    if batch > 1 and tensors * batch > RUN_TENSORS_MAX:
-        raise CallerError(
-            f"{manifest.name!r} has {tensors} inputs and outputs, so a run of max_batch {batch} has up to "
-            f"{tensors * batch}; at most {RUN_TENSORS_MAX}: lower max_batch to {RUN_TENSORS_MAX // tensors}"
-        )
+    specs, batch = [*manifest.inputs, *manifest.outputs], manifest.settings.max_batch
+    sizes = sum(len(spec.shape) for spec in specs)
+    for what, count, most in (
+        ("inputs and outputs", len(specs), RUN_TENSORS_MAX),
+        ("sizes in the shapes of its inputs and outputs", sizes, RUN_SIZES_MAX),
+    ):
+        if batch > 1 and count * batch > most:
+            raise CallerError(
+                f"{manifest.name!r} has {count} {what}, so a run of max_batch {batch} has up to {count * batch}; at "
+                f"most {most}: lower max_batch to {max(1, most // count)}"
+            )
 
 
 def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:

@@ -18,11 +18,12 @@ import msgspec
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.contained import ContainedProcess, ending
 from overwinter.node.memory import anonymous_bytes
+from overwinter.node.packed_answers import PackedAnswer
 from overwinter.node.process_identity import wait_until_ended
 from overwinter.node.starts import Starts
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
-from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.worker.channel import PACKET_BYTES_MAX, ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
     Forked,
@@ -41,6 +42,8 @@ LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
 BYTES_OF_ONE = 2 << 10
 """The bytes of a message that take about as long as a small message."""
+LAST_BYTES_MAX = 16 << 10
+"""The size of the largest message that is read after the end of its process: many may end at the same time."""
 REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 """What a request for a process may raise."""
 
@@ -209,8 +212,7 @@ class Forks:
 
     def _receive(self, process: ContainedProcess) -> None:
         try:
-            message, _ = process.channel.receive()
-            process.on_message(message)
+            process.on_message(_next_message(process))
         except BlockingIOError:
             return
         except ChannelClosedError:
@@ -227,10 +229,10 @@ class Forks:
         self.kill(process)
 
     def _read_last_messages(self, process: ContainedProcess) -> None:
-        """Read what a process sent before its end, such as why it could not load."""
+        """Read what a process sent before its end, such as why it could not load. A large answer is lost."""
         try:
             while process.failure is None:
-                message, _ = process.channel.receive()
+                message = _next_message(process, LAST_BYTES_MAX)
                 if isinstance(message, LoadFailed | Trying | Answer):
                     process.on_message(message)
         except (BlockingIOError, ChannelClosedError, OSError, *DECODE_ERRORS):
@@ -289,3 +291,9 @@ class Forks:
             if process.pidfd is not None:
                 self._loop.remove_reader(process.pidfd)
             process.close()
+
+
+def _next_message(process: ContainedProcess, bytes_max: int = PACKET_BYTES_MAX) -> FromWorker:
+    """Receive a message, and decode it; raises what `Channel.receive` raises."""
+    message, _ = process.channel.receive(bytes_max)
+    return process.unpacked(message) if isinstance(message, PackedAnswer) else message

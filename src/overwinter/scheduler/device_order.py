@@ -37,29 +37,34 @@ def turn(cycle: Cycle, function: Function) -> float:
     pool = cycle.state.pool
     if len(pool.waiting.of_tenants) < 2:
         return 0.0
-    return max(pool.turn, cycle.state.tenants[function.spec.tenant].device_s)
+    return _due(pool, function.spec.tenant)
 
 
 def behind_s(cycle: Cycle, tenant: TenantId | None, other: TenantId | None) -> float:
     """Return how much less device time this tenant has had than another one that waits."""
-    pool, tenants = cycle.state.pool, cycle.state.tenants
-    if tenant == other or tenant is None or other is None or tenant not in tenants:
+    if tenant == other or tenant is None or other is None:
         return 0.0
-    return max(0.0, max(pool.turn, tenants[other].device_s) - max(pool.turn, tenants[tenant].device_s))
+    return max(0.0, _due(cycle.state.pool, other) - _due(cycle.state.pool, tenant))
 
 
 def count_run(cycle: Cycle, function: Function, expected_s: float) -> None:
     """A run of the function begins on a device."""
-    pool, tenant = cycle.state.pool, cycle.state.tenants[function.spec.tenant]
-    pool.turn = max(pool.turn, tenant.device_s)
-    tenant.device_s = pool.turn + expected_s
+    pool, tenant = cycle.state.pool, function.spec.tenant
+    pool.turn = _due(pool, tenant)
+    pool.due[tenant] = pool.turn + expected_s
+    if len(pool.due) > len(cycle.state.tenants):
+        pool.due = {each: at for each, at in pool.due.items() if at > pool.turn}
 
 
 def correct_run(cycle: Cycle, operation: Operation) -> None:
     """A run has ended, sooner or later than expected."""
-    tenant = cycle.state.tenants.get(operation.function.spec.tenant)
-    if tenant is not None:
-        tenant.device_s += cycle.now - operation.ends
+    pool, tenant = cycle.state.pool, operation.function.spec.tenant
+    pool.due[tenant] = pool.due.get(tenant, pool.turn) + cycle.now - operation.ends
+
+
+def _due(pool: Pool, tenant: TenantId) -> float:
+    """Return when the tenant's next run is due."""
+    return max(pool.turn, pool.due.get(tenant, 0.0))
 
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:

@@ -316,6 +316,10 @@ class Pool(msgspec.Struct):
     """The number of runs that were bound to a device."""
     turn: float = 0.0
     """When the last run was due in the order of the tenants (device_order.py)."""
+    due: dict[TenantId, float] = msgspec.field(default_factory=dict)
+    """When the next run of each tenant is due in this order, if that is later. A tenant that removes its functions does
+    not lose it.
+    """
     next_long_binding: int = 0
     """From this number of bindings on, the next run is for a request that has waited for a long time, if there is one.
     """

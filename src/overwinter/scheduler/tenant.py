@@ -30,8 +30,6 @@ class Tenant(msgspec.Struct):
     """Its functions that wait for a place for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that have a worker and wait for a place for one more."""
-    device_s: float = 0.0
-    """When its next run on a device is due in the order of the tenants (device_order.py)."""
     need: Need = msgspec.field(default_factory=Need)
     """Its need for processes forked ahead."""
 

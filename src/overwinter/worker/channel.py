@@ -82,11 +82,11 @@ class Channel(Generic[In]):
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError("the other process has ended") from error
 
-    def receive(self) -> tuple[In, list[int]]:
+    def receive(self, bytes_max: int = PACKET_BYTES_MAX) -> tuple[In, list[int]]:
         """Return the next message and its descriptors.
 
-        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and ValueError for an invalid
-        message, whose descriptors are closed.
+        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and ValueError for a message that
+        is invalid or has more than `bytes_max`; its descriptors are closed.
         """
         while True:
             self.received_bytes, fds = self._receive_packet()
@@ -102,6 +102,8 @@ class Channel(Generic[In]):
             close_all(taken[self._fds_max :])
             del taken[self._fds_max :]
             try:
+                if nbytes > bytes_max:
+                    raise ValueError(f"it has {nbytes} bytes")
                 return self._decoder.decode(self._view[:nbytes]), taken
             except ValueError:
                 close_all(taken)

@@ -1,6 +1,9 @@
 """The messages between the node, its zygotes, workers and executors. Tensors are in buffers, never in messages."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import Address, DeviceId, RunId, TenantId, WorkerId
@@ -389,7 +392,7 @@ class Measured(_Message, frozen=True):
     """The requested measurements."""
 
     private_bytes: int
-    layers_s: tuple[float, ...] = ()
+    layers_s: Annotated[tuple[float, ...], Meta(max_length=16_384)] = ()
 
 
 FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | PoolCall | Answer | WarmedUp | Measured
