@@ -61,8 +61,14 @@ class PoolSoak(Soak):
         while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
             kind = random.choice(KINDS)
             is_zygote = kind == "kill zygote"
-            if kill(self.node, "zygote", random) if is_zygote else self._kill_or_stop_executor(kind, random):
+            if self._kill_zygote(random) if is_zygote else self._kill_or_stop_executor(kind, random):
                 self.done[kind] += 1
+
+    def _kill_zygote(self, random: Random) -> bool:
+        if not kill(self.node, "zygote", random):
+            return False
+        self.events.killed()
+        return True
 
     def _kill_or_stop_executor(self, kind: str, random: Random) -> bool:
         pids = self.node.executor_pids()
