@@ -15,7 +15,9 @@ from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
 
 ArrayLike = Any
-"""A PyTorch tensor, a NumPy array or scalar, a number, a str, bytes, or (nested) lists of these."""
+"""A PyTorch tensor, a NumPy array or scalar, a number, a str, bytes, or (nested) lists or tuples of scalars, str or
+bytes.
+"""
 
 _STRUCT_FORMATS = {**FORMATS, "FP16": "e"}
 
@@ -52,7 +54,7 @@ def _from_torch(name: str, value: Any) -> Tensor:
     if dtype not in DATATYPES:
         raise CallerError(f"input {name!r} is a tensor of {dtype}; known: {', '.join(DATATYPES)}")
     whole = value.detach().cpu().contiguous()
-    # PyTorch gives access to a tensor's bytes only through NumPy, which may not be installed.
+    # PyTorch's own fast access to a tensor's bytes needs NumPy, which may not be installed.
     data = ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
     return Tensor(name, DATATYPES[dtype], tuple(whole.shape), data)
 

@@ -1,6 +1,6 @@
 """The memory that a run takes besides the weights: its inputs and results, by liveness, and operators' scratch memory.
 
-It is known before the run, so a run that needs more than the device has for it is refused.
+It is estimated before the run, and a run is refused if the estimate exceeds what the device has for it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,9 @@ SCRATCH = 1.5
 (benchmarks.activations).
 """
 GROWTH_LEAST_BYTES = 16 << 20
-"""A smaller difference between two measurements may come from other memory of the process."""
+"""The least difference between two computed peaks for which the measurements count: with less, other memory of the
+process may dominate.
+"""
 KNOWN_MAX = 512
 """The most combinations of sizes whose peak is remembered; computing a peak takes up to milliseconds."""
 
@@ -32,7 +34,7 @@ class Activations:
 
     def learn(self, measured: Mapping[int, int]) -> None:
         """Correct the factor for scratch memory. `measured`: a worker's private memory by the number of requests in a
-        run, all of minimal size, as a profile has it.
+        run, each with the smallest batch and otherwise the sizes of the example, as a profile has it.
         """
         if len(measured) > 1 and BATCH in self._program.dimensions:
             few, many = min(measured), max(measured)
@@ -43,7 +45,7 @@ class Activations:
                 self._scratch = max(1.0, (measured[many] - measured[few]) / computed)
 
     def nbytes(self, shapes: Iterable[Sequence[int]]) -> int:
-        """Return the most bytes that a run over inputs of these shapes takes at once."""
+        """Return the estimate of the most bytes that a run over inputs of these shapes takes at once."""
         sizes = {
             name: size
             for spec, shape in zip(self._program.inputs, shapes, strict=True)

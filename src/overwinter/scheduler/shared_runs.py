@@ -176,8 +176,9 @@ def _fill(cycle: Cycle, shared_run: "_AssembledRun", functions: Sequence[Functio
 
 
 class _AssembledRun:
-    """A shared run being assembled. A request of another function joins unless it makes a request late: one that the
-    leading function would answer in time in a separate run, or one that joined before.
+    """A shared run being assembled. A request of another function joins unless it makes a request late (one that the
+    leading function would answer in time in a separate run, or one that joined before), or would itself be late and its
+    function refuses late requests.
     """
 
     def __init__(self, cycle: Cycle, function: Function, count: int, seconds: RunSeconds) -> None:

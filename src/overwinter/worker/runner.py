@@ -192,7 +192,7 @@ class Runner:
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
 
     def _check_outputs(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Raise HandlerError unless the answer matches the declared outputs."""
+        """Raise HandlerError unless the program's outputs match its declaration."""
         fault = self._declared.fault(inputs, outputs)
         if fault:
             raise HandlerError(f"the program of {self.function} returns other outputs than it declares: {fault}")
@@ -239,7 +239,7 @@ def _run_group(group: list[_Ready]) -> list[Outputs]:
 
 
 def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
-    """Run the requests of several functions as one batch; None: they have too little in common.
+    """Run the requests of several functions as one batch; None: they cannot share a run.
 
     After CallerError or HandlerError, separate runs show which request is at fault.
     """
@@ -254,13 +254,13 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     if may_share is not None and not may_share(_joined_shapes(batches)):
         return None
     try:
-        answers = split.run(batches)
+        outputs_by_function = split.run(batches)
     except FAILURES as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
-    if answers is None:
+    if outputs_by_function is None:
         return None
     outputs: list[Outputs] = []
-    for runner, batch, each, given in zip(runners, batches, requests, answers, strict=True):
+    for runner, batch, each, given in zip(runners, batches, requests, outputs_by_function, strict=True):
         outputs += _split_by_request(runner.named(batch.inputs, given), each)
     return outputs
 

@@ -11,13 +11,15 @@ class Estimate(msgspec.Struct, frozen=True):
     """The expected seconds until one more request is answered by a worker, or on a device."""
 
     place: str
-    """`workers`, or the name of a device."""
+    """`workers`, the name of a device, or `devices` if it fits on none."""
     wait_s: float
     """Until it begins: for a core and a slot, a bind or a start; for a device, an executor and the missing blocks."""
     run_s: float | None
     """The execution; None: it was never measured."""
     may_try: bool
-    """Whether it could begin soon without harm to others, and nothing of the function is in progress there."""
+    """Whether it may be tried now if it was never measured: nothing of the function waits or runs there, and a device
+    that is to be tried is free and serves the tenant or nobody. A worker whose handler calls the program always may.
+    """
 
     def text(self) -> str:
         """The estimate in words."""

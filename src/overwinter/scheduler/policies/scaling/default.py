@@ -1,16 +1,17 @@
-"""The default scaler of Overwinter: serves a family's rate with the fewest missing bytes.
+"""The default scaler of Overwinter: serves a family's rate with few added bytes.
 
-It combines MLS (AsyFunc) and DTS (Tetris) over missing bytes. MLS determines when to act (alpha, beta). DTS
-determines what to start, with the bytes that a worker adds as its cost: its private memory, its own weights where they
-are not shared, and gamma for each core. DTS is changed in three places:
+It combines MLS (AsyFunc) and DTS (Tetris). MLS determines when to act (alpha, beta). DTS determines what to start, with
+the bytes that a worker adds as its cost: its private memory, its own weights where they are not shared, and gamma for
+each core. DTS is changed in three places:
 
-* The last worker. DTS adds a whole worker of the best ratio for the last request per second. Here each number of such
-  workers is tried with the cheapest single worker that serves the rest, then the same with the next best ratio. The
-  result never costs more than DTS and, within the limits, never more than the optimum plus one of its workers, which is
-  at most twice the optimum: let k be the best configuration, by ratio, that the optimum uses. Before the algorithm
-  tries k as the last worker, all chosen workers have no worse ratio and serve less than the rate, so they cost less
-  than the optimum; and k is one of its workers.
-* Cores. If they run out before the rate is served, the rate per core decides.
+* The last worker. DTS adds a whole worker of the best ratio for the remainder of the rate. Here the cheapest single
+  worker that serves the rest is tried in place of this one and of 0 to REPLACED_MAX others of its configuration, then
+  the same with the next best ratio. If DTS serves the whole rate, the result costs at most as much. If no limit is
+  reached, it costs at most the optimum plus one of its workers, which is at most twice the optimum: let k be the best
+  configuration, by ratio, that the optimum uses. Before the algorithm tries k as the last worker, all chosen workers
+  have no worse ratio and serve less than the rate, so they cost less than the optimum; and k is one of its workers.
+* Limits. If they leave a part of the rate unserved, workers are also chosen by the rate per core, and the choice that
+  leaves less unserved is used.
 * Existing workers. Workers that were added one by one as the rate rose cost more than a set for the whole rate. If such
   a set costs at most REPLACE_AT of the existing and added workers, its missing workers are started, and the others are
   stopped when those are ready. The set is chosen for a load in the middle between alpha and beta.
@@ -44,7 +45,7 @@ REPLACE_AT = 0.85
 endless replacements.
 """
 REPLACED_MAX = 8
-"""The most workers of one configuration that the cheapest last worker may replace."""
+"""The most workers of one configuration that the cheapest last worker may replace, besides the last of them."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limits: Limits = BOUNDLESS) -> Selection:
@@ -55,7 +56,7 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
 
 
 def overwinter(demand: Demand) -> Scaled:
-    """Scale when MLS would act, by the changed DTS with missing bytes as the cost."""
+    """Scale when MLS would act, by the changed DTS, with the bytes that a worker adds as the cost."""
     return scale(_DEFAULT, demand)
 
 
@@ -147,8 +148,8 @@ def _order(demand: Demand) -> list[CurrentWorker]:
 
 
 def _fresh(demand: Demand) -> Selection:
-    """Return workers for the whole rate at a load between alpha and beta, within the limits with and without the
-    existing workers.
+    """Return workers for the whole rate at a load between alpha and beta, within the limits that would hold if there
+    were no existing workers.
     """
     limits = limits_of(demand)
     for worker in demand.workers:

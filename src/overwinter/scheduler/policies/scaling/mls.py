@@ -27,14 +27,14 @@ def mls(demand: Demand) -> Scaled:
 
 
 def efficiency(demand: Demand, point: Point) -> float:
-    """Return eta at the highest rate per core, and per unit of rho·m."""
+    """Return eta of a configuration: its rate per core plus its rate per 10^9 MACs of rho·m."""
     nbytes = point.memory_bytes + demand.weight_bytes
     weight = demand.macs * nbytes / (max(demand.weight_bytes, 1) * MACS_UNIT)
     return ratio(point, point.cores) + (ratio(point, weight) if weight > 0 else 0.0)
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    """Return the configuration of each number of cores, the most efficient first."""
+    """Return the workers to start, from one configuration for each number of cores, the most efficient first."""
     made = []
     for cores in sorted({point.cores for point in demand.points}):
         same = [point for point in demand.points if point.cores == cores]
