@@ -42,7 +42,7 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(wiring, "running", running)
         monkeypatch.setattr(wiring, "Drain", Heard)
-        listener = wiring.bind("127.0.0.1", 0)
+        listener = wiring.open_listener("127.0.0.1", 0)
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
         serving = asyncio.create_task(wiring.serve_node(config, listener, LogLines(), print))
         _, writer = await asyncio.open_connection(*listener.getsockname())

@@ -19,7 +19,7 @@ from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import DeviceId
 from overwinter.core.policies import Policy
-from overwinter.wiring import bind, run
+from overwinter.wiring import open_listener, run
 
 LINK_BYTES_PER_S, LINK_LATENCY_S = 1e9, 1e-4
 """The links, so slow that a transfer takes about as long as a run on one core, as in `benchmarks.swap`."""
@@ -84,7 +84,7 @@ def pool_node(scheduler: SchedulerConfig, **settings: Any) -> Iterator[PoolNode]
 
 def main() -> None:
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=NodeConfig)
-    with logging_to_stderr("text"), bind(config.host, config.port) as listener:
+    with logging_to_stderr("text"), open_listener(config.host, config.port) as listener:
         port: int = listener.getsockname()[1]
         run(config, listener, log, partial(write_port, Path(sys.argv[2]), port))
 

@@ -21,10 +21,10 @@ from overwinter.api.sites import Sites
 from overwinter.core.config import NodeConfig
 from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
+from overwinter.node.kernel_time_slice import shorten_kernel_time_slice
 from overwinter.node.log import Log
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
-from overwinter.node.time_slices import shorten_time_slice
 from overwinter.running import running
 from overwinter.store.tokens import TokenFile
 
@@ -62,7 +62,7 @@ def zygote_environment(devices: Sequence[DeviceConfig]) -> dict[str, str]:
     return {**ZYGOTE_ENVIRONMENT, **(GPU_ENVIRONMENT if gpus_of(devices) else {})}
 
 
-def bind(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 chooses a free one. Raises ConflictError when the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -87,17 +87,17 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
     def request_stop() -> None:
         if stop.is_set():
-            drain.hurry()
+            drain.end_now()
         elif drain.in_progress:
-            most = f"for {config.drain_s:g} s at most"
-            log(f"stopping: {drain.in_progress} requests in progress are answered, {most}", level="info")
+            bound = f"up to {config.drain_s:g} s"
+            log(f"stopping: waiting {bound} for {drain.in_progress} requests in progress", level="info")
         stop.set()
 
     async def until_broken(node: Node) -> None:
         with suppress(Exception):
             await node.broken()
         # No request is answered any more: open connections would only delay the next start.
-        drain.hurry()
+        drain.end_now()
 
     async def report_ready(node: Node) -> None:
         await node.until_ready()
@@ -109,7 +109,8 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         audit, sites = Audit(Path(config.data), log), Sites(listener.getsockname()[0])
         access = Access(node, TokenFile(Path(config.data)), audit, sites)
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
-        # Python's garbage collector stops the event loop while it traverses all objects, but not those that are frozen.
+        # Python's garbage collector stops the event loop while it traverses all objects. It does not traverse frozen
+        # ones.
         gc.collect()
         gc.freeze()
         async with asyncio.TaskGroup() as tasks:
@@ -133,7 +134,7 @@ def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[
     # each of them.
     sys.setswitchinterval(SWITCH_S)
     # Before anything is forked, so that workers inherit it.
-    shorten_time_slice()
+    shorten_kernel_time_slice()
     # Every worker needs some descriptors (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -82,7 +82,7 @@ def test_open_requests_are_answered_and_new_ones_refused(make_node):
     asked.join()
     assert (asked.answer, asked.error) == ([1.0] * 4, "")
     assert_ends(node)
-    wait_until(lambda: any("stopping: 1 requests in progress" in line for line in node.said))
+    wait_until(lambda: any("for 1 requests in progress" in line for line in node.said))
 
 
 @pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])

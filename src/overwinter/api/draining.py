@@ -26,7 +26,7 @@ class Drain:
         if self.begun and not self.in_progress:
             self._over.set()
 
-    def hurry(self) -> None:
+    def end_now(self) -> None:
         """End the wait now."""
         self._over.set()
 

@@ -152,11 +152,11 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 @as_json
 def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
-    from overwinter.wiring import bind, run
+    from overwinter.wiring import open_listener, run
 
     with logging_to_stderr(log_format):
         config = _checked_config(values, insecure, log_format)
-        with bind(config.host, config.port) as listener:
+        with open_listener(config.host, config.port) as listener:
             port: int = listener.getsockname()[1]
             run(
                 config,

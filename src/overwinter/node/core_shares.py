@@ -1,12 +1,12 @@
 """Gives priority to the tenants that used less of the cores recently, while cores are scarce.
 
 The kernel divides the cores among the tenants that need them at the moment, whatever they used before. A tenant that
-computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
-about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying usage
-(Kay and Lauder, A fair share scheduler, 1988). Runs that can still meet an SLO come first, as in the queue for cores:
-their use counts only if it slows down another tenant that has such runs and used less than its share. A tenant whose
-workers computed outside runs has the lower weight for some seconds, whatever it used. Without control groups nothing is
-done.
+computes for some milliseconds now and then would wait for a kernel time slice of each of the others. So a tenant that
+used about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying
+usage (Kay and Lauder, A fair share scheduler, 1988). Runs that can still meet an SLO come first, as in the queue for
+cores: their use counts only if it slows down another tenant that has such runs and used less than its share. A tenant
+whose workers computed outside runs has the lower weight for some seconds, whatever it used. Without control groups
+nothing is done.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Short time slices, which forked processes inherit."""
+"""Short kernel time slices, which forked processes inherit."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overwinter.node.time_slices import SLICE_NS, shorten_time_slice
+from overwinter.node.kernel_time_slice import SLICE_NS, shorten_kernel_time_slice
 
 
 def slice_ns():
@@ -23,7 +23,7 @@ def test_a_thread_and_what_it_forks_have_the_shortest_slice():
 
     def shorten():
         nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        found.append(shorten_time_slice())
+        found.append(shorten_kernel_time_slice())
         found.append(slice_ns())
         pid = os.fork()
         if not pid:

@@ -1,4 +1,4 @@
-"""Asks the kernel for short time slices, for this process and all that it will fork.
+"""Asks for short kernel time slices, for this process and all that it will fork.
 
 While all cores are busy, a process that wakes up waits until the running one has used up its slice, usually 3 ms. A
 request wakes the node and a worker several times. With a short slice the running process is interrupted sooner, or as
@@ -32,8 +32,8 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def shorten_time_slice() -> bool:
-    """Give the calling thread, and what it creates, the shortest slice; whether the system accepted it."""
+def shorten_kernel_time_slice() -> bool:
+    """Give the calling thread, and what it creates, the shortest kernel time slice; whether the system accepted it."""
     found = _attributes()
     if found is None or found.policy != os.SCHED_OTHER:
         return False
