@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import zoo
 from benchmarks.measure import print_result
-from overwinter.device.activations import SCRATCH
+from overwinter.device.activations import SCRATCH_FACTOR
 from overwinter.model.compile import Compiled, compile_program
 from overwinter.model.export import Exported, export
 from overwinter.model.liveness import peak_activation_bytes
@@ -78,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: measure(name, options.small) for name in options.models}
-    print_result({"factor": {name: rows[max(rows)] for name, rows in found.items()}, "used": SCRATCH})
+    print_result({"factor": {name: rows[max(rows)] for name, rows in found.items()}, "used": SCRATCH_FACTOR})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import msgspec
 import torch
 
-from overwinter.device.activations import SCRATCH, Activations
+from overwinter.device.activations import SCRATCH_FACTOR, Activations
 from overwinter.model.export import export
 
 WIDTH = 1 << 16
@@ -23,14 +23,14 @@ def test_the_memory_grows_with_the_batch():
     found = activations()
     one, many = found.nbytes([(1, WIDTH)]), found.nbytes([(64, WIDTH)])
     # Inputs, and two results at a time.
-    assert one >= int(SCRATCH * 3 * 4 * WIDTH)
+    assert one >= int(SCRATCH_FACTOR * 3 * 4 * WIDTH)
     assert abs(many - 64 * one) <= 64
     assert found.least_bytes() == one
 
 
 def test_a_profile_replaces_the_assumed_scratch_memory():
     found = activations()
-    plain = found.nbytes([(ROWS, WIDTH)]) / SCRATCH
+    plain = found.nbytes([(ROWS, WIDTH)]) / SCRATCH_FACTOR
     base = 20 << 20
     found.learn({1: base, ROWS: int(base + 3 * plain)})
     assert 2.9 * plain < found.nbytes([(ROWS, WIDTH)]) < 3.1 * plain

@@ -10,7 +10,7 @@ from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
 
-SCRATCH = 1.5
+SCRATCH_FACTOR = 1.5
 """The memory of a run divided by that of its inputs and results, as long as no profile says otherwise
 (benchmarks.activations).
 """
@@ -30,7 +30,7 @@ class Activations:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._peak = lru_cache(KNOWN_MAX)(self._peak_at)
-        self._scratch = SCRATCH
+        self._scratch_factor = SCRATCH_FACTOR
 
     def learn(self, measured: Mapping[int, int]) -> None:
         """Correct the factor for scratch memory. `measured`: a worker's private memory by the number of requests in a
@@ -42,7 +42,7 @@ class Activations:
             least, most = (self._peak(((BATCH, min(low * requests, high)),)) for requests in (few, many))
             computed = most - least
             if computed >= GROWTH_LEAST_BYTES:
-                self._scratch = max(1.0, (measured[many] - measured[few]) / computed)
+                self._scratch_factor = max(1.0, (measured[many] - measured[few]) / computed)
 
     def nbytes(self, shapes: Iterable[Sequence[int]]) -> int:
         """Return the estimate of the most bytes that a run over inputs of these shapes takes at once."""
@@ -61,7 +61,7 @@ class Activations:
 
     def _with_scratch(self, sizes: tuple[tuple[str, int], ...]) -> int:
         # No device has so much, and a float cannot hold the size of every shape.
-        return int(self._scratch * min(self._peak(sizes), _MOST_BYTES))
+        return int(self._scratch_factor * min(self._peak(sizes), _MOST_BYTES))
 
     def _peak_at(self, sizes: tuple[tuple[str, int], ...]) -> int:
         return peak_activation_bytes(self._program, dict(sizes))

@@ -52,7 +52,9 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
     """Return workers that serve a rate, each within the SLO, at a low cost, and the part of the rate that does
     not fit.
     """
-    return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, limits)
+    return low_cost_workers(
+        [point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, limits
+    )
 
 
 def overwinter(demand: Demand) -> Scaled:
@@ -60,7 +62,7 @@ def overwinter(demand: Demand) -> Scaled:
     return scale(_DEFAULT, demand)
 
 
-def cheapest(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
+def low_cost_workers(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
     """As `select`, for configurations that meet the SLO."""
     if not rate > 0:
         return Selection()
@@ -71,8 +73,8 @@ def cheapest(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -
     return min(selection, by_cores, key=lambda each: (each.unserved, _total(each.chosen, cost)))
 
 
-def _improved(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, limits: Limits) -> Selection:
-    ordered = by_ratio(points, weight)
+def _improved(points: Sequence[Point], rate: float, sort_cost: Cost, cost: Cost, limits: Limits) -> Selection:
+    ordered = by_ratio(points, sort_cost)
     plain = take(ordered, rate, limits)
     choices = (
         (_total(chosen, cost), place, chosen)
@@ -108,7 +110,7 @@ def _with_last_worker(ordered: Sequence[Point], rate: float, cost: Cost, limits:
 
 def _choose(demand: Demand, rate: float) -> Points:
     cost = memory_and_cores(demand)
-    added = cheapest(demand.points, rate, cost, limits_of(demand)).chosen
+    added = low_cost_workers(demand.points, rate, cost, limits_of(demand)).chosen
     most = REPLACE_AT * _total((*(worker.point for worker in demand.workers), *added), cost)
     if not demand.workers or min(map(cost, demand.points), default=0.0) > most:
         return added
@@ -155,7 +157,7 @@ def _fresh(demand: Demand) -> Selection:
     for worker in demand.workers:
         limits = limits.less(worker.point, -1)
     load = (demand.alpha + demand.beta) / 2
-    return cheapest(demand.points, expected(demand) / load, memory_and_cores(demand), limits)
+    return low_cost_workers(demand.points, expected(demand) / load, memory_and_cores(demand), limits)
 
 
 def _lacking(points: Points, demand: Demand) -> Points:

@@ -29,8 +29,8 @@ def mls(demand: Demand) -> Scaled:
 def efficiency(demand: Demand, point: Point) -> float:
     """Return eta of a configuration: its rate per core plus its rate per 10^9 MACs of rho·m."""
     nbytes = point.memory_bytes + demand.weight_bytes
-    weight = demand.macs * nbytes / (max(demand.weight_bytes, 1) * MACS_UNIT)
-    return ratio(point, point.cores) + (ratio(point, weight) if weight > 0 else 0.0)
+    rho_m = demand.macs * nbytes / (max(demand.weight_bytes, 1) * MACS_UNIT)
+    return ratio(point, point.cores) + (ratio(point, rho_m) if rho_m > 0 else 0.0)
 
 
 def _choose(demand: Demand, rate: float) -> Points:
