@@ -51,7 +51,7 @@ def test_both_ways_are_tried_once_the_workers_first():
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     assert [serve(world, 0.5) for _ in range(2)] == ["workers", "virtual:0"]
-    assert "was never measured" in world.state.functions["f@1"].estimates.text()
+    assert "never measured" in world.state.functions["f@1"].estimates.text()
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     for _ in range(3):

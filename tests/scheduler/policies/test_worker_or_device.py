@@ -42,4 +42,4 @@ def test_both_estimates_are_said():
         "workers 40.0 ms (30.0 until it runs); virtual:0 502.0 ms (500.0 until it runs)"
     )
     tried = Estimates(workers, Estimate("virtual:0", 0.5, None, may_try=True))
-    assert tried.text() == "virtual:0 was never measured; workers 40.0 ms (30.0 until it runs)"
+    assert tried.text() == "virtual:0: never measured; workers 40.0 ms (30.0 until it runs)"

@@ -1,7 +1,7 @@
 """Whether a request to a function with `device = "any"` goes to a worker or a device: where it is answered sooner.
 
-A part that was never measured is tried once, as soon as it could begin, the workers first. Until then it is assumed to
-run as long as the other.
+Workers or devices for which the program was never measured are tried once, as soon as a run could begin, the workers
+first. Until then a run there is assumed to take as long as on the other side.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ class Estimate(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The estimate in words."""
         if self.run_s is None:
-            return f"{self.place} was never measured"
+            return f"{self.place}: never measured"
         wait_ms, run_ms = 1e3 * self.wait_s, 1e3 * self.run_s
         return f"{self.place} {wait_ms + run_ms:.1f} ms ({wait_ms:.1f} until it runs)"
 
@@ -36,7 +36,7 @@ class Estimates(msgspec.Struct, frozen=True):
     devices: Estimate
 
     def text(self) -> str:
-        """The decision in words."""
+        """Both estimates in words, the chosen one first."""
         chosen = sooner(self)
         other = self.devices if chosen is self.workers else self.workers
         return f"{chosen.text()}; {other.text()}"
