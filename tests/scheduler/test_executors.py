@@ -152,7 +152,7 @@ def test_functions_that_shared_the_run_of_an_executor_that_died_have_not_failed(
     world.die(min(world.devices.executors))
     world.calm()
     assert {type(world.answers[each]) for each in waiting} == {Reply}
-    # As suspects they share no runs.
+    # While `is_suspect` holds for them, they share no runs.
     waiting = arrive_during_a_run(world, "f", "g")
     world.calm()
     assert of(world, RunOnDevice)[-1].functions == ()

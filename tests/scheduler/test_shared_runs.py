@@ -547,5 +547,5 @@ def test_as_many_are_counted_as_leave_the_first_in_time():
     cycle, function, [worker] = world.scheduler.cycle, world.state.functions["f@1"], world.state.workers.values()
     worker.point = function.latency.points[-1]
     for left in (0, 1, 3, 7, 11):
-        took_s = shared_runs.expected_s(cycle, function, worker, 1 + left)
+        took_s = shared_runs.expected_shared_run_s(cycle, function, worker, 1 + left)
         assert shared_runs.count_joining(cycle, function, [worker], 0.0, took_s + 1e-6) == left

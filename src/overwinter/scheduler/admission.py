@@ -166,7 +166,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     parts = shared_runs.take(cycle, function, send)
     if parts:
         begin_run(cycle, send.worker, parts)
-        shared_runs.watch_suspects(cycle, send.worker)
+        shared_runs.arm_for_overdue_suspects(cycle, send.worker)
     return True
 
 

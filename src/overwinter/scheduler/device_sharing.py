@@ -62,7 +62,7 @@ def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[
     count = min(function.spec.settings.max_batch, own + sum(len(each.queue) for each in others))
     left_s = cycle.state.requests[function.queue[0]].due - cycle.now
     in_time = (each for each in range(count, 0, -1) if seconds(_spread(own, each)) <= left_s)
-    return shared_runs.joined(cycle, function, next(in_time, count), seconds, others)
+    return shared_runs.take_shared_run(cycle, function, next(in_time, count), seconds, others)
 
 
 def _spread(own: int, count: int) -> list[int]:

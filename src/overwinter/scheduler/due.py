@@ -115,7 +115,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
             binding.until = None
     if shared_runs.is_stuck(cycle, worker):
         families.mark(cycle, worker.family)
-    shared_runs.watch_suspects(cycle, worker)
+    shared_runs.arm_for_overdue_suspects(cycle, worker)
     at = _must_end_at(cycle, worker)
     if now < at:
         if at < inf:

@@ -46,8 +46,8 @@ def is_suspect(function: Function) -> bool:
 
 
 def is_stuck(cycle: Cycle, worker: Worker) -> bool:
-    """Whether a worker will not be available soon: it has no free slot, and a run of a function that is suspected to
-    hang is overdue.
+    """Whether a worker will not be available soon: it has no free slot, and a run of a function for which `is_suspect`
+    holds is overdue.
     """
     for run in worker.runs.values():
         if run.overdue_at <= cycle.now and is_suspect(run.function):
@@ -55,21 +55,23 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
     return False
 
 
-def watch_suspects(cycle: Cycle, worker: Worker) -> None:
-    """Set the timer of a worker to the time when a run of a suspect is overdue: other functions stop waiting for it."""
+def arm_for_overdue_suspects(cycle: Cycle, worker: Worker) -> None:
+    """Set the timer of a worker to the time when a run of a function for which `is_suspect` holds is overdue: then
+    other functions stop waiting for it.
+    """
     for run in worker.runs.values():
         if is_suspect(run.function) and run.overdue_at > cycle.now:
             cycle.timers.arm(worker.id, run.overdue_at)
 
 
-def count_joining(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
+def count_joining(cycle: Cycle, function: Function, workers: Sequence[Worker], waited_s: float, slo_s: float) -> int:
     """Return how many requests of other functions count as waiting with the function's own: as many as could join a run
     of it in one of these workers without making its first request late. Each is assumed to be of a different function.
     """
-    others = _candidates_in(cycle, function, slots)
+    others = _candidates_in(cycle, function, workers)
     if not others:
         return 0
-    own, most, count = len(function.queue), max(worker.point.batch for worker in slots), 0
+    own, most, count = len(function.queue), max(worker.point.batch for worker in workers), 0
     if own >= most:
         return 0
     for other in others:
@@ -78,12 +80,12 @@ def count_joining(cycle: Cycle, function: Function, slots: Sequence[Worker], wai
             count = most - own
             break
     left_s = slo_s - waited_s
-    if count and left_s < inf and _soonest_s(cycle, function, slots, own, 0) <= left_s:
+    if count and left_s < inf and _shortest_run_s(cycle, function, workers, own, 0) <= left_s:
         # The time grows with each further request, so search for the largest number that fits.
         fit, more = 0, count + 1
         while more - fit > 1:
             middle = (fit + more) // 2
-            if _soonest_s(cycle, function, slots, own, middle) <= left_s:
+            if _shortest_run_s(cycle, function, workers, own, middle) <= left_s:
                 fit = middle
             else:
                 more = middle
@@ -91,18 +93,20 @@ def count_joining(cycle: Cycle, function: Function, slots: Sequence[Worker], wai
     return count
 
 
-def expected_s(cycle: Cycle, function: Function, worker: Worker, count: int) -> float:
+def expected_shared_run_s(cycle: Cycle, function: Function, worker: Worker, count: int) -> float:
     """Expected seconds of a shared run, with the function's own requests first; 0 if unknown."""
     own = min(count, len(function.queue))
     return shared_run_s(cycle.state, function, worker.point, [own, *[1] * (count - own)]) or 0.0
 
 
-def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: int, count: int) -> float:
-    return min(expected_s(cycle, function, worker, min(own + count, worker.point.batch)) for worker in slots)
+def _shortest_run_s(cycle: Cycle, function: Function, workers: Sequence[Worker], own: int, count: int) -> float:
+    return min(
+        expected_shared_run_s(cycle, function, worker, min(own + count, worker.point.batch)) for worker in workers
+    )
 
 
 def queue_changed(cycle: Cycle, function: Function) -> None:
-    """A request joined or left the function's queue: functions that wait for more requests check again."""
+    """A request entered or left the function's queue: functions that wait for more requests check again."""
     for other in _waiting(function) if cycle.policy.joins else ():
         if other.batch_at is not None:
             cycle.mark(other)
@@ -117,7 +121,7 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     others = list(_candidates_in(cycle, function, [send.worker]))
     if others:
         seconds = partial(_in_worker_s, cycle, function, send.worker.point)
-        parts = joined(cycle, function, send.count, seconds, others)
+        parts = take_shared_run(cycle, function, send.count, seconds, others)
     else:
         parts = _alone(cycle, function, send)
     queue_changed(cycle, function)
@@ -141,7 +145,7 @@ def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...
     return ids
 
 
-def joined(
+def take_shared_run(
     cycle: Cycle, function: Function, count: int, seconds: RunSeconds, others: Sequence[Function]
 ) -> tuple[Part, ...]:
     """Take the requests of a shared run, at most `count`, from the queues of the function and of these others."""

@@ -67,9 +67,9 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
 def _in_workers(cycle: Cycle, function: Function) -> Want | None:
     if function.queue:
-        slots = function.workers_with_slot()
-        if slots:
-            return call_policy(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
+        workers = function.workers_with_slot()
+        if workers:
+            return call_policy(cycle.state, function, Send(workers[0], 1), _next_step, cycle, function, workers)
     if not _may_wake(cycle, function):
         return None
     wants_bind = _wants_bind(function)
@@ -177,7 +177,7 @@ def _will_serve_family(worker: Worker) -> bool:
 
 def _is_unavailable(cycle: Cycle, worker: Worker) -> bool:
     """Whether a worker will not become available soon: it drains without a time limit, so its run may take long, as
-    other runs slow it down; or its runs are suspected to hang.
+    other runs slow it down; or `is_stuck` holds.
     """
     drains_without_limit = worker.drain is not None and worker.drain.until is None
     return drains_without_limit or shared_runs.is_stuck(cycle, worker)
@@ -188,28 +188,28 @@ def _cores_in_use(cycle: Cycle) -> int:
     return resources.reserved.taken if cycle.policy.reserves else resources.load.taken
 
 
-def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Step:
+def _next_step(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Step:
     slo_ms, latency, requests = function.spec.settings.slo_ms, function.family.latency, cycle.state.requests
     if slo_ms is None or (latency.run_s is None and not latency.points):
         return batching.at_once(
-            len(function.queue) + shared_runs.count_joining(cycle, function, slots, 0.0, inf), slots
+            len(function.queue) + shared_runs.count_joining(cycle, function, workers, 0.0, inf), workers
         )
     first = requests[function.queue[0]].arrived
     if len(function.queue) > 1:
         # A request with a priority may have arrived after those behind it.
-        next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
+        next_ones = islice(function.queue, max(worker.point.batch for worker in workers))
         first = min(requests[id_].arrived for id_ in next_ones)
     waited_s, slo_s = cycle.now - first, slo_ms / 1000
-    joined = shared_runs.count_joining(cycle, function, slots, waited_s, slo_s)
+    joined = shared_runs.count_joining(cycle, function, workers, waited_s, slo_s)
     waiting = batching.Waiting(
         count=len(function.queue) + joined,
         waited_s=waited_s,
         slo_s=slo_s,
         latency=(
-            partial(shared_runs.expected_s, cycle, function)
+            partial(shared_runs.expected_shared_run_s, cycle, function)
             if joined
             else lambda worker, count: latency.latency_s(worker.point, count) or 0.0
         ),
         keeps_up=keeps_up(cycle, function),
     )
-    return batching.checked(cycle.batching(waiting, slots), slots)
+    return batching.checked(cycle.batching(waiting, workers), workers)
