@@ -68,12 +68,13 @@ class Runner:
         run: Compiled | None = None,
         may_share: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> None:
-        """`outputs`: the declared outputs. `run` takes the place of the compiled program. Its function shares no runs
-        with other functions, unless `may_share` allows it: that gets the shapes of the inputs of a shared run.
+        """`outputs`: the outputs that the handler declares. `run` takes the place of the compiled program. With `run`,
+        the function shares no runs with other functions, unless `may_share`, called with the shapes of the shared run's
+        inputs, returns True.
         """
         self.may_share = may_share
         self.function = function
-        self._outputs = outputs
+        self._handler_outputs = outputs
         self.program = prepared.program
         self.prepared = prepared
         self._run = run or prepared.run
@@ -148,7 +149,8 @@ class Runner:
         for spec, tensor in zip(self.program.inputs, tensors, strict=True):
             if tensor.dim() != len(spec.shape):
                 raise CallerError(
-                    f"input {spec.name!r} of {self.function} has {tensor.dim()} sizes: {list(spec.shape)}"
+                    f"input {spec.name!r} of {self.function} has {tensor.dim()} dimensions; its shape must be "
+                    f"{list(spec.shape)}"
                 )
             for size, wanted in zip(tensor.shape, spec.shape, strict=True):
                 low, high = (wanted, wanted) if isinstance(wanted, int) else self.program.dimensions[wanted]
@@ -164,8 +166,8 @@ class Runner:
             return dict(outputs)
         with self._handling:
             values = self._handler.postprocess(outputs, request)
-        check_declared(values, self._outputs)
-        return {spec.name: values[spec.name] for spec in self._outputs} or values
+        check_handler_outputs(values, self._handler_outputs)
+        return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 
     def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
         """Run requests that fit together; if the batch fails, each separately, so that one cannot harm another."""
@@ -282,7 +284,7 @@ def _split_by_request(outputs: dict[str, torch.Tensor], requests: Sequence[list[
     return [{name: part[index] for name, part in parts.items()} for index in range(len(requests))]
 
 
-def check_declared(values: Mapping[str, Value], declared: tuple[TensorSpec, ...]) -> None:
+def check_handler_outputs(values: Mapping[str, Value], declared: tuple[TensorSpec, ...]) -> None:
     """Raise HandlerError unless a handler returned exactly what its OUTPUTS lists: names, datatypes, ranks, fixed
     sizes.
     """
