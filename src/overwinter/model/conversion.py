@@ -23,7 +23,7 @@ from overwinter.model.macs import macs
 from overwinter.model.nested import inline_nested
 from overwinter.model.operators import CHECKS, is_allowed
 from overwinter.model.program import MAX_TEXT, validate
-from overwinter.model.refusals import operator_remedy
+from overwinter.model.remedies import operator_remedy
 from overwinter.model.sizes import Sizes, symbolic_kind
 from overwinter.model.structure import (
     Argument,

@@ -20,7 +20,7 @@ from overwinter.model.checks import Condition, conditions_in, conditions_of, dis
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.graph import guard_calls
 from overwinter.model.liveness import peak_activation_bytes
-from overwinter.model.refusals import check_module, no_cache
+from overwinter.model.remedies import check_module, no_cache
 from overwinter.model.restoring import restored
 from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from overwinter.core.errors import ProgramError
 from overwinter.model.guards import guarded
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_allowed, is_symbolic
-from overwinter.model.refusals import operator_remedy
+from overwinter.model.remedies import operator_remedy
 
 MAX_LINE = 300
 """The most characters of a source line in a message."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from overwinter.core.errors import ProgramError
 from overwinter.model.graph import operator_name, source_line
 from overwinter.model.operators import FAIL_FOR_SOME_VALUES, MUTATING, VIEWS
-from overwinter.model.refusals import operator_remedy
+from overwinter.model.remedies import operator_remedy
 
 _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._functional_assert")
 

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import Arguments, SizeRanges
-from overwinter.model.refusals import failure_remedy, no_cache
+from overwinter.model.remedies import failure_remedy, no_cache
 from overwinter.model.restoring import restored
 
 CheckMessages = dict[sympy.Expr, str | None]

@@ -1,6 +1,7 @@
-"""The messages for models that a program cannot represent.
+"""The remedies for models that a program cannot represent, and what an export checks and changes before it.
 
-For the deployer's side only. Each message is one sentence: what is refused, the line that causes it, and the remedy.
+For the deployer's side only. Each message of a refusal is one sentence: what is refused, the line that causes it, and
+the remedy.
 """
 
 import re
@@ -31,7 +32,10 @@ _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"as_strided|empty|new_empty|resize|set_|_reshape_alias", _RAW_MEMORY),
     (r"_pack_padded|_pad_packed|(lstm|gru|rnn_tanh|rnn_relu)\.data", _PACKED),
     (r"_add_batch_dim|_remove_batch_dim|_vmap", "torch.vmap is not kept in an export; write the batch dimension out"),
-    (r"ctc_loss|segment_reduce|.*lu_solve|.*ldl_|.*_polynomial_", "PyTorch does not check its arguments enough"),
+    (
+        r"ctc_loss|segment_reduce|.*lu_solve|.*ldl_|.*_polynomial_",
+        "PyTorch does not check its arguments enough; use other operators",
+    ),
     (
         r"flex_attention",
         "use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation='sdpa'",
