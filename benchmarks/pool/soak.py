@@ -1,9 +1,9 @@
 """The soak of `benchmarks.soak`, with functions of the pool on devices that hold a part of them.
 
-Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped until the node gives them up.
-No function allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped
-executor may time out; an outcome that comes too long after the timeout counts as `after_timeout`. When the node is at
-rest, its executors are killed before what it holds is read, because idle executors stay.
+Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped for TIMEOUT_S. No function
+allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped executor may
+time out; an outcome that comes too long after the timeout counts as `after_timeout`. Before the resources of the idle
+node are read, its executors are killed, because idle executors stay.
 """
 
 import argparse
@@ -87,11 +87,11 @@ class PoolSoak(Soak):
         timer.start()
         return True
 
-    def rest(self) -> ResourcesHeld:
-        """Return what the node holds without executors."""
+    def idle_resources(self) -> ResourcesHeld:
+        """Return what the idle node holds without executors."""
         for pid in self.node.executor_pids():
             _signal(pid, signal.SIGKILL)
-        return super().rest()
+        return super().idle_resources()
 
 
 def _signal(pid: int, number: int) -> None:

@@ -107,8 +107,8 @@ class Soak:
         for member in self.members:
             self._change_with_retries(member, "remove")
 
-    def rest(self) -> ResourcesHeld:
-        """Return what the node holds, once two readings agree in descriptors, processes and files."""
+    def idle_resources(self) -> ResourcesHeld:
+        """Return what the idle node holds, once two readings agree in descriptors, processes and files."""
         before = at_rest(self.node)
         for _ in range(READ_MAX):
             found = at_rest(self.node)
@@ -219,7 +219,7 @@ def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str,
     for number in range(rounds + 1):
         began = time.monotonic()
         soak.round(seconds / (rounds + 1))
-        readings.append(soak.rest())
+        readings.append(soak.idle_resources())
         title = f"after round {number}" if number else "after the warm-up"
         print(row(title, readings[-1], time.monotonic() - began), flush=True)
     steps = JournalSteps(journal)
