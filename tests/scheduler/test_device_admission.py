@@ -153,7 +153,8 @@ def test_a_tenant_with_less_device_time_has_a_longer_time_slice():
     assert 0.8 < spent["short"] / spent["long"] < 1.25
 
 
-def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
+def world_after_a_long_run() -> World:
+    """Return a world with a device, a function of each of two tenants, and a run of the first that took 20 s."""
     world = World(devices=(device(),))
     for tenant in "tu":
         world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=300.0))
@@ -161,6 +162,11 @@ def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
     world.settle_processes()
     world.now += 20.0
     world.finish_on_device()
+    return world
+
+
+def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
+    world = world_after_a_long_run()
     pool, due = world.state.pool, world.state.pool.due["t"]
     assert due == pool.turn + 20.0
     world.send(Removed("t@1"))
@@ -179,13 +185,7 @@ def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
 
 
 def test_a_tenant_with_less_device_time_keeps_its_device_in_short_pauses():
-    world = World(devices=(device(),))
-    for tenant in "tu":
-        world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=300.0))
-    world.arrive("t")
-    world.settle_processes()
-    world.now += 20.0
-    world.finish_on_device()
+    world = world_after_a_long_run()
     answered(world, "u")
     [executor] = world.devices.executors.values()
     world.arrive("t")
