@@ -25,16 +25,19 @@ def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Seque
 
 
 def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
-    """Return when an executor has served its owner for a time slice; a kept device has no limit. The slice is longer if
-    the device's tenant has had less device time than this owner's: by what it is behind, but at most by what another
-    one may have had more.
+    """Return when an executor has served its owner for a time slice, or later: a kept device has no limit, and the
+    slice is longer if the device's tenant has had less device time than this owner's: by what it is behind, but at most
+    by what another one may have had more. Before the end of the slice, only this end is computed.
     """
     executor, start_s = device.executor, cycle.state.pool.start_s
     if executor is None or executor.ready_at is None or executor.stopping:
         return inf
+    ends = executor.ready_at + TIME_SLICE_STARTS * start_s
+    if ends > cycle.now:
+        # It is asked again then.
+        return ends
     if _is_kept(cycle, device, owner, fitting):
         return inf
-    ends = executor.ready_at + TIME_SLICE_STARTS * start_s
     latest = ends + TIME_SLICE_STARTS * start_s + cycle.config.drain_timeout_s
     return max(ends, min(latest, cycle.now + _behind_s(cycle, device, owner)))
 
