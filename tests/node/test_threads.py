@@ -28,13 +28,13 @@ STACK_BYTES = 1 << 46
 ENDS_WITHOUT = """
 import os, signal, sys, threading
 from overwinter.core.config import NodeConfig
-from overwinter.wiring import bind, run
+from overwinter.wiring import open_listener, run
 
 def end():
     threading.stack_size(int(sys.argv[2]))
     os.kill(os.getpid(), signal.SIGTERM)
 
-with bind("127.0.0.1", 0) as listener:
+with open_listener("127.0.0.1", 0) as listener:
     run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, lambda text, **_: print(text), end)
 """
 
@@ -42,7 +42,7 @@ ENDS_BADLY = """
 import asyncio, os, signal, sys
 from concurrent.futures import ThreadPoolExecutor
 from overwinter.core.config import NodeConfig
-from overwinter.wiring import bind, run
+from overwinter.wiring import open_listener, run
 
 class Unfinished(ThreadPoolExecutor):
     def shutdown(self, *_, **__):
@@ -52,7 +52,7 @@ def end():
     asyncio.get_running_loop().set_default_executor(Unfinished())
     os.kill(os.getpid(), signal.SIGTERM)
 
-with bind("127.0.0.1", 0) as listener:
+with open_listener("127.0.0.1", 0) as listener:
     run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, print, end)
 """
 
