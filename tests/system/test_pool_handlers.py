@@ -305,16 +305,15 @@ def calls(node: NodeProcess) -> int:
 
 
 FORGED = {
-    "another function": "['PoolCall', 1, 'several@1', 0, [['x', 'FP32', [1, 4], 16]], 65536]",
-    "another slot": "['PoolCall', 1, 'forger@1', 7, [['x', 'FP32', [1, 4], 16]], 65536]",
-    "a negative slot": "['PoolCall', 1, 'forger@1', -1, [['x', 'FP32', [1, 4], 16]], 65536]",
-    "another input": "['PoolCall', 1, 'forger@1', 0, [['z', 'FP32', [1, 4], 16]], 65536]",
-    "too little": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 8]], 65536]",
-    "more than the buffer": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1 << 20, 4], 16 << 20]], 65536]",
-    "a negative size": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], -16]], 65536]",
-    "a buffer that is not there": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]], 1 << 20]",
-    "two at once": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]], 65536]",
-    "after its run": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]], 65536]",
+    "another function": "['PoolCall', 1, 'several@1', 0, [['x', 'FP32', [1, 4], 16]]]",
+    "another slot": "['PoolCall', 1, 'forger@1', 7, [['x', 'FP32', [1, 4], 16]]]",
+    "a negative slot": "['PoolCall', 1, 'forger@1', -1, [['x', 'FP32', [1, 4], 16]]]",
+    "another input": "['PoolCall', 1, 'forger@1', 0, [['z', 'FP32', [1, 4], 16]]]",
+    "too little": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 8]]]",
+    "more than the buffer": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1 << 20, 4], 16 << 20]]]",
+    "a negative size": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], -16]]]",
+    "two at once": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]]]",
+    "after its run": "['PoolCall', 1, 'forger@1', 0, [['x', 'FP32', [1, 4], 16]]]",
 }
 
 

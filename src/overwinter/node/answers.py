@@ -39,8 +39,10 @@ Placed = Sequence[tuple[TensorMeta, int]]
 class AnswerCheck:
     """Checks a worker's answers against the declared outputs of its function."""
 
-    def __init__(self, outputs: Sequence[TensorSpec]) -> None:
+    def __init__(self, outputs: Sequence[TensorSpec], *, counted: bool = True) -> None:
+        """`counted` False: its answers may have any number of outputs, because nobody reads them."""
         self._outputs = outputs
+        self._counted = counted
 
     def outcomes_of(self, answer: Answer, known: Container[Failure] = ()) -> list[Placed | Failure]:
         """Return where each request's outputs are in the buffer, or its failure. `known`: the failures that the node
@@ -56,7 +58,7 @@ class AnswerCheck:
     def unpacked(self, packed: msgspec.Raw) -> Outputs | Failure:
         """Decode one outcome. Raises ValueError if it is malformed or does not have the declared number of tensors."""
         outcome: Outputs | Failure = decode_outcome(packed)
-        if isinstance(outcome, Outputs):
+        if self._counted and isinstance(outcome, Outputs):
             self._check_count(outcome.metas)
         return outcome
 

@@ -58,7 +58,7 @@ class WorkerProcess(ContainedProcess):
         self.recent_output: RecentOutput | None = None
         """The record of its output; None before it has a function."""
         self.bindings = Bindings()
-        self.answer_check = AnswerCheck(load.outputs)
+        self.answer_check = AnswerCheck(load.outputs, counted=not load.measured)
         self.trial_began = False
         """Whether it has reported the start of a trial."""
         self.has_handler = load.source_bytes is not None
