@@ -33,6 +33,12 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20)
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """Let a part of the tests without slow tests succeed when only slow tests run."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "slow":
+        session.exitstatus = pytest.ExitCode.OK
+
+
 @pytest.fixture
 def no_zygotes(monkeypatch):
     """Let nodes in this process start no zygote, which imports PyTorch, where no function runs."""
