@@ -40,7 +40,7 @@ GONE_S = 5.0
 """How long a close waits until killed processes have ended."""
 LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
-BYTES_OF_ONE = 2 << 10
+MESSAGE_BYTES_OF_ONE = 2 << 10
 """The bytes of a message that take about as long as a small message."""
 LAST_BYTES_MAX = 16 << 10
 """The size of the largest message that is read after the end of its process: many may end at the same time."""
@@ -204,7 +204,7 @@ class Forks:
         if process in self._unread:
             self._unread.discard(process)
             self._receive(process)
-            self._turns.spend(process.channel.received_bytes // BYTES_OF_ONE)
+            self._turns.spend(process.channel.received_bytes // MESSAGE_BYTES_OF_ONE)
 
     def _stop_listening(self, process: ContainedProcess) -> None:
         self._unread.discard(process)
