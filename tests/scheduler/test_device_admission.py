@@ -1,10 +1,14 @@
 """Which devices get an executor for whom, and which executors are replaced."""
 
+from math import inf
+
 import pytest
 
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor, StopWorker
 from overwinter.core.events import Cancelled, Removed
+from overwinter.scheduler import device_admission
 from overwinter.scheduler.device_order import behind_s
+from overwinter.scheduler.replacement import time_slice_ends
 from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
@@ -125,6 +129,34 @@ def test_the_only_device_of_a_tenant_is_not_taken_for_a_function_whose_tenant_ha
     assert {name for name, tenant in started(world) if tenant == "v"} == {"virtual:0"}
     assert {name for name, tenant in started(world) if tenant == "t"} == {"virtual:1"}
     assert {run.function for run in of(world, RunOnDevice)} == {"victim@1", *(f"f{number}@1" for number in range(4))}
+
+
+@pytest.mark.parametrize(("isolation", "drained", "tries"), [("tenant", 1, 1), ("function", 4, 5)])
+def test_the_length_of_a_step_does_not_grow_with_the_functions_of_a_tenant(isolation, drained, tries, monkeypatch):
+    devices, functions = 4, 100
+    world = world_of(devices, (), device_isolation=isolation, drain_timeout_s=300.0)
+    for number in range(devices):
+        world.deploy(pooled(f"holder{number}", 1000, tenant="holder", timeout_s=1000.0))
+        world.arrive(f"holder{number}")
+    world.settle_processes()
+    for number in range(functions):
+        # A smaller one each time.
+        world.deploy(pooled(f"f{number}", 900 - number, tenant="t", timeout_s=1000.0))
+    compared: list[str] = []
+
+    def counted(cycle, device, owner, fitting):
+        compared.append(device.config.name)
+        return time_slice_ends(cycle, device, owner, fitting)
+
+    monkeypatch.setattr(device_admission, "time_slice_ends", counted)
+    world.now += 100.0
+    for number in range(functions):
+        compared.clear()
+        world.arrive(f"f{number}")
+        world.settle_processes()
+        assert len(compared) == devices * min(tries, number + 1)
+    limited = [each for each in world.state.pool.devices.values() if each.operation.drain_until < inf]
+    assert len(limited) == drained
 
 
 def test_a_tenant_with_less_device_time_has_a_longer_time_slice():

@@ -11,10 +11,12 @@ replaced only if
   the only one of another tenant that used it lately: this tenant's next request would wait for a time slice.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
+from overwinter.core.ids import DeviceId, TenantId
 from overwinter.scheduler import (
     counterpart,
     device_order,
@@ -258,12 +260,17 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     largest_bytes: dict[DeviceOwner | None, int] = {}
     for each in cycle.state.pool.devices.values():
         largest_bytes[each.owner] = max(each.config.memory_bytes, largest_bytes.get(each.owner, 0))
+    sizes = sorted({each.config.memory_bytes for each in cycle.state.pool.devices.values()})
     draining: dict[DeviceOwner, Device] = {}
-    tried: dict[DeviceOwner, int] = {}
+    # What did not help a function does not help another one of its tenant that fits on the same devices.
+    failed: set[tuple[TenantId | None, int, DeviceId | None, Collection[DeviceId]]] = set()
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), pool_record(function)
-        suits_all = pooled.home is None and not pooled.unplaced
-        if suits_all and not largest_bytes.get(owner, 0) < pooled.nbytes < tried.get(owner, inf):
+        if pooled.nbytes <= largest_bytes.get(owner, 0) and pooled.home is None and not pooled.unplaced:
+            continue
+        unplaced = frozenset(name for name, is_final in pooled.unplaced.items() if is_final)
+        fit = owner[0], bisect_left(sizes, pooled.nbytes), pooled.home, unplaced
+        if fit in failed:
             continue
         devices = list(swaps.fitting(cycle, function))
         if any(each.expected_owner(cycle.now) == owner for each in devices):
@@ -275,18 +282,16 @@ def _replace_for_unserved(cycle: Cycle) -> None:
         if _replace_or_wait(cycle, candidates, owner, devices):
             cycle.state.pool.waiting.end_turn(function)
             continue
-        if owner not in draining:
-            _drain_for_unserved(cycle, devices, function, draining)
-        if suits_all:
-            # What did not help this function does not help a larger one either.
-            tried[owner] = pooled.nbytes
+        if owner in draining or not _drain_for_unserved(cycle, devices, function, draining):
+            failed.add(fit)
 
 
 def _drain_for_unserved(
     cycle: Cycle, devices: Sequence[Device], function: Function, draining: dict[DeviceOwner, Device]
-) -> None:
+) -> bool:
     """One of these devices whose time slice is over gets a limit for its run. When that has passed, the device is taken
-    for the function's owner. `draining`: those for which other owners wait; the chosen one is added.
+    for the function's owner. `draining`: those for which other owners wait; the chosen one is added. False: there is no
+    such device.
     """
     owner = owner_of(cycle, function)
     over_at = {each.config.name: time_slice_ends(cycle, each, owner, devices) for each in devices}
@@ -300,11 +305,12 @@ def _drain_for_unserved(
             executors.end_drain(cycle, device, is_needed=True)
             device.next_owner = owner
             cycle.state.pool.waiting.end_turn(function)
-            return
+            return True
         draining[owner] = device
         ends = min(ends, operation.drain_until)
     if ends < inf:
         cycle.timers.arm("devices", ends)
+    return bool(runs)
 
 
 def _replace_or_wait(cycle: Cycle, idle: Sequence[Device], owner: DeviceOwner, fitting: Sequence[Device]) -> bool:

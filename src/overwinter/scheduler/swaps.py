@@ -35,11 +35,9 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 
 def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Yield the devices with enough memory for the function on which its blocks can probably be placed."""
-    unplaced = pool_record(function).unplaced
-    for device in large_enough(cycle, function):
-        if not unplaced.get(device.config.name):
-            yield device
+    """Return the devices with enough memory for the function on which its blocks can probably be placed."""
+    unplaced, devices = pool_record(function).unplaced, large_enough(cycle, function)
+    return (each for each in devices if not unplaced.get(each.config.name)) if unplaced else devices
 
 
 def run_s(cycle: Cycle, function: Function, count: int) -> float:
