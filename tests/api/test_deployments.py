@@ -266,7 +266,7 @@ def test_a_manifest_that_is_none(http: httpx.Client, kind: str, body: bytes, sta
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
 
 
-@pytest.mark.parametrize("key", ["inputs", "outputs", "settings", "agreement", "samples"])
+@pytest.mark.parametrize("key", ["inputs", "outputs", "settings", "agreement", "handler", "samples"])
 @pytest.mark.parametrize("repeated", [False, True])
 def test_thousands_of_names_are_refused_before_they_are_decoded(
     monkeypatch: pytest.MonkeyPatch, key: str, repeated: bool

@@ -58,6 +58,10 @@ DESCRIPTION_BYTES_MAX = 64 << 10
 a MiB takes the event loop 12 ms. The size is checked before decoding, because decoding checks the pattern of every
 name, even in a list that is too long.
 """
+HANDLER_BYTES_MAX = 256 << 10
+"""The most bytes of the names and addresses of a handler's files, more than a thousand. With 16,000 files, the check of
+their names keeps all other threads waiting for 60 ms.
+"""
 SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
 """The most bytes of all samples as JSON, where their bytes are base64."""
 
@@ -257,6 +261,7 @@ def _decode_bounded(text: bytes) -> Manifest:
         raise CallerError(f"the manifest is not valid: {error}") from None
     for parts, most, advice in (
         (("inputs", "outputs", "settings", "agreement"), DESCRIPTION_BYTES_MAX, "fewer tensors, or shorter names"),
+        (("handler",), HANDLER_BYTES_MAX, "fewer assets, or shorter names"),
         (("samples",), SAMPLES_BYTES_MAX, "fewer samples, or smaller ones"),
     ):
         nbytes = sum(memoryview(getattr(outline, part)).nbytes for part in parts)
