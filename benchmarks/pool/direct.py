@@ -25,9 +25,9 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.zygote_process import ZygoteSettings
+from overwinter.server import zygote_environment
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
-from overwinter.wiring import zygote_environment
 
 
 class TimedAnswer(NamedTuple):

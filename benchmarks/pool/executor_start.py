@@ -20,7 +20,7 @@ from benchmarks.families import Family
 from benchmarks.pool.direct import DirectProcesses, direct_processes
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import DeviceId, FunctionId
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from overwinter.server import ZYGOTE_ENVIRONMENT
 
 MODELS = ("mobilenet-v2", "resnet50", "minilm", "bert-base")
 DEVICE = DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=512 << 20)

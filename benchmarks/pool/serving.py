@@ -19,7 +19,7 @@ from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.ids import DeviceId
 from overwinter.core.policies import Policy
-from overwinter.wiring import open_listener, run
+from overwinter.server import open_listener, run
 
 LINK_BYTES_PER_S, LINK_LATENCY_S = 1e9, 1e-4
 """The links, so slow that a transfer takes about as long as a run on one core, as in `benchmarks.swap`."""

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig
 from overwinter.node.node import Node
-from overwinter.running import running
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from overwinter.server import ZYGOTE_ENVIRONMENT
 
 from .log_lines import LogLines
 

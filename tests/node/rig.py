@@ -24,9 +24,9 @@ from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerProcess
 from overwinter.node.zygote_process import ZygoteSettings
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.channel import close_all
 from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.nodes import parents_of_all
 from overwinter.api.deployer import package
+from overwinter.bootstrap import running
 from overwinter.core.actions import ForkAhead, Prepare, StopWorker
 from overwinter.core.call import Call
 from overwinter.core.config import NodeConfig, SchedulerConfig
@@ -25,10 +26,9 @@ from overwinter.node.overuse import OveruseCheck
 from overwinter.node.process_identity import wait_until_ended
 from overwinter.node.threads import Threads
 from overwinter.node.zygote_process import ZygoteProcess
-from overwinter.running import running
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.repository import Repository
 from overwinter.telemetry.statistics import Statistics
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 from .log_lines import LogLines
 from .rig import Function, Rig, Same, until

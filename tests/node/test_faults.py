@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError, StoreError, WorkerError
 from overwinter.node import upkeep, verifying
@@ -13,10 +14,9 @@ from overwinter.node.core_shares import CoreShares
 from overwinter.node.faults import Faults, contain
 from overwinter.node.footprints import Footprints
 from overwinter.node.overuse import OveruseCheck
-from overwinter.running import running
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.log_lines import LogLines
 from tests.node.rig import until
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from overwinter.api.arrays import to_tensor
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig
 from overwinter.core.ids import SHARED, Address
 from overwinter.node import kept_blocks
 from overwinter.node.calls import Call
 from overwinter.node.kept_blocks import KeptBlocks, deleted_files
-from overwinter.running import running
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.host import HostStore
 from overwinter.store.repository import Repository
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 from .log_lines import LogLines
 from .rig import Function, until

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from overwinter.api.deployer import package
+from overwinter.bootstrap import running
 from overwinter.core.call import Call
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import OverwinterError, QuarantineError
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node.quarantine import Quarantine
-from overwinter.running import running
 from overwinter.scheduler.ledger import LedgerError
 from overwinter.scheduler.policies import queueing
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.repository import Repository
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.log_lines import LogLines
 
 ONE = torch.ones(1)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from overwinter.api.deployer import package
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import MachineError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.model.export import export
 from overwinter.node.threads import SharedThreads, Threads
-from overwinter.running import running
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.repository import Repository
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.log_lines import LogLines
 from tests.node.rig import Same, until
 
@@ -28,7 +28,7 @@ STACK_BYTES = 1 << 46
 ENDS_WITHOUT = """
 import os, signal, sys, threading
 from overwinter.core.config import NodeConfig
-from overwinter.wiring import open_listener, run
+from overwinter.server import open_listener, run
 
 def end():
     threading.stack_size(int(sys.argv[2]))
@@ -42,7 +42,7 @@ ENDS_BADLY = """
 import asyncio, os, signal, sys
 from concurrent.futures import ThreadPoolExecutor
 from overwinter.core.config import NodeConfig
-from overwinter.wiring import open_listener, run
+from overwinter.server import open_listener, run
 
 class Unfinished(ThreadPoolExecutor):
     def shutdown(self, *_, **__):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from overwinter.server import ZYGOTE_ENVIRONMENT
 
 COUNTS = """
 import torch

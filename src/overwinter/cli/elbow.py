@@ -34,8 +34,8 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
     from overwinter.device.swap import elbow as elbow_of
     from overwinter.profiling.links import SIZES, link_times
     from overwinter.profiling.machine import fingerprint
+    from overwinter.server import GPU_ENVIRONMENT
     from overwinter.store.elbows import Elbow, put_elbow
-    from overwinter.wiring import GPU_ENVIRONMENT
 
     if device_kind == "cuda":
         try:

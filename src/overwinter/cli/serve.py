@@ -152,7 +152,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 @as_json
 def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
-    from overwinter.wiring import open_listener, run
+    from overwinter.server import open_listener, run
 
     with logging_to_stderr(log_format):
         config = _checked_config(values, insecure, log_format)

@@ -1,4 +1,4 @@
-"""Runs a node together with its API, until a signal stops it or the node fails. `running.py` constructs the node."""
+"""Runs a node together with its API, until a signal stops it or the node fails. `bootstrap.py` constructs the node."""
 
 import asyncio
 import gc
@@ -18,6 +18,7 @@ from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.api.draining import Drain
 from overwinter.api.sites import Sites
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig
 from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
@@ -25,7 +26,6 @@ from overwinter.node.kernel_time_slice import shorten_kernel_time_slice
 from overwinter.node.log import Log
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
-from overwinter.running import running
 from overwinter.store.tokens import TokenFile
 
 ZYGOTE_ENVIRONMENT = {

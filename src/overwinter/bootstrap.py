@@ -1,4 +1,4 @@
-"""Starts and stops a node: each part in the order of its dependencies."""
+"""Constructs a node, starts its parts in the order of their dependencies, and stops them in the opposite order."""
 
 import asyncio
 import fcntl

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overwinter import wiring
+from overwinter import server
 from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
 
@@ -40,11 +40,11 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
         async def running(*_: object) -> AsyncIterator[FakeNode]:
             yield node
 
-        monkeypatch.setattr(wiring, "running", running)
-        monkeypatch.setattr(wiring, "Drain", Heard)
-        listener = wiring.open_listener("127.0.0.1", 0)
+        monkeypatch.setattr(server, "running", running)
+        monkeypatch.setattr(server, "Drain", Heard)
+        listener = server.open_listener("127.0.0.1", 0)
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
-        serving = asyncio.create_task(wiring.serve_node(config, listener, LogLines(), print))
+        serving = asyncio.create_task(server.serve_node(config, listener, LogLines(), print))
         _, writer = await asyncio.open_connection(*listener.getsockname())
         # The rest of the request never comes.
         writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.node import limits, upkeep
 from overwinter.node.pressure import total_bytes
-from overwinter.running import running
+from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.hosts import HostStores
-from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.log_lines import LogLines
 from tests.node.rig import until
 
