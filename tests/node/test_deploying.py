@@ -10,8 +10,8 @@ from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, NotFoundError, StoreError
+from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
-from overwinter.node.deploys import RUN_TENSORS_MAX
 from overwinter.node.runs import Runs
 from tests.node.rig import Same, until
 
@@ -60,8 +60,8 @@ def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(
             await node.deploy(batched(RUN_TENSORS_MAX // 2 + 1))
         sizes = sum(len(spec.shape) for spec in (*manifest.inputs, *manifest.outputs))
         with monkeypatch.context() as patch:
-            patch.setattr("overwinter.node.deploys.RUN_SIZES_MAX", 100 * sizes)
-            with pytest.raises(CallerError, match=f"{sizes} sizes in the shapes .* max_batch to 100"):
+            patch.setattr("overwinter.core.tensor.RUN_SIZES_MAX", 100 * sizes)
+            with pytest.raises(CallerError, match=f"{sizes} sizes in their shapes.* max_batch to 100"):
                 await node.deploy(batched(101))
         await node.deploy(batched(RUN_TENSORS_MAX // 2))
         await node.remove(manifest.name, None)

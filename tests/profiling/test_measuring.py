@@ -10,9 +10,10 @@ import torch
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import WorkerId
 from overwinter.core.profile import Configuration
-from overwinter.core.tensor import TensorSpec
+from overwinter.core.tensor import RUN_TENSORS_MAX, TensorSpec
 from overwinter.model.program import decode_program
 from overwinter.node import clock
+from overwinter.node.functions import DeployedFunction
 from overwinter.profiling.measuring import DisturbedError, MeasuredWorker, batch_limit
 from tests.node.rig import Function, Rig, until
 
@@ -30,6 +31,13 @@ class Grows(torch.nn.Module):
     def forward(self, x):
         wide = [x.repeat(1, (MIB // 16)) + float(number) for number in range(self.copies)]
         return {"y": torch.stack(wide).sum(dim=(0, 2)) + self.weight[:1]}
+
+
+class Doubles(torch.nn.Module):
+    """A model without weights."""
+
+    def forward(self, x):
+        return {"y": x + x}
 
 
 class Long(torch.nn.Module):
@@ -152,22 +160,42 @@ def test_a_long_run_is_given_up_when_a_request_comes(rig):
 def test_programs_whose_requests_cannot_be_joined_have_no_batches():
     joined = Function(Grows(1), {"x": torch.zeros(2, 4)})
     program = decode_program(joined.files[joined.deployed.manifest.program.address])
-    assert batch_limit(program) > 1
+    assert batch_limit(program) == program.dimensions["batch"][1]
+    unlimited = msgspec.structs.replace(program, dimensions={"batch": (1, 1 << 40)})
+    assert batch_limit(unlimited) == RUN_TENSORS_MAX // 2, "an input and an output"
     [output] = program.outputs
     apart = msgspec.structs.replace(program, outputs=(TensorSpec(output.name, output.datatype, (3,)),))
     assert batch_limit(apart) == 1
 
 
-def test_inputs_that_no_buffer_can_hold_are_not_measured(rig):
+def test_inputs_beyond_the_memory_of_a_function_are_not_measured(rig):
+    function = Function(Doubles(), {"x": torch.zeros(2, MIB)}, memory_mib=256)
+
+    async def measure(batch):
+        # A request has 4 MiB.
+        worker = measured(rig, function, Configuration(1, batch, 2))
+        await worker.start(function.open())
+        try:
+            await worker.waves(0.0, never)
+        finally:
+            await worker.end()
+
+    with pytest.raises(WorkerError, match="memory of f@1"):
+        rig.run(measure(33))
+    assert rig.processes.worker_pids() == {}
+
+
+def test_inputs_that_no_buffer_can_hold_are_not_measured(rig, monkeypatch):
+    monkeypatch.setattr(DeployedFunction, "memory_bytes", 1 << 62)
     function = Function(Grows(1), {"x": torch.zeros(2, 4)})
 
     async def measure():
         worker = measured(rig, function, Configuration(1, 1, 1))
         [meta] = worker._metas
-        worker._metas = (msgspec.structs.replace(meta, nbytes=1 << 64),)
+        worker._metas = (msgspec.structs.replace(meta, nbytes=1 << 61),)
         await worker.start(function.open())
         try:
-            with pytest.raises(WorkerError, match=f"cannot be made to hold {1 << 64} bytes"):
+            with pytest.raises(WorkerError, match=f"cannot be made to hold {1 << 61} bytes"):
                 await worker.waves(0.0, never)
         finally:
             await worker.end()

@@ -22,6 +22,10 @@ TENSORS_MAX = 1024
 """The most inputs, and the most outputs, of a function or a pipeline."""
 NAME_MAX = 256
 """The most characters in the name of a tensor or of a dynamic size."""
+RUN_TENSORS_MAX = 4096
+"""The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
+RUN_SIZES_MAX = 16_384
+"""The most sizes in the shapes of these."""
 ELEMENTS_MAX = 65_536
 """The most elements of a BYTES tensor that a function returns."""
 ELEMENTS_OF_STEP = 1024
@@ -56,6 +60,14 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
 
 
 TensorMetas = Annotated[tuple[TensorMeta, ...], Meta(max_length=TENSORS_MAX)]
+
+
+def requests_of_run_max(specs: Sequence[TensorSpec]) -> int:
+    """Return the most requests with these inputs and outputs that a run may have; at least 1."""
+    sizes = sum(len(spec.shape) for spec in specs)
+    return max(1, min(RUN_TENSORS_MAX // max(1, len(specs)), RUN_SIZES_MAX // max(1, sizes)))
+
+
 """The tensors of one request in a message. More of them are refused before any is decoded."""
 
 

@@ -18,6 +18,7 @@ from overwinter.core.errors import (
 from overwinter.core.events import Deployed, Removed
 from overwinter.core.ids import FunctionName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
+from overwinter.core.tensor import requests_of_run_max
 from overwinter.core.versions import default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
@@ -35,10 +36,6 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
-RUN_TENSORS_MAX = 4096
-"""The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
-RUN_SIZES_MAX = 16_384
-"""The most sizes in the shapes of these."""
 
 
 class Deploys:
@@ -263,16 +260,12 @@ class Deploys:
 def _check_run(manifest: Manifest) -> None:
     """Raise CallerError if a run of the function might have too many tensors."""
     specs, batch = [*manifest.inputs, *manifest.outputs], manifest.settings.max_batch
-    sizes = sum(len(spec.shape) for spec in specs)
-    for what, count, most in (
-        ("inputs and outputs", len(specs), RUN_TENSORS_MAX),
-        ("sizes in the shapes of its inputs and outputs", sizes, RUN_SIZES_MAX),
-    ):
-        if batch > 1 and count * batch > most:
-            raise CallerError(
-                f"{manifest.name!r} has {count} {what}, so a run of max_batch {batch} has up to {count * batch}; at "
-                f"most {most}: lower max_batch to {max(1, most // count)}"
-            )
+    if batch > (most := requests_of_run_max(specs)):
+        sizes = sum(len(spec.shape) for spec in specs)
+        raise CallerError(
+            f"{manifest.name!r} has {len(specs)} inputs and outputs with {sizes} sizes in their shapes, too many for a "
+            f"run of {batch} requests: lower max_batch to {most}"
+        )
 
 
 def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:

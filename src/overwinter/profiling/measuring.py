@@ -13,9 +13,10 @@ from typing import Any
 
 from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import WorkerError
+from overwinter.core.function import SETTINGS_BOUNDS
 from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Configuration
-from overwinter.core.tensor import TensorMeta
+from overwinter.core.tensor import TensorMeta, requests_of_run_max
 from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
 from overwinter.node.functions import DeployedFunction, mapped_bytes
@@ -48,7 +49,10 @@ def least_rows(program: Program) -> int:
 
 def batch_limit(program: Program) -> int:
     """Return the most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
-    return 1 if program.unjoinable else max(1, program.dimensions[BATCH][1] // least_rows(program))
+    if program.unjoinable:
+        return 1
+    accepted, allowed = program.dimensions[BATCH][1] // least_rows(program), int(SETTINGS_BOUNDS["max_batch"].most)
+    return max(1, min(accepted, allowed, requests_of_run_max((*program.inputs, *program.outputs))))
 
 
 class MeasuredWorker:
@@ -142,22 +146,27 @@ class MeasuredWorker:
                 await asyncio.wait_for(self._gone.wait(), GONE_S)
 
     async def _wave(self, disturbed: Callable[[], bool]) -> list[float]:
-        process = self._worker()
+        process, configuration = self._worker(), self._configuration
+        *_, nbytes = offsets(self._metas * configuration.batch)
+        if nbytes * configuration.concurrency > self._function.memory_bytes:
+            raise WorkerError(
+                f"{configuration.concurrency} runs of {configuration.batch} requests have inputs of {nbytes} bytes "
+                f"each, which exceeds the memory of {self._function.id}: measure smaller batches, or raise memory_mib"
+            )
         self._expect()
         self._took = []
-        for _ in range(self._configuration.concurrency):
-            self._begin(process)
+        for _ in range(configuration.concurrency):
+            self._begin(process, nbytes)
         await self._receive(disturbed)
         self._last = self._now()
         return self._took
 
-    def _begin(self, process: WorkerProcess) -> None:
+    def _begin(self, process: WorkerProcess, nbytes: int) -> None:
         self._runs += 1
         run = RunId(self._runs)
         batch = self._configuration.batch
         slot = process.begin(run, (NO_REQUEST,) * batch, (process.function,) * batch)
         buffer = process.slots[slot].inputs
-        *_, nbytes = offsets(self._metas * batch)
         try:
             buffer.grow(nbytes)
         except OSError as error:
