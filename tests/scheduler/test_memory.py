@@ -120,6 +120,22 @@ def test_who_needs_room_does_not_wait_for_the_greedy_of_others(removed):
     assert isinstance(world.answers[mine], Reply)
 
 
+def test_who_needs_room_does_not_wait_for_the_starts_of_others():
+    world = node()
+    world.deploy(spec("greedy", tenant="u", profile=PROFILE))
+    request = world.arrive("greedy")
+    world.load_blocks()
+    [greedy] = world.starting
+    assert measured(world, greedy=990) == []
+    world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
+    mine = world.arrive("honest")
+    actions = world.load_blocks()
+    assert [each.worker for each in actions if isinstance(each, StopWorker)] == [greedy]
+    assert world.answers[request].error == "NoSpaceError"
+    world.settle()
+    assert isinstance(world.answers[mine], Reply)
+
+
 def test_a_tenant_waits_for_what_is_its_own():
     world = node()
     woken(world, "mine")

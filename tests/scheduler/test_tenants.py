@@ -36,12 +36,17 @@ def workers_of(world: World, tenant: str) -> int:
 
 
 def finish(world: World, name: str) -> None:
-    """Complete the runs of one function, but not those of the sleepers."""
+    """Complete the runs of one function, but not those of the sleepers, and all starts and binds."""
+    finish_runs(world, name)
+    world.settle_processes()
+
+
+def finish_runs(world: World, name: str) -> None:
+    """Complete the runs of one function."""
     workers = world.state.workers
     for run in [run for run in world.running.values() if workers[run.worker].function == f"{name}@1"]:
         world.running = {run.run: run} | world.running
         world.finish()
-    world.settle_processes()
 
 
 def answered(world: World, name: str) -> Reply | None:
@@ -91,6 +96,51 @@ def test_who_comes_late_gets_what_another_has_beyond_its_share():
     assert [each.worker for each in world.log if isinstance(each, StopWorker)] == killed
     results = [each for each in world.answers.values() if not isinstance(each, Reply)]
     assert [(each.error, "another tenant" in each.message) for each in results] == [("OverloadedError", True)]
+
+
+@pytest.mark.parametrize("hangs_in", ["start", "bind"])
+def test_a_start_or_bind_that_hangs_is_ended_for_another_tenant(hangs_in):
+    world = World(workers_max=2, start_timeout_s=500.0)
+    for name in ("a0", "a1"):
+        world.deploy(spec(name, blobs=((name, 1),), tenant="a", family=name, timeout_s=DAY_S))
+        other = name.replace("a", "other")
+        world.deploy(spec(other, blobs=((other, 1),), tenant="a", family=name, timeout_s=DAY_S))
+        waiting = world.arrive(name)
+        world.load_blocks()
+        if hangs_in == "bind":
+            world.ready()
+            world.finish()
+            waiting = world.arrive(other)
+            world.load_blocks()
+    assert len(world.binding) == (2 if hangs_in == "bind" else 0)
+    well(world)
+    request = world.arrive("b")
+    world.load_blocks()
+    began = world.now
+    while not world.stopping:
+        world.ring()
+    assert began < world.now <= began + GRACE_S + 1.0
+    [killed] = world.stopping
+    world.die(killed)
+    [started] = [worker for worker, name in world.starting.items() if name == "b@1"]
+    world.starting = {started: "b@1"} | world.starting
+    world.ready()
+    finish_runs(world, "b")
+    assert isinstance(world.answers[request], Reply)
+    # The other one continues, because no further tenant waits.
+    assert not world.stopping
+    assert waiting not in world.answers
+
+
+def test_a_start_is_not_ended_while_its_tenant_alone_waits_for_places():
+    world = World(workers_max=1, start_timeout_s=500.0)
+    for name in ("a0", "a1"):
+        world.deploy(spec(name, blobs=((name, 1),), tenant="a", timeout_s=DAY_S))
+        world.arrive(name)
+        world.load_blocks()
+    while not world.stopping:
+        world.ring()
+    assert world.now >= 500.0
 
 
 def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():

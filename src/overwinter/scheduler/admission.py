@@ -28,10 +28,10 @@ from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.counterpart import leave_calls, move_if_unusable
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.functions import give_up
+from overwinter.scheduler.functions import fail, give_up
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import never_fits, never_runs
-from overwinter.scheduler.operations import begin_run, begin_start, drain
+from overwinter.scheduler.operations import begin_run, begin_start, drain, stop
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import points_to_start
@@ -358,10 +358,22 @@ def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     if victim.worker.is_idle:
         idle.evict(cycle, victim.worker)
         return True
+    if victim.worker.start is not None:
+        _kill_start(cycle, victim.worker, victim.worker.start.function)
+        return True
     other = victim.worker.tenant != function.spec.tenant
     until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
     drain(cycle, victim.worker, "its time slice is over, and others wait for its place", until)
     return True
+
+
+def _kill_start(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Kill a worker whose start takes too long while another tenant waits for its place."""
+    limit_s = cycle.config.drain_timeout_s
+    why = f"a worker of {function.spec.id} was not ready after {limit_s:g} s, and another tenant needed its place"
+    stop(cycle, worker, kill=True)
+    if not function.removed:
+        fail(cycle, function, "OverloadedError", why)
 
 
 # Bytes of a host store

@@ -53,6 +53,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     bound = {spec.id: Binding(function)}
     worker = Worker(id_, spec.id, function.family, spec.tenant, point, now, bound, start=operation)
     state.workers[id_] = function.workers[id_] = function.family.workers[id_] = worker
+    state.tenants[spec.tenant].starting[id_] = worker
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
     hold_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
@@ -77,6 +78,7 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
     """End the start of a worker that is ready, stopped or dead."""
     if worker.start is not None:
         worker.start = None
+        del cycle.state.tenants[worker.tenant].starting[worker.id]
         end(cycle, start_owner(worker.id))
 
 

@@ -24,6 +24,8 @@ class Tenant(msgspec.Struct):
     """Its idle workers for which no request waits, the one spare longest first."""
     draining: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its workers that drain without a time limit."""
+    starting: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
+    """Its workers that start, the one that began first comes first."""
     time_slice_ends: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
     """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)

@@ -4,9 +4,9 @@ For a place for a worker: the least valuable idle worker (idle.py); otherwise a 
 gets no more work. Tenants share by max-min fairness: a share is the largest of a tenant's parts of the workers, of
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
-within the drain timeout. A worker's time slice lasts as long as ten wakes, so that replacing workers costs a small
-share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of
-shares.
+within the drain timeout, and so must its start. A worker's time slice lasts as long as ten wakes, so that replacing
+workers costs a small share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any
+tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
@@ -141,7 +141,7 @@ def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
 
 def may_be_stopped_for(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
     """Whether a worker may be stopped for what a function wants."""
-    return worker.is_ready and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
+    return not worker.stopping and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
 
 
 def _by_share(cycle: Cycle) -> list[Tenant]:
@@ -166,20 +166,25 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
     """Return the worker of a tenant whose time slice ends first, and when.
 
     `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
-    drains without a time limit.
+    drains without a time limit, or one whose start lasts longer than the drain timeout.
     """
-    if not own and tenant.draining:
-        return next(iter(tenant.draining.values())), cycle.now
+    draining = () if own else (each for each in tenant.draining.values() if each.start is None)
+    if (leaving := next(iter(draining), None)) is not None:
+        return leaving, cycle.now
     ends, workers = tenant.time_slice_ends, cycle.state.workers
     while ends and ((worker := workers.get(ends[0][1])) is None or not worker.is_serving):
         heappop(ends)
     first = [(at, worker) for at, id_ in ends[:TIME_SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
     # A worker of another tenant that waits for a batch or a core is not taken.
-    candidates = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
+    candidates = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs or worker.binds)]
     at, found = min(candidates, key=lambda each: each[0], default=(inf, None))
-    if found is None or own:
+    if own:
         return found, at
-    return found, min(at, found.ready_at + cycle.config.drain_timeout_s)
+    at = inf if found is None else min(at, found.ready_at + cycle.config.drain_timeout_s)
+    starting = next(iter(tenant.starting.values()), None)
+    if starting is None or at < (start_until := starting.since + cycle.config.drain_timeout_s):
+        return found, at
+    return starting, start_until
 
 
 def _is_at_maximum(cycle: Cycle, function: Function, wanted: Claim) -> bool:
