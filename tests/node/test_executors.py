@@ -519,6 +519,25 @@ def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(ri
     rig.run(scene())
 
 
+def test_the_outputs_of_a_run_are_bounded_and_requests_beyond_fail(rig, pool, monkeypatch):
+    monkeypatch.setattr(executors, "OUTPUTS_BYTES", 2 << 18)
+    function = Function(Scaled(), {"x": torch.zeros(2, 1 << 16)})
+    pool.deploy(function)
+    one = {"x": torch.ones(1, 1 << 16)}
+
+    async def scene():
+        executor = await pool.start()
+        ended = await pool.run(executor, function, one, one, one, one)
+        refused = pool.last[2:]
+        assert [failure.request for failure in ended.failures] == refused
+        assert all("max_batch" in failure.message for failure in ended.failures)
+        process = pool.effects.executors._executors[executor]
+        assert os.fstat(process.slots[0].outputs.fd).st_size == 2 << 18
+        assert (await pool.run(executor, function, one, one)).failures == ()
+
+    rig.run(scene())
+
+
 def test_the_error_of_an_operator_reaches_its_request(rig, pool):
     function = Function(Lookup(), {"x": torch.zeros(2, dtype=torch.int64)})
     pool.deploy(function)

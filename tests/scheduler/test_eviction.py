@@ -268,6 +268,29 @@ def test_a_tenant_s_own_store_shares_with_no_other_tenant():
     assert [action for action in world.log if isinstance(action, Drop)] == [Drop(("base",), "red")]
 
 
+@pytest.mark.parametrize("tenant", ["t", "other"])
+def test_blocks_in_use_by_a_run_that_hangs_become_free_for_another_tenant(tenant):
+    world = World(host_bytes=20, drain_timeout_s=30.0)
+    for name in ("long", "more"):
+        world.deploy(spec(name, blobs=((name, 10),), family="f", timeout_s=86_400.0, has_handler=True))
+        world.arrive(name)
+        world.settle_processes()
+    world.deploy(spec("waits", blobs=(("w", 10),), tenant=tenant, timeout_s=500.0))
+    request = world.arrive("waits")
+    while request not in world.answers:
+        world.settle_processes()
+        if any("waits@1" in world.whose(run) for run in world.running.values()):
+            world.running = dict(reversed(world.running.items()))
+            world.finish()
+        else:
+            world.ring()
+    if tenant == "t":
+        assert world.answers[request].error == "DeadlineError"
+    else:
+        assert isinstance(world.answers[request], Reply)
+        assert world.now < 60.0
+
+
 def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_ended():
     world = World(host_bytes=10)
     for name in "fg":

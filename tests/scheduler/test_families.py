@@ -170,6 +170,24 @@ def test_a_member_that_runs_is_unbound_when_its_run_has_ended_or_refused_at_the_
         assert not world.stopping
 
 
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_a_run_of_a_removed_member_that_hangs_ends_with_its_worker_and_those_of_siblings_are_tried_again(event):
+    world = family("f", "g", config={"drain_timeout_s": 2.0}, concurrency=2, timeout_s=1000.0)
+    hung = world.arrive("g")
+    world.load_blocks()
+    world.bind()
+    asked_at = world.now
+    world.send(event("g@1"))
+    other = world.arrive("f")
+    while not world.stopping:
+        world.ring()
+    assert isinstance(world.answers[hung], Refuse)
+    assert world.now == asked_at + 4.0
+    world.die(1)
+    world.settle()
+    assert isinstance(world.answers[other], Reply)
+
+
 def test_a_workers_death_costs_each_request_one_retry_whoevers_it_is():
     world = family("f", "g", concurrency=2)
     world.arrive("g")

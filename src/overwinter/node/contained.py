@@ -15,7 +15,7 @@ from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Outputs
 from overwinter.node.packed_answers import PackedAnswer, Received
 from overwinter.node.process_identity import kill
-from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
+from overwinter.worker.buffer import FILE_BYTES, KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker
 
@@ -55,9 +55,11 @@ class ContainedProcess:
         slots: int,
         files: ProcessFiles,
         keep: Callable[[str], None],
+        outputs_bytes: int = FILE_BYTES,
     ) -> None:
         """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `keep` gets its
-        output. Raises OSError when the system has no descriptors left.
+        output. `outputs_bytes`: the most that the outputs of a run may have. Raises OSError when the system has no
+        descriptors left.
         """
         self._files = files
         self.worker = worker
@@ -98,7 +100,10 @@ class ContainedProcess:
         self._free = list(range(slots))
         with ExitStack() as undo:
             self.slots = [
-                Slot(_buffer(f"overwinter-in-{worker}", undo), _buffer(f"overwinter-out-{worker}", undo))
+                Slot(
+                    _buffer(f"overwinter-in-{worker}", FILE_BYTES, undo),
+                    _buffer(f"overwinter-out-{worker}", outputs_bytes, undo),
+                )
                 for _ in range(slots)
             ]
             self.output = files.outputs.open(what, tenant, keep)
@@ -268,8 +273,8 @@ def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
         buffer.put(at, tensor.data)
 
 
-def _buffer(name: str, undo: ExitStack) -> SharedBuffer:
+def _buffer(name: str, nbytes: int, undo: ExitStack) -> SharedBuffer:
     """Create a buffer, which is closed if creating another one of the process fails."""
-    buffer = SharedBuffer.make(name)
+    buffer = SharedBuffer.make(name, nbytes)
     undo.callback(buffer.close)
     return buffer

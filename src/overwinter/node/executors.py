@@ -16,6 +16,7 @@ from overwinter.core.errors import StoreError
 from overwinter.core.events import Event, PreparedOnDevice, WorkerExited, WorkerReady
 from overwinter.core.ids import Address, DeviceId, FunctionId, StoreName, WorkerId
 from overwinter.core.profile import Profile
+from overwinter.core.tensor import ANSWER_BYTES_MAX
 from overwinter.node.answers import AnswerCheck, reportable
 from overwinter.node.bindings import Bindings
 from overwinter.node.contained import ContainedProcess, PendingRun, ProcessFiles
@@ -55,6 +56,8 @@ OTHER_BYTES = 1 << 30
 """The private memory of an executor besides its device and what runs compute: programs, stacks, and freed memory that
 the heap cannot use again (up to 190 MiB, benchmarks.activations).
 """
+OUTPUTS_BYTES = 4 * ANSWER_BYTES_MAX
+"""The most bytes of the outputs of a run: the memory of executors is not measured."""
 MAPPED_MAX = 32_000
 """The most blocks that an executor has mapped. By default a process may have about twice as many mappings."""
 
@@ -65,7 +68,7 @@ class ExecutorProcess(ContainedProcess):
     def __init__(self, action: StartExecutor, files: ProcessFiles) -> None:
         """Raises OSError when the system has no descriptors left."""
         what = f"executor of {action.device}"
-        super().__init__(action.executor, action.tenant, what, 1, files, lambda text: None)
+        super().__init__(action.executor, action.tenant, what, 1, files, lambda text: None, OUTPUTS_BYTES)
         self.device = action.device
         self.bindings = Bindings()
         self.used: dict[FunctionId, None] = {}

@@ -8,7 +8,7 @@ from math import inf
 from typing import get_args
 
 from overwinter.core.actions import StopWorker
-from overwinter.core.ids import FunctionId, WorkerId
+from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, device_order, executors, families, functions, homes, shared_runs, worker_exits
 from overwinter.scheduler.admission import start_workers
@@ -111,8 +111,11 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
         return
     for binding in worker.bound.values():
         if binding.draining and binding.until is not None and binding.until <= now:
-            _refuse_runs(cycle, worker, binding.function)
-            binding.until = None
+            if not _refuse_runs(cycle, worker, binding.function):
+                # Only the end of the worker ends a run that hangs. Those of other functions are tried again.
+                stop(cycle, worker, kill=True)
+                return
+            binding.until = Seconds(now + cycle.config.drain_timeout_s)
     if shared_runs.is_stuck(cycle, worker):
         families.mark(cycle, worker.family)
     shared_runs.arm_for_overdue_suspects(cycle, worker)
@@ -171,8 +174,8 @@ def _overran(cycle: Cycle, worker: Worker) -> None:
     stop(cycle, worker, kill=True)
 
 
-def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Refuse the runs of a function that is draining in a worker."""
+def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
+    """Refuse the runs of a function that is draining in a worker; return whether any request was still open."""
     config, id_ = cycle.config, function.spec.id
     if function.removed:
         error, why = "NotFoundError", f"function {id_} was removed"
@@ -180,11 +183,14 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
         error, why = why_unloaded(function)
     else:
         error, why = "OverloadedError", f"the worker of function {id_} was needed by another tenant"
+    still_open = False
     for run in worker.runs.values():
         for request in run.of(function):
             if request in cycle.state.requests:
+                still_open = True
                 message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
                 refuse(cycle, request, error, message, config.retry_after_min_s)
+    return still_open
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:

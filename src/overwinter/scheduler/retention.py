@@ -8,12 +8,12 @@ last one: while there are several, their number follows the rate, once the funct
 from math import inf
 
 from overwinter.core.ids import Seconds
-from overwinter.scheduler import families, homes, idle, victims
+from overwinter.scheduler import families, homes, idle, residency, victims
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
 from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import stop
+from overwinter.scheduler.operations import drain, stop
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
@@ -178,20 +178,36 @@ def release_blocks(cycle: Cycle, nbytes: int) -> int:
     return before - host_bytes(cycle)
 
 
-def drain_for_bytes(cycle: Cycle) -> None:
-    """Drain a function in use, so that its bytes become free for waiting functions. Only one drains at a time."""
-    state = cycle.state
-    if state.releasing is not None:
-        return
-    function, at = victims.next_in_use(cycle)
+def drain_for_bytes(cycle: Cycle, waiting: Function) -> None:
+    """Drain a function in use, so that its bytes become free for a waiting one; if that is of another tenant, within
+    the drain timeout. Only one drains at a time.
+    """
+    state, why = cycle.state, "its time slice is over, and others wait for its bytes"
+    function = None if state.releasing is None else state.functions[state.releasing]
     if function is None:
-        if at < inf:
-            cycle.timers.arm("bytes", at)
-        return
-    state.releasing = function.spec.id
+        function, at = victims.next_in_use(cycle)
+        if function is None:
+            if at < inf:
+                cycle.timers.arm("bytes", at)
+            return
+        state.releasing = function.spec.id
+        for worker in list(function.workers.values()):
+            stop_using(cycle, worker, function, why)
+        cycle.mark(function)
+    if function.spec.tenant != waiting.spec.tenant:
+        _limit_drain(cycle, function, why)
+
+
+def _limit_drain(cycle: Cycle, function: Function, why: str) -> None:
+    """End the operations of a draining function, with their workers, after the drain timeout."""
+    until = Seconds(cycle.now + cycle.config.drain_timeout_s)
     for worker in list(function.workers.values()):
-        stop_using(cycle, worker, function, "its time slice is over, and others wait for its bytes")
-    cycle.mark(function)
+        if worker.start is not None:
+            stop(cycle, worker, kill=True)
+        elif not worker.stopping and (worker.drain is None or worker.drain.until is None):
+            drain(cycle, worker, why, until)
+    if function.pool is not None:
+        residency.drain_runs(cycle, function)
 
 
 def _release(cycle: Cycle, function: Function) -> None:

@@ -45,6 +45,9 @@ def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer
         except OverwinterError as error:
             packed.append(Failure(type(error).__name__, str(error)))
             continue
+        except OSError as error:
+            packed.append(Failure("HandlerError", f"the outputs of its run are too large: {error}; lower max_batch"))
+            continue
         filled += nbytes
         packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
     return Answer(run, tuple(packed))
