@@ -37,6 +37,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.registry import Registry
 from overwinter.node.telemetry import Telemetry
+from overwinter.node.thread_shares import ThreadShares
 from overwinter.node.threads import Threads, default_count
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.upkeep import TMPFS_SHARE, UnneededBlocks, watch_host_capacity
@@ -150,6 +151,7 @@ def _periodic_tasks(parts: Parts, host_bytes: int | None, kill_users: KillUsers)
         parts.unneeded.run(faults),
         verifier.run(faults),
         KeptBlocks(parts.processes, parts.hosts.root, parts.log).run(faults),
+        ThreadShares(parts.processes, parts.processes.zygotes.groups, parts.log).run(faults),
     ]
 
 

@@ -75,6 +75,21 @@ def test_forked_processes_are_in_a_group_that_is_removed_with_the_node(parents):
     assert not any(place.exists() for place in [*groups, *left])
 
 
+def test_the_threads_of_all_groups_are_counted(parents):
+    with closing(Rig()) as rig:
+        groups = rig.processes.zygotes.groups
+        before, most = groups.threads()
+
+        async def scene():
+            worker = await rig.start_worker(Function(Same(), X))
+            await until(lambda: groups.threads()[0] > before)
+            groups.demote(worker.pid)
+            assert groups.threads()[0] > before
+
+        rig.run(scene())
+        assert 2 <= before < most
+
+
 def test_the_session_of_the_workers_has_a_lower_weight():
     with closing(Rig()) as rig:
         session = Path(f"/proc/{rig.processes.zygotes.base.pid}/autogroup")

@@ -162,6 +162,24 @@ def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
     assert isinstance(world.answers.get(request), Reply)
 
 
+def test_a_worker_whose_function_is_loaded_again_is_not_kept_while_another_tenant_waits():
+    world = World(workers_max=2)
+    sleepers(world, 2)
+    began = world.now
+    world.send(UnloadAsked("a0@1"))
+    well(world)
+    request = world.arrive("b")
+    world.settle_processes()
+    world.now += GRACE_S - 1.0
+    world.send(LoadAsked("a0@1"))
+    while not world.stopping:
+        world.ring()
+    assert world.now <= began + GRACE_S
+    world.settle_processes()
+    finish(world, "b")
+    assert isinstance(world.answers[request], Reply)
+
+
 def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
     world = World(workers_max=4)
     for name in ("a1", "a2", "a3"):

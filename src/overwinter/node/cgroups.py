@@ -166,6 +166,17 @@ class Groups:
         """The tenants with a lower weight."""
         return frozenset(self._lowered)
 
+    # Threads
+
+    def threads(self) -> tuple[int, int | None]:
+        """Return the threads of all processes of the node's groups, and how many they may have; None: no bound."""
+        parent = self._parents.get("pids")
+        if parent is None:
+            return 0, None
+        own = parent / self.name
+        places = {own, *(place for place in self._demoted if (place / "pids.current").exists())}
+        return sum(number_in(place / "pids.current") or 0 for place in places), number_in(own / "pids.max")
+
     # Demoted processes
 
     @property

@@ -1,0 +1,91 @@
+"""Keeps threads free for the workers of all tenants.
+
+All processes of the node's control groups together may have a bounded number of threads (`cgroups.py`), and no tenant
+could wake a function if the sleeping threads of others used all of them. So when most are in use, workers are ended:
+each time the one with the most threads of the tenant with the most.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.cgroups import Groups
+from overwinter.node.faults import Faults
+from overwinter.node.log import Log
+from overwinter.node.log_throttle import LogThrottle
+from overwinter.node.processes import Processes
+from overwinter.node.threads import Threads
+
+CHECK_INTERVAL_S = 0.25
+FULL, ENOUGH = 0.75, 0.5
+"""Workers are ended when this share of the threads is in use, until the second share is."""
+USUAL = 64
+"""A worker with as many threads is not ended."""
+
+
+class ThreadShares:
+    """Counts threads, and ends workers that have too many. Used on the event loop's thread only."""
+
+    def __init__(self, processes: Processes, groups: Groups, log: Log) -> None:
+        self._processes = processes
+        self._groups = groups
+        self._reader = Threads(1, "threads of workers")
+        self._throttle = LogThrottle(log)
+
+    async def run(self, faults: Faults) -> None:
+        """Check periodically, without end."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            with faults.contained("threads of workers"):
+                await self.check()
+
+    async def check(self) -> None:
+        """End workers if most threads are in use."""
+        taken, most = self._groups.threads()
+        if most is None or taken <= FULL * most:
+            return
+        pids = {each.worker: each.pid for each in self._processes.workers() if each.pid is not None and not each.over}
+        counts = await asyncio.get_running_loop().run_in_executor(self._reader, partial(_counts, pids))
+        tenants = {each.worker: each.family.tenant for each in self._processes.workers() if each.worker in counts}
+        for worker in to_end(counts, tenants.get, taken - int(ENOUGH * most)):
+            self._end(worker, counts[worker], most)
+
+    def _end(self, worker: WorkerId, count: int, most: int) -> None:
+        process = self._processes.process(worker)
+        if process is None or process.over or process.dismissed:
+            return
+        reason = f"it had {count} threads, and all workers together may have {most}"
+        message = f"worker {worker} of {process.function} is stopped: {reason}"
+        self._throttle.log(process.family.tenant, message)
+        self._processes.forks.give_up(process, reason)
+
+
+def to_end(
+    counts: Mapping[WorkerId, int], tenant_of: Callable[[WorkerId], TenantId | None], excess: int
+) -> list[WorkerId]:
+    """Return the workers to end so that `excess` threads become free. `counts`: the threads of each worker."""
+    left, found = {worker: count for worker, count in counts.items() if count > USUAL}, []
+    together: Counter[TenantId | None] = Counter()
+    for worker, count in counts.items():
+        together[tenant_of(worker)] += count
+    while left and excess > 0:
+        worker = max(left, key=lambda each: (together[tenant_of(each)], left[each], each))
+        count = left.pop(worker)
+        found.append(worker)
+        together[tenant_of(worker)] -= count
+        excess -= count
+    return found
+
+
+def _counts(pids: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
+    """Return the number of threads of each process that has not ended. Reads /proc."""
+    found = {}
+    for worker, pid in pids.items():
+        with suppress(OSError, ValueError, IndexError):
+            # The name of the process, in brackets, may contain anything; the threads are the 18th field behind it.
+            found[worker] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[17])
+    return found
