@@ -2,7 +2,7 @@
 
 `python -m benchmarks.torpor --traces DIR` simulates the paper's node (scenarios/torpor.toml: 4 devices of 32 GB, the
 latencies of its tables 3 and 4, the recorded rates) with the node's own scheduler. A function complies if 98 % of its
-requests are answered within its deadline, from arrival to answer. Each table says which figure it stands for and what
+requests are answered within its SLO, from arrival to answer. Each table says which figure it stands for and what
 the paper has there. `torpor` is the paper's policies, `overwinter` this project's; all others replace one or more of
 the paper's. Nothing depends on the machine that runs the benchmark.
 """

@@ -16,9 +16,9 @@ from benchmarks.torpor.setting import (
     native,
     only,
     sharing_bases,
-    with_deadlines,
     with_functions,
     with_policy,
+    with_slos,
 )
 from overwinter.core.policies import Policy
 from overwinter.simulation.models import MIB
@@ -29,7 +29,7 @@ LIGHT = "densenet-201"
 HEAVY_MEMORY_SHARE = 0.6
 """Of all models, Bert-qa's part in figure 12."""
 HEAVINESS_SCALE = 0.5
-DEADLINES_MS = (60, 70, 80)
+SLOS_MS = (60, 70, 80)
 NODES = 6
 CLUSTER = ("torpor", "simple-swap", "non-swap", "overwinter")
 CLUSTER_SLO_MS = 150, 250
@@ -120,7 +120,7 @@ def figure_12(node: Scenario, sizes: Sizes, traces: Path) -> Result:
 
 def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Simulate six nodes side by side: functions are divided equally, and each node has its own part of the trace."""
-    node = with_deadlines(node, *CLUSTER_SLO_MS)
+    node = with_slos(node, *CLUSTER_SLO_MS)
     keys = [(name, count, place) for name in (*CLUSTER, "native") for count in sizes.cluster for place in range(NODES)]
     made = []
     for name, count, place in keys:
@@ -128,9 +128,7 @@ def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> Result:
         part = with_functions(seeded(node, place), own[place], sum(own[:place]))
         made.append(native(part, infless=False) if name == "native" else with_policy(part, ABLATIONS[name]))
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
-    print(
-        f"\nFigure 14: {NODES} nodes side by side, deadlines of 150 and 250 ms: the share of functions that comply, and"
-    )
+    print(f"\nFigure 14: {NODES} nodes side by side, SLOs of 150 and 250 ms: the share of functions that comply, and")
     print("the variance of the load of a node's devices with the most functions. The paper: with 1000 functions only")
     print("Torpor complies; Native has memory for 500")
     print(f"  {'':16}" + "".join(f"{count:>8}" for count in sizes.cluster) + f"{'variance':>10}")
@@ -142,19 +140,17 @@ def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> Result:
 
 
 def figure_16(node: Scenario, sizes: Sizes, traces: Path) -> Result:
-    """Vary the deadlines of one model under FIFO and under the SLO-aware order."""
+    """Vary the SLO of one model under FIFO and under the SLO-aware order."""
     names = ("torpor", "torpor-fifo", "overwinter")
-    keys = [(name, deadline) for name in names for deadline in DEADLINES_MS]
+    keys = [(name, slo_ms) for name in names for slo_ms in SLOS_MS]
     same = only(node, {"resnet-152": sizes.same})
-    made = [with_policy(with_deadlines(same, deadline, deadline), ABLATIONS[name]) for name, deadline in keys]
+    made = [with_policy(with_slos(same, slo_ms, slo_ms), ABLATIONS[name]) for name, slo_ms in keys]
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
-    print(
-        f"\nFigure 16: {sizes.same} functions of ResNet-152: the share that complies, by the deadline in ms. The paper:"
-    )
+    print(f"\nFigure 16: {sizes.same} functions of ResNet-152: the share that complies, by the SLO in ms. The paper:")
     print("the SLO-aware order is better than FIFO with each")
-    print(f"  {'':16}" + "".join(f"{deadline:>8}" for deadline in DEADLINES_MS))
+    print(f"  {'':16}" + "".join(f"{slo_ms:>8}" for slo_ms in SLOS_MS))
     for name in names:
-        print(f"  {name:16}" + "".join(f"{found[name, each].ratio:8.1%}" for each in DEADLINES_MS), flush=True)
+        print(f"  {name:16}" + "".join(f"{found[name, each].ratio:8.1%}" for each in SLOS_MS), flush=True)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Simulates a node of Torpor's evaluation, and says which functions comply with their SLO."""
+"""Simulates a node of Torpor's evaluation, and counts the functions that comply with their SLO."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,9 @@ from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.world import World
 
 COMPLIANT = 0.98
-"""A function complies if this share of its requests is answered within its deadline: the tail latency of section 7."""
+"""A function complies if this share of its requests is answered within its SLO: the 98th percentile, as in section 7 of
+Torpor's paper.
+"""
 
 
 class Tail(msgspec.Struct, frozen=True):

@@ -91,7 +91,7 @@ def _placed(model: FunctionModel, variants: int, row: int, scale: float = 1.0) -
     return msgspec.structs.replace(model, variants=variants, workload=workload)
 
 
-def with_deadlines(scenario: Scenario, vision_ms: float, bert_ms: float) -> Scenario:
+def with_slos(scenario: Scenario, vision_ms: float, bert_ms: float) -> Scenario:
     """Return the scenario with other SLOs."""
     functions = tuple(
         msgspec.structs.replace(
