@@ -31,7 +31,7 @@ STARTS = 5
 IDLE_S = 1.5
 KINDS = {"bare": (0, ""), "1": (1, "binary"), "16": (16, "binary"), "json": (1, "json")}
 TITLES = {"bare": "bare PyTorch loop", "1": "1 client", "16": "16 clients", "json": "1 client, JSON"}
-OTHERS = """Others on such a machine with an MLP of 0.15 ms, JSON (from earlier measurements, not repeated here):
+OTHER_SERVERS = """Other servers, measured earlier on two cores with an MLP whose bare loop took 0.15 ms, JSON:
 LitServe 1.44 ms p50 with 1 client, 1117/s with 16, 436 MB, ready in 4.1 s; BentoML 1.56 ms, 512/s, 367 MB, 3.4 s;
 MLServer 1.67 ms, 1176/s, 439 MB, 4.4 s; Ray Serve 6.71 ms, 270/s, 947 MB, 6.7 s."""
 
@@ -162,7 +162,7 @@ def main() -> None:
                 results[model] = measure_model(node, model, options.seconds, Path(root), token)
                 report_model(model, results[model])
         ready_s, held = measure_node(options.models[-1], Path(root), tokens=options.tokens)
-    print(f"\n{OTHERS}")
+    print(f"\n{OTHER_SERVERS}")
     series = results[options.models[-1]]
     bare = series["bare"]
     figures: dict[str, Any] = {

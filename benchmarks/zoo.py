@@ -1,4 +1,5 @@
-"""The models that the papers serve, by name: architectures with seeded random weights, full size or small.
+"""Models that AsyFunc, Tetris and Torpor serve, and a few others, by name: architectures with seeded random weights,
+full size or small.
 
 `build("resnet50")` has the sizes of the papers' tables. `build("resnet50", small=True)` has the same layers in the same
 order, but fewer channels and units, for tests. No weights are downloaded. `python -m benchmarks.zoo` prints the table.
@@ -35,7 +36,7 @@ class Model(NamedTuple):
     example_inputs: Inputs
     """A batch of 2, by the names of the arguments of `module.forward`."""
     dynamic: Dynamic
-    """The dynamic dimensions and their names: a "batch" of 1 to 64, a "sequence" of 1 to 512."""
+    """The dynamic dimensions and their names, "batch" and "sequence"; the export sets their bounds."""
 
 
 class Recipe(NamedTuple):
@@ -81,7 +82,8 @@ def randomise_constants(module: nn.Module) -> None:
 
 
 def scale_outputs(module: nn.Module, example_inputs: Inputs) -> None:
-    """Scale, in place, every trained convolution so that its output for the example has a deviation of about one.
+    """Scale, in place, every trainable convolution so that its output for the example has a standard deviation of about
+    one.
 
     Otherwise a signal vanishes or explodes in many random layers, and an answer that ignores its input checks nothing.
     The factors are powers of two, so that they do not depend on the last bits, which vary with the number of threads.
