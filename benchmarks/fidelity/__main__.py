@@ -2,8 +2,8 @@
 
 Architectures from `transformers` configurations and plain PyTorch, with small random weights, each through one real
 node: deployed over HTTP, called at several sizes and by many clients at once, and compared with eager PyTorch. The last
-ones are drawn by the seed from the list of all model types of `transformers`. Each is examined in a process forked for
-it, which bounds the memory and what one model can disturb.
+ones are drawn by the seed from the model types of `transformers` that the others lack. Each is examined in a process
+forked for it, which bounds the memory and what one model can disturb.
 """
 
 import argparse

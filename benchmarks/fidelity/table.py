@@ -9,12 +9,12 @@ from benchmarks.fidelity.judge import BOUNDS, VERDICTS, Finding
 
 HEAD = """# Answers of a node compared with eager PyTorch
 
-`python -m benchmarks.fidelity --seed {seed} --table docs/fidelity.md` wrote this file. Each architecture has small
-random weights, with no norm or bias left at 0 or 1. All run on one real node, over HTTP. Each is deployed with dynamic
-sizes, and called at batches of 1, 2 and 3; other dynamic sizes are 1, 2, 3 and another value. The answers are compared
-with the author's module in eager PyTorch; those of a `.pt2` file with the module in that file, which itself refuses
-some sizes. If a deploy with another dynamic size than the batch is refused, the model is deployed again with only the
-batch dynamic.
+`python -m benchmarks.fidelity --seed {seed} --table docs/fidelity.md` wrote this file. Each architecture is built
+with small sizes where its configuration allows them, and with random weights; no norm or bias is left at 0 or 1. All
+run on one real node, over HTTP. Each is deployed with dynamic sizes, and called at batches of 1, 2 and 3; other dynamic
+sizes are 1, 2, 3 and another value. The answers are compared with the author's module in eager PyTorch; those of a
+`.pt2` file with the module in that file, which itself refuses some sizes. If a deploy with another dynamic size than
+the batch is refused, the model is deployed again with only the batch dynamic.
 
 * **equal**: every answer equals that of eager PyTorch, bit for bit. **within**: every answer is within {bounds}
   of the largest magnitude.
@@ -24,7 +24,8 @@ batch dynamic.
 * **compared at**: the sizes at which both answered; `-` if no answer was compared.
 * **shared runs**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its
   own input alone: the largest difference, and the number of runs that the node needed for these requests.
-* **drawn**: the model type was selected at random, by the seed, from all those of `transformers`.
+  If a deploy with `max_batch={max_batch}` is refused, the column says so, and the verdict does not change.
+* **drawn**: the model type was selected at random, by the seed, from those of `transformers` that no other row has.
 
 PyTorch's fused kernel for `nn.TransformerEncoder` returns zeros at padded positions. The unfused layers, and therefore
 a program, return other values there. Where eager PyTorch uses the fused kernel, padded positions are not compared.
@@ -91,7 +92,9 @@ def compared(row: Row) -> str:
 
 
 def difference(findings: Sequence[Finding]) -> str:
-    """Return the largest of the differences."""
+    """Return the largest of the differences; `-` if no answer was compared."""
+    if not any(finding.compared for finding in findings):
+        return "-"
     largest = max(finding.difference for finding in findings)
     return "0" if largest == 0 else f"{largest:.1e}"
 
