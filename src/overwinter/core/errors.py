@@ -11,14 +11,14 @@ OverwinterError
     RateError           429 with Retry-After
   AuthorError           the function author's: 400 on deploy
     ProgramError        a model or program that cannot be exported, validated or run
-    HandlerError        raised by preprocess or postprocess, or an answer other than declared: 500
+    HandlerError        the handler failed, or an answer other than declared: 500 (400 on deploy)
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
       QuarantineError   503: the scheduler failed on the function
     DeadlineError       504
     NoSpaceError        507
     StoreError          500: a damaged block, a disk that fails
-    WorkerError         500: a worker died or sent an impossible answer
+    WorkerError         500: a worker or a device failed, or the node could not complete the operation
 """
 
 from typing import ClassVar
@@ -59,7 +59,7 @@ class ForbiddenError(CallerError):
 
 
 class NotFoundError(CallerError):
-    """No such function, version or block."""
+    """The request names something that does not exist: a function, a version, a pipeline, a profile or a token."""
 
     status = 404
 
@@ -83,7 +83,7 @@ class MediaError(CallerError):
 
 
 class RateError(CallerError):
-    """The tenant exceeds its quota of requests: try again after `retry_after_s`."""
+    """The tenant exceeds its quota of requests: try again after the time in `Retry-After`."""
 
     status = 429
 
@@ -109,7 +109,7 @@ class MachineError(OverwinterError):
 
 
 class OverloadedError(MachineError):
-    """A limit is reached for now: try again after `retry_after_s`."""
+    """A limit is reached for now: try again after the time in `Retry-After`."""
 
     status = 503
 
@@ -125,7 +125,7 @@ class DeadlineError(MachineError):
 
 
 class NoSpaceError(MachineError):
-    """A disk, a tmpfs or a budget is full."""
+    """A disk, a host store, a device or a quota has no room."""
 
     status = 507
 
@@ -135,7 +135,7 @@ class StoreError(MachineError):
 
 
 class WorkerError(MachineError):
-    """A worker process died, could not start, or sent an impossible answer."""
+    """A worker or a device failed, or the node could not complete the operation: its code failed, or it is stopping."""
 
 
 def error_named(name: str) -> type[OverwinterError]:
