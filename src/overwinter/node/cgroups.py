@@ -230,8 +230,8 @@ class Groups:
 
 
 def restore(place: Path) -> None:
-    """Give the process of this group, which was demoted, the weight of all workers. Takes microseconds, and applies to
-    a process that is ending, too.
+    """Give the process of this group, which was demoted, the CPU weight of all workers. Takes microseconds, and applies
+    to a process that is ending, too.
     """
     with suppress(OSError):
         if (place / "cpu.idle").exists():

@@ -4,7 +4,8 @@ The process is moved into a control group of its own. Giving its threads SCHED_I
 tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for processes of the
 same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
 
-The end of a process frees its memory, and takes processor time. So a process gets its weight back when it is killed.
+The end of a process frees its memory, and takes processor time. So the CPU weight of a process is restored when it is
+killed.
 """
 
 import os
@@ -24,7 +25,7 @@ def demote(groups: Groups, pid: int, pidfd: int) -> Callable[[], None] | None:
     """Demote the process, and close `pidfd`. Takes milliseconds. If the process has ended, another process with its pid
     is not affected.
 
-    Returns what gives it its weight back, in microseconds; None: nothing does.
+    Returns what restores its CPU weight, in microseconds; None: nothing does.
     """
     try:
         if not has_ended(pidfd):
