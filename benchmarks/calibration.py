@@ -64,7 +64,7 @@ def observed(entries: Iterable[Entry]) -> JournalFigures:
                 pass
         for action in entry.actions:
             match action:
-                case StartWorker(worker, function, on_trial) if not on_trial:
+                case StartWorker(worker, function, warm_up) if not warm_up:
                     started[worker] = (function, entry.now)
                 case Run(_, run):
                     begun[run] = entry.now

@@ -139,7 +139,7 @@ class Rig:
         cores: int = 1,
         concurrency: int = 1,
         members: Sequence[Function] = (),
-        on_trial: bool = False,
+        warm_up: bool = False,
         ahead: WorkerId | None = None,
     ) -> WorkerProcess:
         """Start a worker with address space for `members`, which it may bind later; optionally in a process forked
@@ -149,7 +149,7 @@ class Rig:
         deployed, fds = function.deployed, function.open()
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
         order = ForkWorker(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
-        load, bind = deployed.load(cores, concurrency), deployed.bind(on_trial)
+        load, bind = deployed.load(cores, concurrency), deployed.bind(warm_up)
         self.processes.fork(deployed, order, load, bind, fds, self.effects.runs, ahead)
         close_all(fds)
         await until(lambda: WorkerReady(worker) in self.events or self.exits(worker))

@@ -294,7 +294,7 @@ def test_a_worker_without_memory_to_load_reports_it_with_a_remedy(rig, module, h
 
     async def scene():
         with pytest.raises(AssertionError) as failed:
-            await rig.start_worker(function, on_trial=True)
+            await rig.start_worker(function, warm_up=True)
         return str(failed.value)
 
     reason = rig.run(scene())

@@ -105,10 +105,10 @@ def test_runs_that_a_device_helped_tell_nothing_about_workers():
     node.arrive()
     node.call()
     [run] = [run for worker in node.statistics.workers.values() for run in worker.runs.values()]
-    assert run.full
+    assert run.at_full_concurrency
     node.finish_on_device()
     # Nor do they correct the profile.
-    assert not run.full
+    assert not run.at_full_concurrency
     node.end()
     assert node.state.functions["f@1"].latency.run_s == before
 

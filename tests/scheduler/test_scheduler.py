@@ -463,7 +463,7 @@ def test_a_program_is_warmed_up_by_its_tenants_first_trial_alone():
     # A trial reveals nothing of what another tenant has deployed.
     world.deploy(msgspec.structs.replace(spec("g", tenant="u"), program=spec().program), on_trial=True)
     world.settle()
-    assert [action.on_trial for action in world.log if isinstance(action, StartWorker)] == [True, False, True]
+    assert [action.warm_up for action in world.log if isinstance(action, StartWorker)] == [True, False, True]
     assert kinds(world.log).count("LoadFinished") == 3
 
 

@@ -74,11 +74,12 @@ class Evict(_Action, frozen=True):
 
 
 class StartWorker(_Action, frozen=True):
-    """Fork a worker; answered by WorkerReady or WorkerExited. On trial, it runs its program before it is ready."""
+    """Fork a worker; answered by WorkerReady or WorkerExited."""
 
     worker: WorkerId
     function: FunctionId
-    on_trial: bool = False
+    warm_up: bool = msgspec.field(default=False, name="on_trial")
+    """Whether it runs its program on zeros before it is ready. A journal names this `on_trial`."""
     cores: int = 1
     concurrency: int = 1
     """The most concurrent runs of the worker."""

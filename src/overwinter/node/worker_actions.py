@@ -185,7 +185,7 @@ class WorkerActions:
             load = function.load(action.cores, action.concurrency)
             bind = None
             if whole:
-                bind = function.bind(action.on_trial)
+                bind = function.bind(action.warm_up)
                 fds += _samples(function)
             self._processes.fork(function, order, load, bind, fds, self._listener, action.ahead)
         except (WorkerError, OSError) as error:
@@ -208,7 +208,7 @@ class WorkerActions:
             return
         try:
             fds += _samples(function)
-            bind = function.bind(action.on_trial)
+            bind = function.bind(action.warm_up)
             sent = fds[len(function.load_files()) :]
             process.bindings.begin_first(function, bind, sent)
             self._processes.forks.send(process, bind, sent)

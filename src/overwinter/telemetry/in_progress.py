@@ -33,12 +33,16 @@ class OpenRun(msgspec.Struct, Generic[T], eq=False):
     """The number of requests of each function."""
     batch: int
     """The number of all requests."""
-    full: bool = False
-    """Whether all requests are of one function, and at its start the worker could take no further run."""
+    at_full_concurrency: bool = False
+    """Whether all requests are of one function, all slots of the worker were in use at its start, and no device ran the
+    program for it.
+    """
 
 
 class WorkerCost(NamedTuple):
-    """The cost of a worker apart from that of its runs: its lifetime, its idle cores, and its memory over time."""
+    """One bound function's part of the cost of a worker, apart from runs and binds: its lifetime, its idle cores, and
+    its memory over time.
+    """
 
     worker_s: float
     idle_core_s: float
@@ -68,7 +72,6 @@ class LiveWorker(Generic[T]):
         "cores",
         "function",
         "nbytes",
-        "on_trial",
         "run_cores",
         "runs",
         "since",
@@ -79,6 +82,7 @@ class LiveWorker(Generic[T]):
         "updated",
         "wake_began",
         "warm",
+        "warm_up",
     )
 
     def __init__(
@@ -97,8 +101,8 @@ class LiveWorker(Generic[T]):
         function.
         """
         self.function = action.function
-        self.on_trial = action.on_trial
-        """Whether it had to run once before it was ready."""
+        self.warm_up = action.warm_up
+        """Whether its start included a run of the program on zeros."""
         self.cores, self.concurrency = action.cores, action.concurrency
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
@@ -106,7 +110,7 @@ class LiveWorker(Generic[T]):
         """When the load of its blocks began, if they had to be loaded; otherwise its start."""
         self.since = self.busy_since = now
         self.updated = now
-        """When `nbytes` or `bound` last changed."""
+        """The time up to which `_cost` is computed."""
         self.bound: dict[FunctionId, T] = {action.function: tally}
         """The functions that it has bound. They share its cost apart from that of runs and binds."""
         self.runs: dict[RunId, OpenRun[T]] = {}
@@ -122,12 +126,12 @@ class LiveWorker(Generic[T]):
         self._cost = WorkerCost(0.0, 0.0, 0.0)
         """The cost up to `updated` for one function that was bound all the time."""
         self._cost_before = {action.function: self._cost}
-        """`_cost` when each function was bound or last charged: the function is charged for the difference. So a bind
-        takes the same time for any number of bound functions.
+        """`_cost` when each function was bound or last charged: the function is charged for the difference. So
+        `begin_bind` need not charge the functions that are already bound.
         """
         self.stopping = self.warm = False
-        """`stopping`: whether it is being stopped. `warm`: whether it has run, so that no further run has the cost of
-        the first one.
+        """`stopping`: whether it is being stopped. `warm`: whether it has completed a run of requests, so that no
+        further run has the cost of the first one.
         """
 
     @property
@@ -141,7 +145,9 @@ class LiveWorker(Generic[T]):
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """A run for these functions begins: if one of them is the function on trial, it is charged from now on."""
+        """A run for these functions begins: if one of them is the function that it was started to try, that
+        function is charged from now on.
+        """
         if self.trial_tally is not None and self.tally in tallies:
             self.charge_all(now)
             self.trial_tally = None

@@ -189,7 +189,7 @@ class Statistics(Tracker[FunctionStatistics]):
         run = None if worker is None else worker.runs.get(caller[1])
         if run is not None:
             # A device ran the program for the worker, so the time of the run does not correct the profile.
-            run.full = False
+            run.at_full_concurrency = False
 
     def _answered(self, tally: FunctionStatistics, action: Reply, seconds: float, now: Seconds) -> None:
         histogram = tally.durations.get(action.start)
@@ -208,7 +208,7 @@ class Statistics(Tracker[FunctionStatistics]):
             version.refused[action.error] += 1
 
     def _run_started(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
-        run.full = len(worker.runs) == worker.concurrency and not action.functions
+        run.at_full_concurrency = len(worker.runs) == worker.concurrency and not action.functions
         for id_ in action.requests:
             self._sent(self._requests[id_], now)
 
@@ -230,7 +230,7 @@ class Statistics(Tracker[FunctionStatistics]):
         if event is not None:
             # A profile holds for runs with all concurrent runs in progress, and excludes the cost of a worker's first
             # run.
-            is_full = run.full and len(worker.runs) + 1 == worker.concurrency
+            is_full = run.at_full_concurrency and len(worker.runs) + 1 == worker.concurrency
             if is_full and worker.warm and not event.failures:
                 self._observer.ran(
                     run.function, Configuration(worker.cores, run.batch, worker.concurrency), seconds, now
@@ -280,7 +280,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _worker_ready(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)
         worker.tally.usual_wake_s = _smoothed(worker.tally.usual_wake_s, seconds)
-        if not worker.on_trial:
+        if not worker.warm_up:
             self._observer.woke(worker.function, now - worker.since, now)
 
     def _version_deployed(self, spec: FunctionSpec, now: Seconds) -> None:
