@@ -81,7 +81,7 @@ class Survey:
         """Return the batch sizes at which to measure the layers: the unknown ones that a profile can hold."""
         kept = self._kept({*self._known_batches, *batches})
         if missing := len({*self._known_batches, *batches}) - len(kept):
-            self._say(f"the layers of this program are too many: they are not measured at {missing} batch sizes")
+            self._say(f"a profile cannot hold the layers at {missing} more batch sizes: they are not measured there")
         return [batch for batch in kept if batch not in self._known_batches]
 
     def _kept(self, batches: Collection[int]) -> list[int]:
