@@ -42,7 +42,7 @@ class Worker:
         }
         pool_calls = SimpleNamespace(end=lambda *_: ())
         self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(Starts()), self.events.append)
-        self.process.begin(RUN, tuple(range(count)), (function.deployed.id,) * count)
+        self.process.assign_slot(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:
         """Announce outputs of these sizes; the worker's file is sparse, and takes no memory."""

@@ -21,7 +21,7 @@ from overwinter.worker.messages import Answer, Failure, FromWorker
 
 
 class PendingRun(NamedTuple):
-    """A run that was sent to a process and is not answered yet."""
+    """A run that has a slot of a process and is not answered yet."""
 
     slot: int
     requests: tuple[RequestId, ...]
@@ -45,7 +45,7 @@ class ContainedProcess:
     is_demoted = False
     """Whether it gets only idle cores, until it is killed."""
     _restore: Callable[[], None] | None = None
-    """Gives a demoted process its weight back."""
+    """Restores the CPU weight of a demoted process."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class ContainedProcess:
         """Copy the outputs of a program into a slot's other buffer; otherwise as `copy_inputs`."""
         _copy_into(self.slots[slot].outputs, tensors)
 
-    def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
-        """Take a slot for the run; the scheduler never sends more runs than there are slots."""
+    def assign_slot(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
+        """Assign a slot to the run; the scheduler never sends more runs than there are slots."""
         self.last_run = run
         slot = self._free.pop()
         self._pending_runs[run] = PendingRun(slot, requests, functions)
         return slot
 
-    def end(self, answer: Answer) -> PendingRun:
+    def complete_run(self, answer: Answer) -> PendingRun:
         """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none, or if
         it has another number of requests.
         """

@@ -103,9 +103,9 @@ class ExecutorProcess(ContainedProcess):
         self.used[function.id] = None
         self.known.add(function.id)
 
-    def end(self, answer: Answer) -> PendingRun:
+    def complete_run(self, answer: Answer) -> PendingRun:
         """Return the run that was answered; raise ValueError for an impossible answer."""
-        pending = super().end(answer)
+        pending = super().complete_run(answer)
         if not 0 <= answer.moved_bytes <= self._weight_bytes * max(1, len(pending.requests)):
             raise ValueError(f"it cannot have moved {answer.moved_bytes} bytes")
         if not 0 <= answer.peer_bytes <= answer.moved_bytes:

@@ -19,7 +19,7 @@ from overwinter.store.repository import Repository
 
 
 class Parts(NamedTuple):
-    """The parts of a node, which are created at its start in this order."""
+    """The parts of a node, which are created at its start."""
 
     config: NodeConfig
     """The configuration, with default limits filled in."""

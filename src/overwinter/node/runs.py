@@ -97,7 +97,7 @@ class Runs:
         inputs = [self._tensors_for(*each) for each in pairs]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        slot = process.begin(run, requests, functions)
+        slot = process.assign_slot(run, requests, functions)
         if isinstance(process, WorkerProcess) and process.calls_programs:
             self._pool_calls.begin(process, run, slot, [self._functions[function] for function, _ in pairs], requests)
 
@@ -117,7 +117,7 @@ class Runs:
 
     def worker_answered(self, process: ContainedProcess, answer: Answer) -> None:
         """Copy the outputs from the run's buffer; raises ValueError for an impossible answer."""
-        pending = process.end(answer)
+        pending = process.complete_run(answer)
         known = self._pool_calls.end(process, pending.slot) if isinstance(process, WorkerProcess) else ()
         buffer = process.slots[pending.slot].outputs
         placed, failures = self._reserved(pending, process.answer_check.outcomes_of(answer, known))

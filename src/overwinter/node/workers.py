@@ -85,8 +85,8 @@ class WorkerProcess(ContainedProcess):
         if self.recent_output is not None:
             self.recent_output.add(OutputLine(clock.wall(), self.worker, text))
 
-    def begin(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
-        """Take a slot for the run, and note its CPU time."""
+    def assign_slot(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
+        """Assign a slot to the run, and note the CPU time of the process."""
         cpu_time_s = self._cpu_time_s()
         if not self._pending_runs:
             self._count_outside_runs(cpu_time_s)
@@ -94,7 +94,7 @@ class WorkerProcess(ContainedProcess):
         # The CPU time of a worker is that of all its slots.
         slo_s = (self._slo_ms or 0.0) / 1000 * len(self.slots)
         self._slo_spent_at_s[run] = (cpu_time_s or 0.0) + slo_s
-        return super().begin(run, requests, functions)
+        return super().assign_slot(run, requests, functions)
 
     def can_meet_slo(self, cpu_time_s: float) -> bool:
         """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.
@@ -105,9 +105,9 @@ class WorkerProcess(ContainedProcess):
             return False
         return all(cpu_time_s <= until_s for until_s in self._slo_spent_at_s.values())
 
-    def end(self, answer: Answer) -> PendingRun:
+    def complete_run(self, answer: Answer) -> PendingRun:
         """Return the run that was answered. Raises ValueError if there is none, or for an impossible answer."""
-        pending = super().end(answer)
+        pending = super().complete_run(answer)
         if answer.moved_bytes or answer.peer_bytes or answer.unplaced:
             raise ValueError("a worker has no device")
         if not 0 <= answer.program_s < inf:

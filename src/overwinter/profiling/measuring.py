@@ -165,7 +165,7 @@ class MeasuredWorker:
         self._runs += 1
         run = RunId(self._runs)
         batch = self._configuration.batch
-        slot = process.begin(run, (NO_REQUEST,) * batch, (process.function,) * batch)
+        slot = process.assign_slot(run, (NO_REQUEST,) * batch, (process.function,) * batch)
         buffer = process.slots[slot].inputs
         try:
             buffer.grow(nbytes)
@@ -218,7 +218,7 @@ class MeasuredWorker:
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
         """The worker ran a batch."""
         now = self._now()
-        process.free(process.end(answer))
+        process.free(process.complete_run(answer))
         self._took.append(now - self._begun.pop(answer.run))
         failed = next((outcome for outcome in answer.outcomes if isinstance(outcome, Failure)), None)
         if failed is not None:
