@@ -528,8 +528,7 @@ def test_the_outputs_of_a_run_are_bounded_and_requests_beyond_fail(rig, pool, mo
     async def scene():
         executor = await pool.start()
         ended = await pool.run(executor, function, one, one, one, one)
-        refused = pool.last[2:]
-        assert [failure.request for failure in ended.failures] == refused
+        assert [failure.request for failure in ended.failures] == pool.last[2:]
         assert all("max_batch" in failure.message for failure in ended.failures)
         process = pool.effects.executors._executors[executor]
         assert os.fstat(process.slots[0].outputs.fd).st_size == 2 << 18

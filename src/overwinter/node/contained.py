@@ -99,13 +99,7 @@ class ContainedProcess:
         # The last used slot is taken first, because its pages are mapped.
         self._free = list(range(slots))
         with ExitStack() as undo:
-            self.slots = [
-                Slot(
-                    _buffer(f"overwinter-in-{worker}", FILE_BYTES, undo),
-                    _buffer(f"overwinter-out-{worker}", outputs_bytes, undo),
-                )
-                for _ in range(slots)
-            ]
+            self.slots = [_slot(worker, outputs_bytes, undo) for _ in range(slots)]
             self.output = files.outputs.open(what, tenant, keep)
             undo.callback(self.output.close)
             near_end, self.far_end = pair()
@@ -273,8 +267,10 @@ def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
         buffer.put(at, tensor.data)
 
 
-def _buffer(name: str, nbytes: int, undo: ExitStack) -> SharedBuffer:
-    """Create a buffer, which is closed if creating another one of the process fails."""
-    buffer = SharedBuffer.make(name, nbytes)
-    undo.callback(buffer.close)
-    return buffer
+def _slot(worker: WorkerId, outputs_bytes: int, undo: ExitStack) -> Slot:
+    """Create the buffers of a slot, which are closed if creating another one of the process fails."""
+    inputs = SharedBuffer.make(f"overwinter-in-{worker}")
+    undo.callback(inputs.close)
+    outputs = SharedBuffer.make(f"overwinter-out-{worker}", outputs_bytes)
+    undo.callback(outputs.close)
+    return Slot(inputs, outputs)

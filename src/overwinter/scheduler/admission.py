@@ -4,7 +4,7 @@ Each changed function is asked for its want: the operation that it needs next (w
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
 lacks. Then the queues are served in the order below, each from its front, up to the first function that does not fit.
 Free resources are reserved for that function, and other functions must release resources only for it. The exception is
-places: workers are drained for the first PLACES_AT_ONCE functions.
+places: workers are drained for several functions at once (places.py).
 
 1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.
@@ -14,13 +14,11 @@ places: workers are drained for the first PLACES_AT_ONCE functions.
 """
 
 from collections.abc import Sequence
-from itertools import islice
-from math import inf
 from typing import assert_never
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, device_admission, idle, memory, order, retention, shared_runs, victims
+from overwinter.scheduler import ahead, device_admission, order, places, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
@@ -28,10 +26,10 @@ from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.counterpart import leave_calls, move_if_unusable
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.functions import fail, give_up
+from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import never_fits, never_runs
-from overwinter.scheduler.operations import begin_run, begin_start, drain, stop
+from overwinter.scheduler.operations import begin_run, begin_start
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import points_to_start
@@ -45,11 +43,7 @@ from overwinter.scheduler.wants import (
     UseDevice,
     Want,
     next_want,
-    wants_place,
 )
-
-PLACES_AT_ONCE = 8
-"""The most waiting functions for which workers are drained at the same time."""
 
 
 def admit(cycle: Cycle) -> None:
@@ -310,70 +304,17 @@ def _assign_places(cycle: Cycle) -> None:
     while (function := order.first_for_places(cycle)) is not None:
         if function.lacks_memory and best_fit(function) is None:
             # Another function took the slot.
-            _look_again(cycle, function)
+            places.look_again(cycle, function)
             return
         if not has_place(cycle, function):
             if may_stop:
-                _drain_for_queue(cycle)
+                places.drain_for_queue(cycle)
             return
         if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
             return
         serve(cycle, function, has_core=True)
         if order.first_for_places(cycle) is function:
             return
-
-
-def _drain_for_queue(cycle: Cycle) -> None:
-    """Drain workers for the first functions in the queue, until there will be a place for each."""
-    first = order.first_for_places(cycle)
-    if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
-        return
-    future = victims.FutureClaims(cycle)
-    for function in list(islice(order.queue_for_places(cycle), PLACES_AT_ONCE)):
-        if function.has_worker and not (could_fit(cycle, function) and wants_place(cycle, function)):
-            _look_again(cycle, function)
-            return
-        wanted = claim_of_queued(cycle, function)
-        while not future.has_place(function, wanted):
-            if not _drain_one(cycle, function, wanted):
-                return
-        future.add(function, wanted)
-
-
-def _look_again(cycle: Cycle, function: Function) -> None:
-    """Ask a waiting function for its want again: it has changed, but may lack the same resource."""
-    cycle.mark(function)
-    cycle.places_changed = True
-
-
-def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Drain a worker to make a place, or first stop a process forked ahead; False: nothing may be stopped now."""
-    if ahead.stop_for(cycle, function, wanted):
-        return True
-    victim = victims.for_place(cycle, function, wanted)
-    if victim.worker is None:
-        if victim.at < inf:
-            cycle.timers.arm("places", victim.at)
-        return False
-    if victim.worker.is_idle:
-        idle.evict(cycle, victim.worker)
-        return True
-    if victim.worker.start is not None:
-        _kill_start(cycle, victim.worker, victim.worker.start.function)
-        return True
-    other = victim.worker.tenant != function.spec.tenant
-    until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
-    drain(cycle, victim.worker, "its time slice is over, and others wait for its place", until)
-    return True
-
-
-def _kill_start(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Kill a worker whose start takes too long while another tenant waits for its place."""
-    limit_s = cycle.config.drain_timeout_s
-    why = f"a worker of {function.spec.id} was not ready after {limit_s:g} s, and another tenant needed its place"
-    stop(cycle, worker, kill=True)
-    if not function.removed:
-        fail(cycle, function, "OverloadedError", why)
 
 
 # Bytes of a host store
