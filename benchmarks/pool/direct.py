@@ -65,7 +65,7 @@ class DirectProcesses:
         for each in packages:
             function = DeployedFunction(Deployment(each.manifest.name, 1, each.manifest, 0.0))
             hosts.store(function.store).load(function.blobs)
-            self._registry.functions[function.id] = function
+            self._registry.add(function)
             self.functions.append(function.id)
         settings = ZygoteSettings(uses_gpus=bool(gpus_of([device])))
         self._processes = Processes(self._registry, zygote_environment([device]), _log, settings)

@@ -19,7 +19,8 @@ from overwinter.core.ids import Address, RequestId, RunId, WorkerId
 from overwinter.model.export import export
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.effects import NodeEffects
-from overwinter.node.functions import DeployedFunction, mapped_bytes
+from overwinter.node.family_blocks import mapped_bytes
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
 from overwinter.node.workers import WorkerProcess
@@ -120,7 +121,8 @@ class Rig:
         for worker in list(self.processes.worker_pids()):
             self.processes.stop(worker, kill=True)
         await until(lambda: not self.processes.worker_pids())
-        self.registry.functions.clear()
+        for id_ in list(self.registry.functions):
+            self.registry.remove(id_)
         self.events.clear()
 
     def number(self) -> int:
@@ -129,7 +131,7 @@ class Rig:
 
     def deploy(self, *functions: Function) -> None:
         """Let the effects know them, as if their blocks lay in a host store."""
-        self.registry.functions |= {function.deployed.id: function.deployed for function in functions}
+        self.registry.add(*(function.deployed for function in functions))
         known = {function.deployed.id: function for function in functions}
         self.registry.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None
 

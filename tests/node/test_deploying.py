@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 from itertools import count
 
 import pytest
@@ -10,9 +11,13 @@ from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, NotFoundError, StoreError
+from overwinter.core.events import Deployed
+from overwinter.core.ids import function_id
 from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
+from overwinter.node.starts import STARTED_MAX
 from tests.node.rig import Same, until
 
 NUMBERS = count()
@@ -65,6 +70,51 @@ def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(
                 await node.deploy(batched(101))
         await node.deploy(batched(RUN_TENSORS_MAX // 2))
         await node.remove(manifest.name, None)
+
+    deploying(scene)
+
+
+def test_versions_are_unloaded_and_removed_some_in_each_iteration_of_the_loop(deploying, monkeypatch):
+    versions = 2 * STARTED_MAX
+
+    async def scene(node, manifest):
+        first = await node.deploy(manifest)
+        assert first.version == 1
+        [function] = [each for each in node._registry.deployed_functions() if each.deployment.name == manifest.name]
+        for number in range(2, versions + 1):
+            deployment = structs.replace(function.deployment, version=number)
+            other = DeployedFunction(deployment)
+            node._registry.add(other)
+            node._loop.post(Deployed(other.spec()))
+        await until(lambda: len(node._registry.versions(manifest.name)) == versions)
+        posted: list[str] = []
+        most = 0
+
+        def counted(post, event):
+            posted.append(event.function)
+            post(event)
+
+        async def watch():
+            nonlocal most
+            while True:
+                before = len(posted)
+                await asyncio.sleep(0)
+                most = max(most, len(posted) - before)
+
+        every = [function_id(manifest.name, number) for number in range(1, versions + 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(node._loop, "post", partial(counted, node._loop.post))
+            patch.setattr(node.repository, "remove", lambda name, version: list(range(1, versions + 1)))
+            watching = asyncio.create_task(watch())
+            for act in (node.unload, node.remove):
+                posted.clear()
+                await act(manifest.name, None)
+                await asyncio.sleep(0)
+                assert posted == every
+                assert 0 < most <= STARTED_MAX
+            watching.cancel()
+        assert not any(each.deployment.name == manifest.name for each in node._registry.deployed_functions())
+        node.repository.remove(manifest.name, None)
 
     deploying(scene)
 

@@ -120,7 +120,7 @@ class Pool:
         for function in functions:
             self.contents.update(function.files)
             self.hosts.store("").load(function.deployed.blobs)
-        self.rig.registry.functions |= {function.deployed.id: function.deployed for function in functions}
+        self.rig.registry.add(*(function.deployed for function in functions))
 
     async def start(self, device: DeviceId = LARGE, tenant: str | None = None) -> WorkerId:
         executor = WorkerId(self.rig.number())
@@ -331,7 +331,7 @@ def test_a_leader_that_is_removed_harms_no_mate(rig, pool):
     pool.deploy(leader, mate)
 
     async def remove():
-        del rig.registry.functions[leader.deployed.id]
+        rig.registry.remove(leader.deployed.id)
 
     async def scene():
         executor = await pool.start()

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from overwinter.core.profile import Point
+from overwinter.node import accounting
+from overwinter.node.accounting import Accounting
 from overwinter.node.footprints import EVERY_S, Footprints
 from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
@@ -23,6 +25,31 @@ def preprocess(inputs, state):
 
 def postprocess(outputs, inputs, state):
     return outputs
+"""
+
+
+TABLES = """
+import ctypes
+
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+PROT_READ, MAP_PRIVATE, MAP_ANONYMOUS = 1, 2, 0x20
+
+def setup(assets):
+    for number in range(1024, 5120):
+        # A page in each GiB needs two pages of tables.
+        at = libc.mmap(number << 30, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        ctypes.c_char.from_address(at).value
+"""
+COPIES = """
+import sys
+
+def setup(assets):
+    # A reference to an object writes to its page.
+    modules = [dict(vars(module)) for module in list(sys.modules.values())]
+    values = [value for module in modules for value in module.values()]
+    return {"kept": (modules, [dict(vars(value)) for value in values if isinstance(value, type)])}
 """
 
 
@@ -72,6 +99,29 @@ def test_a_footprint_includes_the_heap_but_no_pages_shared_with_the_zygote(scene
     # The system may have reclaimed a few pages.
     assert 0.9 * HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
     assert scene.taken(plain) < 48 * MIB
+
+
+def test_a_footprint_includes_unusually_large_page_tables(scene):
+    greedy, plain = scene.start(TABLES), scene.start()
+    scene.check()
+    assert 16 * MIB < scene.taken(greedy) - scene.taken(plain) < 40 * MIB
+
+
+def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(scene, monkeypatch):
+    monkeypatch.setattr(accounting, "COPIED_BYTES", MIB)
+    worker, plain = scene.start(COPIES), scene.start()
+    scene.check()
+    before = scene.taken(worker)
+    accounts = Accounting(None, None, scene.rig.processes, None, print)
+    scene.rig.run(accounts.measure_copies())
+    # It has not computed since.
+    scene.check()
+    copied = scene.taken(worker) - before
+    assert copied > 2 * MIB
+    assert copied > scene.taken(plain)
+    scene.rig.run(accounts.measure_copies())
+    scene.check()
+    assert scene.taken(worker) == before + copied
 
 
 def test_a_footprint_is_posted_only_when_it_has_changed(scene):

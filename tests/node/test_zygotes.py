@@ -15,7 +15,8 @@ from benchmarks.nodes import parents_of_all
 from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
-from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
+from overwinter.node.family_blocks import mapped_bytes
+from overwinter.node.functions import WARM_UPS_MAX
 from overwinter.node.zygote_process import TENANT_PENDING_MAX, ForkLimits, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import CHECKS_PER_TIMEOUT, UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkWorker, Ping
@@ -267,7 +268,7 @@ def test_a_tenant_without_functions_has_no_zygote(rig):
     async def scene():
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
-        rig.registry.functions.clear()
+        rig.registry.remove(ada.deployed.id)
         await until(lambda: not rig.processes.zygotes.tenants)
         await gone(zygote.pid)
 
@@ -365,7 +366,7 @@ def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
         with suppress(BlockingIOError):
             while True:
                 double.zygote.channel.send(Forget("0" * 64))
-        calm.registry.functions[eve.deployed.id] = eve.deployed
+        calm.registry.add(eve.deployed)
         calm.processes.prepare("eve", "unknown@1", "f" * 64)
         os.kill(double.process.pid, signal.SIGCONT)
         calm.processes.checked()
@@ -373,7 +374,7 @@ def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
             calm.processes.checked()
             await asyncio.sleep(0.01)
         assert double.process.wait() == 7
-        calm.registry.functions.clear()
+        calm.registry.remove(eve.deployed.id)
         await until(lambda: "eve" not in calm.processes.zygotes.tenants)
 
     calm.run(asyncio.wait_for(scene(), START_S))
@@ -543,7 +544,7 @@ def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
     async def scene():
         rig.deploy(ada, handled)
         other, draining = await rig.start_worker(ada), await rig.start_worker(handled)
-        del rig.registry.functions[handled.deployed.id]
+        rig.registry.remove(handled.deployed.id)
         source = handled.deployed.manifest.handler.source.address
         assert len(rig.effects.worker_actions.kill_users(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
-from overwinter.node.memory import anonymous_bytes, directory_memory, process_memory
+from overwinter.node.memory import PAGE_BYTES, anonymous_bytes, directory_memory, page_faults, process_memory
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
@@ -36,6 +36,12 @@ MEASURED_MAX = 16
 """The most workers that are measured in one comparison, those measured longest ago first, because each costs
 milliseconds. All zygotes are measured.
 """
+
+
+COPIED_EVERY_S = 1.0
+"""How often workers are looked for that may have copied many pages which they shared with their zygote."""
+COPIED_BYTES = 64 << 20
+"""A worker that may have copied as much since its last measurement is measured again."""
 
 
 class Mismatch(NamedTuple):
@@ -64,14 +70,45 @@ class Accounting:
         self._log = log
         self._suspected: set[Mismatch] = set()
         self._confirmed: set[Mismatch] = set()
+        self._faults: dict[WorkerId, int] = {}
+        """The page faults of each worker at its last measurement."""
         self.accounts = Accounts()
 
     async def run(self, every_s: float, faults: Faults) -> None:
         """Compare periodically, without end."""
+        last = clock.now()
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(min(every_s, COPIED_EVERY_S))
             with faults.contained("accounts"):
-                await self.compare()
+                if clock.now() - last >= every_s:
+                    await self.compare()
+                    last = clock.now()
+                else:
+                    await self.measure_copies()
+
+    async def measure_copies(self) -> None:
+        """Measure the workers that may have copied many pages since their last measurement, those with most first."""
+        smaps, copied = self._processes.worker_smaps(), {}
+        self._faults = {worker: count for worker, count in self._faults.items() if worker in smaps}
+        for worker in smaps:
+            process = self._processes.process(worker)
+            if process is not None and process.pid is not None and process.inherited_bytes > COPIED_BYTES:
+                copied[worker] = page_faults(process.pid) - self._faults.get(worker, 0)
+        due = [worker for worker, pages in copied.items() if pages * PAGE_BYTES > COPIED_BYTES]
+        due = sorted(due, key=copied.__getitem__, reverse=True)[:MEASURED_MAX]
+        if not due:
+            return
+        for worker in due:
+            self._faults[worker] = self._faults.get(worker, 0) + copied[worker]
+        files = deque(_duplicate(smaps[worker]) for worker in due)
+        try:
+            measured = await asyncio.to_thread(_measure, files)
+        finally:
+            for file in _take_each(files):
+                file.close()
+        for worker, memory in zip(due, measured, strict=True):
+            if memory is not None:
+                self._update_inherited(worker, memory)
 
     async def compare(self) -> None:
         """Compare once."""

@@ -29,6 +29,7 @@ from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
+from overwinter.node.starts import Starts
 from overwinter.node.threads import Threads
 from overwinter.node.traffic import TrafficSplits, unchanged_traffic
 from overwinter.node.views import DeployedVersion
@@ -54,6 +55,7 @@ class Deploys:
         self._post = parts.post
         self._log = parts.log
         self._versions_of = parts.published.versions
+        self._removal_starts = Starts()
         self._pipelines = pipelines
         self._traffic = traffic
         self._quotas = Quotas(parts.config, parts.registry.deployed_functions)
@@ -90,7 +92,7 @@ class Deploys:
             del program
             for part in function.parts():
                 part.use_profile(await asyncio.to_thread(self._profiler.stored, part))
-            self._registry.add(function)
+            self._registry.add(*function.parts())
             counted(function)
             function.on_trial = True
             # Pipelines and promotions may have changed since the check.
@@ -175,13 +177,18 @@ class Deploys:
         """
         async with self._pipelines.changing.turn(self.owner(name)):
             await self._protect(name, version)
-            versions = await asyncio.to_thread(self._repository.remove, name, version)
-            for gone in versions:
-                id_ = function_id(name, gone)
-                function = self._registry.remove(id_)
-                if function is not None:
-                    self._removed(function)
+            # If its caller is cancelled, the thread continues, and the rest must follow.
+            await asyncio.shield(asyncio.ensure_future(self._remove(name, version)))
         await self._unneeded.collect()
+
+    async def _remove(self, name: FunctionName, version: int | None) -> None:
+        tenant = self.owner(name)
+        for gone in await asyncio.to_thread(self._repository.remove, name, version):
+            # There may be thousands.
+            await self._removal_starts.turn(tenant, 0)
+            function = self._registry.remove(function_id(name, gone))
+            if function is not None:
+                self._removed(function)
 
     def _removed(self, function: DeployedFunction) -> None:
         """A version is removed; its parts on the pool are removed when its handler has no more runs."""
@@ -243,7 +250,7 @@ class Deploys:
         self._hosts.sweep(blobs_by_store(whole))
         for function in functions:
             function.use_profile(self._profiler.stored(function))
-            self._registry.functions[function.id] = function
+            self._registry.add(function)
             quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:
                 message = f"function {function.id} is out of service until it is loaded: {quarantined}"

@@ -3,12 +3,13 @@
 A worker can grow by 1 GiB per second and core. So workers are measured ten times a second, and more often while the sum
 grows towards its bound. A worker that has not computed since the last pass is not measured again, because its memory is
 unchanged. Of the others, those that computed most are measured. So a pass costs a microsecond for each worker, and more
-only for these few. The figures are the kernel's own, which any process may read: private writable pages, and the pages
-of the buffers that the worker shares with the node. A process that was forked ahead has a fixed claim, and is stopped
-when it takes far more.
+only for these few. The figures are the kernel's own, which any process may read: private writable pages, the pages of
+the buffers that the worker shares with the node, and page tables beyond the usual ones. A process that was forked ahead
+has a fixed claim, and is stopped when it takes far more.
 
 Pages that a fork shares with its zygote do not count for the worker as long as neither writes to them. At the fork
-their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared.
+their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared, within
+a second or two if the worker may have written to many of them.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from overwinter.core.events import Event, MemoryMeasured
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
-from overwinter.node.memory import anonymous_bytes
+from overwinter.node.memory import anonymous_bytes, excess_table_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
@@ -47,10 +48,12 @@ AHEAD_BYTES_MAX = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
 
 class _Seen(NamedTuple):
     cpu_time_s: float
+    inherited_bytes: int
+    """What it was known to share with its zygote."""
     nbytes: int
 
 
-UNSEEN = _Seen(-1.0, 0)
+UNSEEN = _Seen(-1.0, 0, 0)
 
 
 class Footprints:
@@ -91,7 +94,7 @@ class Footprints:
         for process, cpu_time_s in self._to_measure(workers):
             nbytes = _measured(process)
             if nbytes is not None:
-                self._seen[process.worker] = _Seen(cpu_time_s, nbytes)
+                self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         expected = self._expected()
         if total > self._most_bytes:
@@ -108,9 +111,11 @@ class Footprints:
         for process in workers:
             assert process.pid is not None, "a worker without a process has no memory"
             cpu_time_s = clock.cpu_time_s(process.pid)
+            seen = self._seen[process.worker]
             # Without computing, a worker's memory changes only by what the node writes to its buffers or frees from
-            # them.
-            if cpu_time_s is not None and (cpu_time_s != self._seen[process.worker].cpu_time_s or process.is_large()):
+            # them. What it shares with its zygote is found later.
+            has_changed = cpu_time_s != seen.cpu_time_s or process.inherited_bytes != seen.inherited_bytes
+            if cpu_time_s is not None and (has_changed or process.is_large()):
                 found.append((process, cpu_time_s))
         if len(found) <= MEASURED:
             return found
@@ -151,4 +156,6 @@ def _measured(process: WorkerProcess) -> int | None:
     """The memory of a worker; None: it is ending, and its memory is not released yet."""
     assert process.pid is not None, "a worker without a process has no memory"
     private = anonymous_bytes(process.pid)
-    return None if private is None else max(0, private - process.inherited_bytes) + process.buffer_bytes()
+    if private is None:
+        return None
+    return max(0, private - process.inherited_bytes) + process.buffer_bytes() + excess_table_bytes(process.pid)

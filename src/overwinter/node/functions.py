@@ -28,7 +28,6 @@ from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
 from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_positions
-from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
 
@@ -250,7 +249,7 @@ class DeployedFunction:
             has_handler=self.manifest.handler is not None,
             blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
             profile=self.profile,
-            family=FamilyId("") if self.family.alone else self.family.id,
+            family=FamilyId("") if self.family.alone else self.family_id,
             following=self.later_slices[0].id if self.later_slices else None,
         )
 
@@ -275,6 +274,11 @@ class DeployedFunction:
             calls,
             self.id if settings.isolation == "function" else None,
         )
+
+    @cached_property
+    def family_id(self) -> FamilyId:
+        """The id of its family."""
+        return self.family.id
 
     def check_messages(self) -> None:
         """Raise TooLargeError if a message to a zygote or a worker would be too large."""
@@ -349,11 +353,3 @@ def blobs_by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, lis
     for function in functions:
         blobs.setdefault(function.store, []).extend(function.blobs)
     return blobs
-
-
-def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
-    """The address space for mappings in a worker that may bind any of these functions: blocks with their alignment, and
-    buffers.
-    """
-    blocks = {block.address: block.nbytes for function in functions for block in function.weight_blocks}
-    return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES

@@ -13,12 +13,18 @@ SECTOR_BYTES = 512
 KIB = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 STATM_BYTES = 256
+STATUS_BYTES = 4096
+TABLES_USUAL_BYTES = 8 << 20
+"""The page tables that a process has at most for its libraries, blocks and usual memory."""
 
 _MAPPINGS = re.compile(
     rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
     rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
     re.MULTILINE,
 )
+
+
+_TABLES = re.compile(rb"^VmPTE:\s+(\d+) kB", re.MULTILINE)
 
 
 def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
@@ -58,6 +64,33 @@ def anonymous_bytes(pid: int) -> int | None:
     finally:
         os.close(fd)
     return (int(resident) - int(shared)) * PAGE_BYTES if int(resident) else None
+
+
+def page_faults(pid: int) -> int:
+    """Return how many pages the kernel has added or copied for a process without reading a disk; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            # The name of the process, in brackets, may contain anything; the count is the 8th field behind it.
+            return int(file.read(STATUS_BYTES).rpartition(b")")[2].split()[7])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def excess_table_bytes(pid: int) -> int:
+    """Return the bytes of the process's page tables beyond the usual ones: a few pages far from each other take a
+    thousand times their size. Needs no privileges.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        found = _TABLES.search(os.read(fd, STATUS_BYTES))
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return 0 if found is None else max(0, int(found[1]) * KIB - TABLES_USUAL_BYTES)
 
 
 def directory_memory(root: Path) -> dict[Address, FileMemory]:

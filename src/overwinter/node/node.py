@@ -7,7 +7,7 @@ from functools import partial
 from overwinter.core.call import Call, Result
 from overwinter.core.errors import ConflictError, NotFoundError
 from overwinter.core.events import UnloadAsked
-from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.ids import FunctionName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import ProfileOptions, ReportProgress
@@ -51,7 +51,7 @@ class Node:
         self._traffic = traffic
         self._deploys = deploys
         self._find = find
-        self._load_starts = Starts()
+        self._load_starts, self._unload_starts = Starts(), Starts()
 
     def live(self) -> bool:
         """Whether the node's loop still works."""
@@ -149,15 +149,20 @@ class Node:
         """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded."""
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
-        self._registry.deployed(name, version)
-        for function in list(self._registry.deployed_functions()):
-            if function.deployment.name == name and version in (None, function.deployment.version):
-                *others, last = function.parts()
-                self._unload([last])
-                if function.program is None:
-                    self._unload(others)
-                else:
-                    self.parts.pool_calls.after_runs(function.id, partial(self._unload, others))
+        tenant = self._registry.deployed(name, version).manifest.tenant
+        for number in self._registry.versions(name) if version is None else [version]:
+            # There may be thousands.
+            await self._unload_starts.turn(tenant, 0)
+            function = self._registry.functions.get(function_id(name, number))
+            if function is None:
+                # It was removed meanwhile.
+                continue
+            *others, last = function.parts()
+            self._unload([last])
+            if function.program is None:
+                self._unload(others)
+            else:
+                self.parts.pool_calls.after_runs(function.id, partial(self._unload, others))
 
     def _unload(self, parts: Sequence[DeployedFunction]) -> None:
         for part in reversed(parts):

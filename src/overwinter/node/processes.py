@@ -138,7 +138,7 @@ class Processes:
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
             process = self._fork_new(function, order, load, bind, fds, listener)
-        process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family.id)
+        process.recent_output = function.recent_output = function.recent_output or self._records.of(function.family_id)
         if bind is not None:
             process.bindings.begin_first(function, bind, fds[_load_fds(load) :])
         self._workers[order.worker] = process

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 
 from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
-from overwinter.core.ids import FunctionId, FunctionName, TenantId, function_id, is_part
-from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
+from overwinter.core.ids import FamilyId, FunctionId, FunctionName, TenantId, function_id, is_part
+from overwinter.node.family_blocks import FamilyBlocks, mapped_bytes
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
 from overwinter.node.views import DeployedView
@@ -29,14 +30,28 @@ class Registry:
         self._log = log
         self._throttle = LogThrottle(log)
         self.functions: dict[FunctionId, DeployedFunction] = {}
+        """Read by others; only `add` and `remove` change it."""
+        self._families: dict[FamilyId, FamilyBlocks] = {}
 
-    def add(self, function: DeployedFunction) -> None:
-        """Add a version, with all its parts."""
-        self.functions |= {part.id: part for part in function.parts()}
+    def add(self, *parts: DeployedFunction) -> None:
+        """Add parts of versions."""
+        for part in parts:
+            self.remove(part.id)
+            self.functions[part.id] = part
+            family = self._families.get(part.family_id)
+            if family is None:
+                family = self._families[part.family_id] = FamilyBlocks(part.manifest.tenant, part.memory_bytes)
+            family.add(part)
 
     def remove(self, id_: FunctionId) -> DeployedFunction | None:
         """Remove one part of a version, and return it if it is here."""
-        return self.functions.pop(id_, None)
+        part = self.functions.pop(id_, None)
+        if part is not None:
+            family = self._families[part.family_id]
+            family.remove(part)
+            if not family.members:
+                del self._families[part.family_id]
+        return part
 
     # For callers
 
@@ -90,9 +105,10 @@ class Registry:
         tenant = id_ if function is None else function.manifest.tenant
         self._throttle.log(("space", tenant), lambda: f"a request was refused: {refused} ({self._published.totals()})")
 
-    def family(self, function: DeployedFunction) -> list[DeployedFunction]:
-        """Return all functions that a worker forked for this one may bind."""
-        return [each for each in self.functions.values() if each.family == function.family] or [function]
+    def mapped_bytes(self, function: DeployedFunction) -> int:
+        """Return the address space for mappings in a worker that is forked for a function."""
+        family = self._families.get(function.family_id)
+        return mapped_bytes([function]) if family is None else family.mapped_bytes
 
     # For zygotes
 
@@ -102,12 +118,8 @@ class Registry:
 
     def fork_limits_of(self, tenant: TenantId) -> ForkLimits:
         """Return the limits of the tenant's largest worker."""
-        families: dict[Family, list[DeployedFunction]] = {}
-        for function in self.functions.values():
-            if function.manifest.tenant == tenant:
-                families.setdefault(function.family, []).append(function)
-        memory_bytes = [function.memory_bytes for its in families.values() for function in its]
-        mapped = [mapped_bytes(its) for its in families.values()]
+        families = [each for each in self._families.values() if each.tenant == tenant]
+        memory_bytes, mapped = [each.memory_bytes for each in families], [each.mapped_bytes for each in families]
         return ForkLimits(max(ForkLimits().memory_bytes, *memory_bytes), max(ForkLimits().mapped_bytes, *mapped))
 
     def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:

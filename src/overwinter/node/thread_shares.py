@@ -23,8 +23,8 @@ from overwinter.node.threads import Threads
 CHECK_INTERVAL_S = 0.25
 FULL, ENOUGH = 0.75, 0.5
 """Workers are ended when this share of the threads is in use, until the second share is."""
-USUAL = 64
-"""A worker with as many threads is not ended."""
+USUAL = 8
+"""A worker with as many threads is not ended: as many workers as a node may have then leave threads free."""
 
 
 class ThreadShares:

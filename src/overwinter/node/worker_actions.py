@@ -10,7 +10,7 @@ from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
 from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
 from overwinter.node.contained import ContainedProcess, new_buffer
 from overwinter.node.faults import MACHINE, contain
-from overwinter.node.functions import DeployedFunction, mapped_bytes
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
@@ -180,7 +180,7 @@ class WorkerActions:
             )
             return
         try:
-            mapped = mapped_bytes(self._registry.family(function))
+            mapped = self._registry.mapped_bytes(function)
             order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, mapped)
             load = function.load(action.cores, action.concurrency)
             bind = None

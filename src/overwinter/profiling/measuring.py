@@ -19,7 +19,8 @@ from overwinter.core.profile import Configuration
 from overwinter.core.tensor import TensorMeta, requests_of_run_max
 from overwinter.model.program import Program
 from overwinter.model.structure import BATCH
-from overwinter.node.functions import DeployedFunction, mapped_bytes
+from overwinter.node.family_blocks import mapped_bytes
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import offsets

@@ -86,7 +86,9 @@ class Profiler:
         loop = asyncio.get_running_loop()
         if function.batch_limit is None:
             # Once, because reading a large program takes far longer than asking again.
-            function.batch_limit = batch_limit(await loop.run_in_executor(self._reader, self._program, function))
+            async with self._reads.turn(function.manifest.tenant):
+                program = await loop.run_in_executor(self._reader, self._program, function)
+            function.batch_limit = batch_limit(program)
         limits = ConfigurationLimits(core_count(), function.batch_limit)
         configurations = configurations_to_measure(options, function.manifest.settings, limits)
         batches = batches_to_measure(options, function.manifest.settings, limits) if options.layers else ()

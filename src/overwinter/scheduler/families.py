@@ -47,6 +47,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
         function.pool = _new_pool_record(cycle, spec)
     family.members[spec.id] = function
     function.trunk = family.trunks.join(spec.id, function.sizes)
+    _count_settings(family, spec.settings, 1)
     _settings_changed(cycle, family, model_of)
     return function
 
@@ -62,6 +63,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     """Remove the function from its family."""
     family, state = function.family, cycle.state
     del family.members[function.spec.id]
+    _count_settings(family, function.spec.settings, -1)
     family.trunks[function.trunk].waiting.pop(function.spec.id, None)
     family.trunks.leave(function.trunk)
     family.waiting.pop(function.spec.id, None)
@@ -88,6 +90,7 @@ def isolate(cycle: Cycle, function: Function) -> None:
     function.family.members[spec.id] = function
     function.trunk = function.family.trunks.join(spec.id, function.sizes)
     cycle.state.families[function.family.id] = function.family
+    _count_settings(function.family, spec.settings, 1)
     _settings_changed(cycle, function.family, None)
     record_waiting(function)
 
@@ -150,14 +153,21 @@ def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
     return first.level, first.due
 
 
+def _count_settings(family: Family, settings: Settings, members: int) -> None:
+    """Add (1) or remove (-1) a member's settings: a family may have thousands of members."""
+    family.max_workers += members * settings.max_workers
+    if settings.slo_ms is not None:
+        family.slos_ms[settings.slo_ms] += members
+        if not family.slos_ms[settings.slo_ms]:
+            del family.slos_ms[settings.slo_ms]
+
+
 def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | None) -> None:
     """The members of the family changed; `model_of`: the function whose configurations a new model uses, if one is
     needed.
     """
-    settings = [each.spec.settings for each in family.members.values()]
-    before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
-    family.slo_ms = min(slos, default=None)
-    family.max_workers = sum(each.max_workers for each in settings)
+    before = family.slo_ms
+    family.slo_ms = min(family.slos_ms, default=None)
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
         slowdown = family.latency.slowdown

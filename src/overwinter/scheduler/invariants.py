@@ -97,6 +97,10 @@ def _check_families(state: State) -> None:
         assert all(each.family is family for each in family.members.values()), (
             f"a member of {family.id} names another family"
         )
+        settings = [each.spec.settings for each in family.members.values()]
+        slos_ms = Counter(each.slo_ms for each in settings if each.slo_ms is not None)
+        assert (family.slos_ms, family.slo_ms) == (slos_ms, min(slos_ms, default=None)), f"SLOs of {family.id} differ"
+        assert family.max_workers == sum(each.max_workers for each in settings), f"most workers of {family.id} differ"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
         wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("places", "bytes")}
