@@ -150,7 +150,8 @@ class TenantTelemetry:
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
-        return self._names.translated_json(await self._telemetry.logs(self._node_name(name), version))
+        found = await self._telemetry.logs(self._node_name(name), version)
+        return await self._telemetry.in_thread(self._names.translated_json, found)
 
     def _translated_activity(self, found: NodeActivity) -> NodeActivity:
         own = own_activity(found, self._tenant)

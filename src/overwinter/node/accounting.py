@@ -36,12 +36,12 @@ MEASURED_MAX = 16
 """The most workers that are measured in one comparison, those measured longest ago first, because each costs
 milliseconds. All zygotes are measured.
 """
-
-
-COPIED_EVERY_S = 1.0
+COPIES_EVERY_S = 1.0
 """How often workers are looked for that may have copied many pages which they shared with their zygote."""
 COPIED_BYTES = 64 << 20
 """A worker that may have copied as much since its last measurement is measured again."""
+COPIES_MEASURED_MAX = 4
+"""The most workers that are then measured."""
 
 
 class Mismatch(NamedTuple):
@@ -50,6 +50,16 @@ class Mismatch(NamedTuple):
     kind: Kind
     what: Address | WorkerId
     text: str
+
+
+class _Faults(NamedTuple):
+    """The page faults of a worker."""
+
+    cpu_time_s: float = -1.0
+    """Its CPU time when they were last counted."""
+    last: int = 0
+    measured: int = 0
+    """How many there were at its last measurement."""
 
 
 class Accounting:
@@ -70,15 +80,14 @@ class Accounting:
         self._log = log
         self._suspected: set[Mismatch] = set()
         self._confirmed: set[Mismatch] = set()
-        self._faults: dict[WorkerId, int] = {}
-        """The page faults of each worker at its last measurement."""
+        self._faults: dict[WorkerId, _Faults] = {}
         self.accounts = Accounts()
 
     async def run(self, every_s: float, faults: Faults) -> None:
         """Compare periodically, without end."""
         last = clock.now()
         while True:
-            await asyncio.sleep(min(every_s, COPIED_EVERY_S))
+            await asyncio.sleep(min(every_s, COPIES_EVERY_S))
             with faults.contained("accounts"):
                 if clock.now() - last >= every_s:
                     await self.compare()
@@ -88,18 +97,15 @@ class Accounting:
 
     async def measure_copies(self) -> None:
         """Measure the workers that may have copied many pages since their last measurement, those with most first."""
-        smaps, copied = self._processes.worker_smaps(), {}
-        self._faults = {worker: count for worker, count in self._faults.items() if worker in smaps}
-        for worker in smaps:
-            process = self._processes.process(worker)
-            if process is not None and process.pid is not None and process.inherited_bytes > COPIED_BYTES:
-                copied[worker] = page_faults(process.pid) - self._faults.get(worker, 0)
+        smaps = self._processes.worker_smaps()
+        self._faults = {worker: self._faults_of(worker) for worker in smaps}
+        copied = {worker: faults.last - faults.measured for worker, faults in self._faults.items()}
         due = [worker for worker, pages in copied.items() if pages * PAGE_BYTES > COPIED_BYTES]
-        due = sorted(due, key=copied.__getitem__, reverse=True)[:MEASURED_MAX]
+        due = sorted(due, key=copied.__getitem__, reverse=True)[:COPIES_MEASURED_MAX]
         if not due:
             return
         for worker in due:
-            self._faults[worker] = self._faults.get(worker, 0) + copied[worker]
+            self._faults[worker] = self._faults[worker]._replace(measured=self._faults[worker].last)
         files = deque(_duplicate(smaps[worker]) for worker in due)
         try:
             measured = await asyncio.to_thread(_measure, files)
@@ -109,6 +115,16 @@ class Accounting:
         for worker, memory in zip(due, measured, strict=True):
             if memory is not None:
                 self._update_inherited(worker, memory)
+
+    def _faults_of(self, worker: WorkerId) -> _Faults:
+        """Count a worker's page faults, if it has computed since the last time and may copy many pages."""
+        known, process = self._faults.get(worker, _Faults()), self._processes.process(worker)
+        if process is None or process.pid is None or process.inherited_bytes <= COPIED_BYTES:
+            return known
+        cpu_time_s = clock.cpu_time_s(process.pid)
+        if cpu_time_s is None or cpu_time_s == known.cpu_time_s:
+            return known
+        return known._replace(cpu_time_s=cpu_time_s, last=page_faults(process.pid))
 
     async def compare(self) -> None:
         """Compare once."""

@@ -6,6 +6,7 @@ from overwinter.core.actions import Drop, Evict, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
 from overwinter.scheduler import homes, residency
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.resources import store_owner
 from overwinter.scheduler.state import Function
 
@@ -27,6 +28,8 @@ def begin_load(cycle: Cycle, function: Function) -> None:
 def hold(cycle: Cycle, function: Function) -> None:
     """Record that the function's blocks are, or will be, in its host store."""
     cycle.state.held_blocks(function).hold(function.sizes)
+    if function.spec.settings.pinned:
+        cycle.state.pinned.setdefault(function.spec.store, HeldBlocks()).hold(function.sizes)
     cycle.state.tenant(function.spec.tenant).hold(function.sizes.keys())
     _count(cycle, function.spec.store)
 
@@ -42,6 +45,10 @@ def release(cycle: Cycle, function: Function) -> None:
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
         cycle.state.held_blocks(function).release(function.sizes)
+        if function.spec.settings.pinned:
+            pinned = cycle.state.pinned[function.spec.store]
+            pinned.release(function.sizes)
+            pinned.remove_unused(set(function.sizes))
         cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
     if function.pool is not None:
         residency.forget(cycle, function)

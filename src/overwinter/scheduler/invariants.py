@@ -216,12 +216,19 @@ def _amounts(claims: Mapping[Owner, Claim]) -> dict[Owner, Claim]:
 def _check_stores(cycle: Cycle) -> None:
     state = cycle.state
     wanted: dict[StoreName, Counter[Address]] = {}
+    pinned: dict[StoreName, dict[Address, int]] = {}
     for function in state.functions.values():
         assert not (function.loaded and function.loading is not None), (
             f"the blocks of {function.spec.id} are loaded twice"
         )
         if function.loaded or function.loading is not None:
             wanted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
+            if function.spec.settings.pinned:
+                pinned.setdefault(function.spec.store, {}).update(function.sizes)
+    for name, blocks in state.pinned.items():
+        assert blocks.sizes == pinned.get(name, {}), f"the pinned blocks of store {name!r} are wrong"
+        assert blocks.nbytes == sum(blocks.sizes.values()), f"the pinned bytes of store {name!r} are wrong"
+    assert pinned.keys() <= state.pinned.keys(), "pinned blocks are not counted"
     for name, store in state.stores.items():
         assert +store.holders == wanted.get(name, Counter()), f"the number of holders of a block in {name!r} is wrong"
         assert store.nbytes == sum(store.sizes.values()), f"the bytes of store {name!r} are wrong"

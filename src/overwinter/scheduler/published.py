@@ -132,14 +132,9 @@ class Published:
     def totals(self) -> str:
         """How much of the host stores and of the workers' memory is taken, in words: for the administrator alone."""
         host, memory = self._cycle.resources.host, self._cycle.resources.memory
-        pinned = {
-            (each.spec.store, address): size
-            for each in self._state.functions.values()
-            if each.spec.settings.pinned and (each.loaded or each.loading is not None)
-            for address, size in each.sizes.items()
-        }
+        pinned = sum(each.nbytes for each in self._state.pinned.values())
         return (
-            f"the host stores have {host.taken} of {host.capacity} bytes, {sum(pinned.values())} of them pinned; "
+            f"the host stores have {host.taken} of {host.capacity} bytes, {pinned} of them pinned; "
             f"workers have {memory.taken} of {memory.capacity} bytes"
         )
 

@@ -199,7 +199,9 @@ def drain_for_bytes(cycle: Cycle, waiting: Function) -> None:
 
 
 def _limit_drain(cycle: Cycle, function: Function, why: str) -> None:
-    """End the operations of a draining function, with their workers, after the drain timeout."""
+    """End the starts of a draining function at once, and its other operations, with their workers, after the drain
+    timeout.
+    """
     until = Seconds(cycle.now + cycle.config.drain_timeout_s)
     for worker in list(function.workers.values()):
         if worker.start is not None:

@@ -354,6 +354,8 @@ class State(msgspec.Struct):
     """The processes that were forked ahead, the oldest first."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
     stores: dict[StoreName, HeldBlocks] = msgspec.field(default_factory=dict)
+    pinned: dict[StoreName, HeldBlocks] = msgspec.field(default_factory=dict)
+    """The blocks of pinned functions in each host store."""
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     """The unused functions whose blocks are in a host store, the longest unused first."""
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)

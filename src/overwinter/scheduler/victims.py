@@ -261,14 +261,10 @@ def pinned_bytes(cycle: Cycle, function: Function) -> int:
     """Return the bytes that other functions have pinned in the host stores, without blocks shared with this
     function.
     """
-    pinned = {
-        (other.spec.store, address): size
-        for other in cycle.state.functions.values()
-        if other.spec.settings.pinned and (other.loaded or other.loading is not None) and other is not function
-        for address, size in other.sizes.items()
-        if other.spec.store != function.spec.store or address not in function.sizes
-    }
-    return sum(pinned.values())
+    everywhere = sum(pinned.nbytes for pinned in cycle.state.pinned.values())
+    there = cycle.state.pinned.get(function.spec.store)
+    shared = () if there is None else (size for address, size in function.sizes.items() if address in there.sizes)
+    return everywhere - sum(shared)
 
 
 def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
