@@ -42,7 +42,7 @@ test-machine: setup
 
 NODES := tests/node
 SYSTEMS := tests/system
-PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_running.py worker)
+PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_bootstrap.py worker)
 
 test-nodes: setup
 	$(PYTEST) $(NODES)
