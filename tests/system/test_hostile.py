@@ -195,9 +195,9 @@ def test_a_block_too_large_for_a_program_is_not_read_as_one(node: NodeProcess):
         node.client.register(manifest)
 
 
-def test_a_function_beyond_the_message_limit_is_refused(node: NodeProcess):
+def test_a_function_with_too_many_assets_is_refused(node: NodeProcess):
     assets = {f"{number:06}{'a' * 120}": b"same" for number in range(PACKET_BYTES_MAX // 120)}
-    with pytest.raises(TooLargeError, match="'many'"):
+    with pytest.raises(TooLargeError, match="fewer assets"):
         deploy(node, "many", handler="def preprocess(inputs, state):\n    return inputs\n", assets=assets)
     assert "many" not in {function["name"] for function in node.client.functions()}
 
