@@ -58,7 +58,7 @@ class Binding(msgspec.Struct, eq=False):
     draining: bool = False
     """Whether it gets no more work in this worker, and is unbound when its runs have ended."""
     until: Seconds | None = None
-    """When its runs there are refused if it is draining; None: no limit."""
+    """When its runs there are refused, and then its worker is stopped, if it is draining; None: no limit."""
 
 
 class Worker(msgspec.Struct):
@@ -386,11 +386,8 @@ class State(msgspec.Struct):
 
     def held_blocks(self, function: Function) -> HeldBlocks:
         """The blocks that the host store with a function's blocks holds."""
-        store = function.spec.store
-        held = self.stores.get(store)
-        if held is None:
-            held = self.stores[store] = HeldBlocks()
-        return held
+        held = self.stores.get(function.spec.store)
+        return self.stores.setdefault(function.spec.store, HeldBlocks()) if held is None else held
 
     def open_requests(self, function: Function) -> Iterator[Request]:
         """The open requests of the function, waiting or running."""
