@@ -104,28 +104,18 @@ def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
     assert len([each for each in world.log if isinstance(each, StartWorker)]) == 4
 
 
-@pytest.mark.parametrize("removed", [False, True])
-def test_who_needs_room_does_not_wait_for_the_greedy_of_others(removed):
+@pytest.mark.parametrize("state", ["runs", "is removed", "starts"])
+def test_who_needs_room_does_not_wait_for_the_greedy_of_others(state):
     world = node()
-    greedy, request = woken(world, "greedy", tenant="u")
-    if removed:
+    if state == "starts":
+        world.deploy(spec("greedy", tenant="u", profile=PROFILE))
+        request = world.arrive("greedy")
+        world.load_blocks()
+        [greedy] = world.starting
+    else:
+        greedy, request = woken(world, "greedy", tenant="u")
+    if state == "is removed":
         world.send(Removed("greedy@1"))
-    assert measured(world, greedy=990) == []
-    world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
-    mine = world.arrive("honest")
-    actions = world.load_blocks()
-    assert [each.worker for each in actions if isinstance(each, StopWorker)] == [greedy]
-    assert world.answers[request].error == "NoSpaceError"
-    world.settle()
-    assert isinstance(world.answers[mine], Reply)
-
-
-def test_who_needs_room_does_not_wait_for_the_starts_of_others():
-    world = node()
-    world.deploy(spec("greedy", tenant="u", profile=PROFILE))
-    request = world.arrive("greedy")
-    world.load_blocks()
-    [greedy] = world.starting
     assert measured(world, greedy=990) == []
     world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
     mine = world.arrive("honest")
