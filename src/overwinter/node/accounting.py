@@ -3,6 +3,8 @@
 Periodically, a thread compares the tables of the scheduler and of the host stores with the files of the tmpfs, and the
 expected memory of workers with their actual memory. The node continues meanwhile, so a difference counts only if it is
 found in two consecutive passes. Each is logged once, and counted.
+
+Every second, the workers are measured that may have copied many of the pages which they shared with their zygote.
 """
 
 import asyncio
@@ -15,7 +17,8 @@ from typing import BinaryIO, NamedTuple
 from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
-from overwinter.node.memory import PAGE_BYTES, anonymous_bytes, directory_memory, page_faults, process_memory
+from overwinter.node.memory import PAGE_BYTES, anonymous_bytes, directory_memory, process_memory
+from overwinter.node.process_stat import PAGE_FAULTS, count_of
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
@@ -124,7 +127,7 @@ class Accounting:
         cpu_time_s = clock.cpu_time_s(process.pid)
         if cpu_time_s is None or cpu_time_s == known.cpu_time_s:
             return known
-        return known._replace(cpu_time_s=cpu_time_s, last=page_faults(process.pid))
+        return known._replace(cpu_time_s=cpu_time_s, last=count_of(process.pid, PAGE_FAULTS))
 
     async def compare(self) -> None:
         """Compare once."""

@@ -66,16 +66,6 @@ def anonymous_bytes(pid: int) -> int | None:
     return (int(resident) - int(shared)) * PAGE_BYTES if int(resident) else None
 
 
-def page_faults(pid: int) -> int:
-    """Return how many pages the kernel has added or copied for a process without reading a disk; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            # The name of the process, in brackets, may contain anything; the count is the 8th field behind it.
-            return int(file.read(STATUS_BYTES).rpartition(b")")[2].split()[7])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def excess_table_bytes(pid: int) -> int:
     """Return the bytes of the process's page tables beyond the usual ones: a few pages far from each other take a
     thousand times their size. Needs no privileges.

@@ -8,15 +8,14 @@ each time the one with the most threads of the tenant with the most.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.cgroups import Groups
 from overwinter.node.faults import Faults
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
+from overwinter.node.process_stat import THREADS, count_of
 from overwinter.node.processes import Processes
 from overwinter.node.threads import Threads
 
@@ -82,10 +81,5 @@ def to_end(
 
 
 def _counts(pids: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
-    """Return the number of threads of each process that has not ended. Reads /proc."""
-    found = {}
-    for worker, pid in pids.items():
-        with suppress(OSError, ValueError, IndexError):
-            # The name of the process, in brackets, may contain anything; the threads are the 18th field behind it.
-            found[worker] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[17])
-    return found
+    """Return the number of threads of each process. Reads /proc."""
+    return {worker: count_of(pid, THREADS) for worker, pid in pids.items()}

@@ -59,8 +59,8 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
         others_wait = any(tenant != function.spec.tenant for tenant in cycle.state.waiting_for_places)
         for worker in function.workers.values():
             # A worker that drains for another tenant is not kept, nor one whose place another tenant expects.
-            is_kept = worker.drain is not None and worker.drain.why == UNLOADED and not others_wait
-            if is_kept and not worker.stopping:
+            is_unloaded = worker.drain is not None and worker.drain.why == UNLOADED
+            if is_unloaded and not (others_wait or worker.stopping):
                 cancel_drain(cycle, worker, function)
             if worker.bound[id_].until is not None:
                 worker.bound[id_].draining, worker.bound[id_].until = False, None
