@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of, restore
+from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of
 from overwinter.worker.launch import SESSION_NICE
 
 from .rig import Function, Rig, Same, until
@@ -136,27 +136,36 @@ def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(paren
     assert not places(parents, node)
 
 
-def test_a_demoted_process_is_in_a_separate_group_with_idle_priority(parents):
+def test_demoted_processes_compete_as_one_and_get_only_idle_cores_except_those_that_are_killed(parents):
     groups = Groups()
     groups.make()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
-        place = groups.demote(child.pid)
-        assert place.name.startswith(groups.name + IDLE_SUFFIX)
-        assert cores_of(child.pid) == place.name
-        usual, least = weight_of(place.with_name(groups.name)), weight_of(place)
-        assert is_idle(place) or least < usual
-        restore(place)
+        place, other = (groups.demote(child.pid) for child in children)
+        every = place.parent
+        assert other.parent == every
+        assert other != place
+        assert every.name == groups.name + IDLE_SUFFIX
+        assert cores_of(children[0].pid) == f"{every.name}/{place.name}"
+        usual = weight_of(every.with_name(groups.name))
+        assert all(is_idle(each) or weight_of(each) < usual for each in (every, place, other))
+        groups.restore(place)
+        assert not is_idle(every)
+        assert weight_of(every) == usual
         assert not is_idle(place)
-        assert weight_of(place) == usual
+        assert is_idle(other) or weight_of(other) < weight_of(place)
         groups.keep([])
         assert place.exists(), "it has a process"
-        child.communicate()
+        children[0].communicate()
+        groups.ended(place)
+        assert is_idle(every) or weight_of(every) < usual
         groups.keep([])
         assert not place.exists()
+        assert other.exists()
     finally:
-        child.kill()
-        child.communicate()
+        for child in children:
+            child.kill()
+            child.communicate()
         groups.close()
     assert not places(parents, groups.name)
 

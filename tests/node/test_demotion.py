@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
+import torch
 
 from overwinter.node.cgroups import IDLE_SUFFIX, Groups
 from overwinter.node.demotion import demote
 
+from .rig import Function, Rig, Same, until
 from .test_cgroups import cores_of
 
 
@@ -49,3 +52,25 @@ def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
     finally:
         lives.communicate()
         groups.close()
+
+
+def test_the_demotion_of_an_ended_worker_does_not_reach_a_process_with_its_descriptor():
+    with closing(Rig()) as rig:
+
+        async def ended():
+            worker = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}))
+            worker.kill()
+            await until(lambda: worker.over)
+            return worker
+
+        worker, other = rig.run(ended()), child()
+        try:
+            found = os.pidfd_open(other.pid)
+            os.dup2(found, worker.pidfd)
+            worker.demoted(None)
+            assert other.poll() is None
+            os.close(worker.pidfd)
+            os.close(found)
+        finally:
+            other.communicate(timeout=10)
+        assert other.returncode == 1

@@ -215,7 +215,7 @@ def test_a_demoted_worker_gets_its_weight_back_when_it_is_stopped(rig, when):
         else:
             await asyncio.sleep(0)
             wait_until(lambda: scene.is_behind(worker))
-        place = groups._tenants_parent.with_name(cores_of(worker.pid))
+        place = groups._tenants_parent.parent / cores_of(worker.pid)
         assert is_idle(place)
         # It would not stop by itself before the cores are idle, so it is killed.
         rig.processes.stop(worker.worker, kill=when == "during")

@@ -2,8 +2,9 @@
 
 All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
 one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
-others (`core_shares.py`). A worker that gets only idle cores has a separate group. Threads are bounded, so that the
-system keeps process ids for other programs. Memory is not bounded here: see docs/decisions/sandbox.md.
+others (`core_shares.py`). Workers that get only idle cores are in a second group next to it, with one group below it
+for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is not bounded here: see
+docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
 process from outside takes 6 to 20 ms, during which no process of the system can fork.
@@ -21,7 +22,7 @@ from overwinter.core.ids import TenantId
 
 NAME_PREFIX = "overwinter-"
 IDLE_SUFFIX = "-idle"
-"""The suffix of the group of a demoted process, next to the node's own group; a number follows."""
+"""The suffix of the group of all demoted processes, next to the node's own group."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
 """The controllers, and the consequence of not having each."""
 PROCESS = Path("/proc/self")
@@ -59,8 +60,12 @@ class Groups:
         """The groups that this node has locked, so that other nodes do not remove them."""
         self._tenants_parent: Path | None = None
         """The parent of the tenants' groups; None: tenants have no groups."""
+        self._demoted_parent: Path | None = None
+        """The parent of the groups of demoted processes; None: nothing was demoted."""
         self._demoted: set[Path] = set()
         """The groups of demoted processes."""
+        self._restored: set[Path] = set()
+        """Those of them that have their CPU weight again, because their process is ending."""
         self._tenants: dict[TenantId, Path] = {}
         self._lowered: set[TenantId] = set()
         """The tenants with a lowered weight."""
@@ -152,7 +157,6 @@ class Groups:
         for place in list(self._demoted):
             if _remove(place):
                 self._demoted.discard(place)
-                os.close(self._locks.pop(place))
 
     def lower(self, tenants: Collection[TenantId]) -> None:
         """Give these tenants a lower weight than all others, until the next call."""
@@ -174,7 +178,7 @@ class Groups:
         if parent is None:
             return 0, None
         own = parent / self.name
-        places = {own, *(place for place in self._demoted if (place / "pids.current").exists())}
+        places = (own, own.with_name(own.name + IDLE_SUFFIX))
         return sum(number_in(place / "pids.current") or 0 for place in places), number_in(own / "pids.max")
 
     # Demoted processes
@@ -188,23 +192,54 @@ class Groups:
         """Demote a process, so that it gets only idle cores; return its group. Raise OSError if that fails. Takes
         milliseconds.
         """
-        if self._tenants_parent is None:
-            raise FileNotFoundError("there are no control groups")
+        parent = self._demoted_parent or self._make_demoted_parent()
         self._last_demoted += 1
-        place = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}-{self._last_demoted}")
-        self._claim(place)
+        place = parent / f"{self._last_demoted}"
+        place.mkdir()
         try:
-            if (place / "pids.max").exists():
-                _bound("pids", place)
-            if (place / "cpu.idle").exists():
-                (place / "cpu.idle").write_text("1")
-            else:
-                _set_weight(place, SHARES)
+            _make_idle(place)
             (place / "cgroup.procs").write_text(f"{pid}")
         finally:
             # From now on, it is removed as soon as it is empty.
             self._demoted.add(place)
         return place
+
+    def _make_demoted_parent(self) -> Path:
+        """Create the group of all demoted processes. For the kernel they compete with the others as one: with a group
+        for each at this level, a worker that woke up beside them waited ten times as long.
+        """
+        if self._tenants_parent is None:
+            raise FileNotFoundError("there are no control groups")
+        place = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}")
+        self._claim(place)
+        if (place / "pids.max").exists():
+            _bound("pids", place)
+        if _is_version_2(place):
+            (place / "cgroup.subtree_control").write_text("+cpu")
+        _make_idle(place)
+        self._demoted_parent = place
+        return place
+
+    def restore(self, place: Path) -> None:
+        """Give the process of this group, which was demoted, the CPU weight of all workers. Takes microseconds, and
+        applies to a process that is ending, too. Must be followed by `ended`.
+        """
+        if self._demoted_parent is None:
+            return
+        self._restored.add(place)
+        with suppress(OSError):
+            for each in (place, self._demoted_parent):
+                _end_idle(each)
+            _set_weight(place, 1)
+            _bound("cpu", self._demoted_parent)
+
+    def ended(self, place: Path) -> None:
+        """The process of this group has ended: the other demoted processes get only idle cores again."""
+        if place in self._restored:
+            self._restored.discard(place)
+            if not self._restored and self._demoted_parent is not None:
+                with suppress(OSError):
+                    _make_idle(self._demoted_parent)
 
     # Shutdown
 
@@ -226,17 +261,8 @@ class Groups:
         self._locks.clear()
         self._tenants.clear()
         self._demoted.clear()
-        self._tenants_parent = None
-
-
-def restore(place: Path) -> None:
-    """Give the process of this group, which was demoted, the CPU weight of all workers. Takes microseconds, and applies
-    to a process that is ending, too.
-    """
-    with suppress(OSError):
-        if (place / "cpu.idle").exists():
-            (place / "cpu.idle").write_text("0")
-        _bound("cpu", place)
+        self._restored.clear()
+        self._tenants_parent = self._demoted_parent = None
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
@@ -302,6 +328,19 @@ def _set_weight(place: Path, part: int) -> None:
             (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // part)}")
         else:
             (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // part)}")
+
+
+def _make_idle(place: Path) -> None:
+    """Give a group only idle cores; without that possibility, the least weight."""
+    if (place / "cpu.idle").exists():
+        (place / "cpu.idle").write_text("1")
+    else:
+        _set_weight(place, SHARES)
+
+
+def _end_idle(place: Path) -> None:
+    if (place / "cpu.idle").exists():
+        (place / "cpu.idle").write_text("0")
 
 
 def _read(path: Path) -> str:

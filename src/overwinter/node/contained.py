@@ -11,6 +11,7 @@ from overwinter.core.ids import FunctionId, RequestId, RunId, TenantId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.closing import ClosingThread
+from overwinter.node.demotion import Demotion
 from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Outputs
 from overwinter.node.packed_answers import PackedAnswer, Received
@@ -44,7 +45,7 @@ class ContainedProcess:
     answer_check: AnswerCheck
     is_demoted = False
     """Whether it gets only idle cores, until it is killed."""
-    _restore: Callable[[], None] | None = None
+    _demotion: Demotion | None = None
     """Restores the CPU weight of a demoted process."""
 
     def __init__(
@@ -201,18 +202,23 @@ class ContainedProcess:
         self._kill_requested = True
         if self.pidfd is not None:
             kill(self.pidfd)
-        if self._restore is not None:
-            self._restore()
+        if self._demotion is not None:
+            self._demotion.restore()
 
-    def demoted(self, restore: Callable[[], None] | None) -> None:
-        """Record that it gets only idle cores, until it is killed and `restore` is called: see `demotion.demote`."""
-        self.is_demoted, self._restore = True, restore
+    def demoted(self, demotion: Demotion | None) -> None:
+        """Record that it gets only idle cores until it is killed: see `demotion.demote`."""
+        if self._closed:
+            # Its descriptors may be those of another process now.
+            return
+        self.is_demoted, self._demotion = True, demotion
         if self._kill_requested:
             self.kill()
 
     def close(self) -> None:
         """Close the node's descriptors for the process."""
         self.over = self._closed = True
+        if self._demotion is not None:
+            self._demotion.ended()
         self.last_run = None
         self.channel.close()
         self.output.close()

@@ -1,35 +1,49 @@
 """Demotes a process until its end, so that it gets only idle cores.
 
-The process is moved into a control group of its own. Giving its threads SCHED_IDLE would not change the weight of its
-tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for processes of the
-same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
+The process is moved into a control group for demoted processes. Giving its threads SCHED_IDLE would not change the
+weight of its tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for
+processes of the same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
 
 The end of a process frees its memory, and takes processor time. So the CPU weight of a process is restored when it is
 killed.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from overwinter.node.cgroups import Groups, restore
+from overwinter.node.cgroups import Groups
 from overwinter.node.process_identity import has_ended
 
 PASSES = 100
 """The most passes over the threads of a process. A thread created during a pass may still have the old priority."""
 
 
-def demote(groups: Groups, pid: int, pidfd: int) -> Callable[[], None] | None:
+class Demotion(NamedTuple):
+    """A demoted process in a control group."""
+
+    groups: Groups
+    place: Path
+
+    def restore(self) -> None:
+        """Restore the CPU weight of the process, which is being killed; takes microseconds."""
+        self.groups.restore(self.place)
+
+    def ended(self) -> None:
+        """The process has ended."""
+        self.groups.ended(self.place)
+
+
+def demote(groups: Groups, pid: int, pidfd: int) -> Demotion | None:
     """Demote the process, and close `pidfd`. Takes milliseconds. If the process has ended, another process with its pid
     is not affected.
 
-    Returns what restores its CPU weight, in microseconds; None: nothing does.
+    Returns None if its CPU weight cannot be restored.
     """
     try:
         if not has_ended(pidfd):
-            return partial(restore, groups.demote(pid))
+            return Demotion(groups, groups.demote(pid))
     except OSError:
         # There is no group, or the process has ended.
         _make_idle(pid, pidfd)
