@@ -102,7 +102,8 @@ class NodeEffects:
             case LoadBlocks(function, operation):
                 self._load_blocks(self._functions[function], operation)
             case Drop(addresses, store):
-                self._hosts.store(store).drop(addresses)
+                self._hosts.store(store).begin_drop(addresses)
+                self._processes.files.closing.run(self._hosts.removals.remove)
             case StartWorker():
                 self.worker_actions.start_worker(action)
             case ForkAhead(worker, function):

@@ -10,6 +10,7 @@ from pathlib import Path
 from overwinter.core.ids import SHARED, StoreName
 from overwinter.store.disk import free_bytes
 from overwinter.store.host import HostStore, Source, VerificationCounts
+from overwinter.store.removal import Removals
 from overwinter.store.residency import Sized
 
 PREFIX = "tenant."
@@ -21,15 +22,16 @@ class HostStores:
     def __init__(self, root: Path, repository: Source) -> None:
         self.root = root
         self.verification = VerificationCounts()
+        self.removals = Removals()
         self._repository = repository
-        self._stores = {SHARED: HostStore(root, repository, verification=self.verification)}
+        self._stores = {SHARED: HostStore(root, repository, self.verification, self.removals)}
 
     def store(self, name: StoreName) -> HostStore:
         """The store of that name."""
         store = self._stores.get(name)
         if store is None:
             store = self._stores[name] = HostStore(
-                self.root / f"{PREFIX}{name}", self._repository, verification=self.verification
+                self.root / f"{PREFIX}{name}", self._repository, self.verification, self.removals
             )
         return store
 
@@ -38,12 +40,13 @@ class HostStores:
         return dict(self._stores)
 
     def capacity_bytes(self) -> int | None:
-        """Return the bytes that the tmpfs has for the stores, including those that they hold; None while a block is
-        being copied.
+        """Return the bytes that the tmpfs has for the stores, including those that they hold; None while blocks are
+        being copied or removed.
         """
         stores = list(self._stores.values())
         free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
-        return None if any(store.is_copying for store in stores) else free + held
+        is_changing = any(store.is_copying for store in stores) or self.removals.sizes
+        return None if is_changing else free + held
 
     def sweep(self, needed: Mapping[StoreName, Iterable[Sized]]) -> None:
         """Keep only these blocks of an earlier node; unused stores are removed."""
@@ -55,5 +58,6 @@ class HostStores:
 
     def close(self) -> None:
         """Remove all stores, and free their memory."""
+        self.removals.remove()
         self.sweep({})
         self.root.rmdir()
