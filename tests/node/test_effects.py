@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from overwinter.core.actions import Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
+from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
 from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, LoadFailed, WorkerExited
 from overwinter.node import clock
 from overwinter.node.calls import Calls
+from overwinter.node.closing import ClosingThread
 from overwinter.node.effects import NodeEffects
 from overwinter.node.registry import Registry
 from overwinter.node.starts import Starts
@@ -20,6 +21,7 @@ from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
+from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
 from tests.scheduler.world import spec
 from tests.store.family import Pipes, names
@@ -87,6 +89,33 @@ def test_a_node_that_stops_gives_up_the_block_that_it_copies(tmp_path):
         asyncio.run(scene(writer))
     assert (names(host), host.is_copying) == (set(), False)
     assert (heard, lines) == ([], [])
+
+
+def test_dropped_blocks_are_removed_by_a_thread(tmp_path):
+    source, data = Pipes(), b"a block"
+    blob = Blob(address_of(data), len(data))
+    hosts = HostStores(tmp_path / "hosts", source)
+    host, closing = hosts.store(""), ClosingThread()
+    with open(source.pipe(blob.address), "wb", buffering=0) as writer:
+        writer.write(data)
+    host.load([blob])
+    processes = SimpleNamespace(turns=Starts(), files=SimpleNamespace(closing=closing))
+
+    async def scene():
+        async with asyncio.timeout(START_S), asyncio.TaskGroup() as tasks:
+            heard: list[Event] = []
+            registry = Registry(hosts, None, heard.append, LogLines())
+            calls = Calls(heard.append, None, None)
+            effects = NodeEffects(registry, processes, calls, hosts, SchedulerConfig(), tasks, heard.append, LogLines())
+            with hosts.removals._removing:
+                # The event loop does not wait for the removal, which cannot begin.
+                effects.carry_out(Drop((blob.address,), ""))
+                assert names(host) == {blob.address}
+                assert not host.holds(blob.address)
+            await until(lambda: names(host) == set())
+
+    asyncio.run(scene())
+    closing.end()
 
 
 def test_repeated_stops_of_a_tenants_workers_are_logged_once():

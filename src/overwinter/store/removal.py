@@ -36,14 +36,17 @@ class Removals:
         for path in self._all() if paths is None else paths:
             # A load may write a file again as soon as it counts as removed, so only one thread removes at a time.
             with self._removing:
-                if path not in self._files:
-                    continue
-                try:
-                    path.unlink(missing_ok=True)
-                finally:
-                    with self.changed:
-                        del self._files[path]
-                        self.changed.notify_all()
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        if path not in self._files:
+            return
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            with self.changed:
+                del self._files[path]
+                self.changed.notify_all()
 
     def _all(self) -> list[Path]:
         with self.changed:
