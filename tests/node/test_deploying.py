@@ -123,15 +123,15 @@ def test_a_removal_collects_unneeded_blocks_in_the_thread_for_it(deploying, monk
     async def scene(node, manifest):
         seen, collect = [], node.repository.collect
 
-        def collecting(now, grace_s):
-            seen.append(threading.current_thread().name)
-            return collect(now, grace_s)
+        def collecting(now, grace_s, only):
+            seen.append((threading.current_thread().name, only))
+            return collect(now, grace_s, only)
 
         await node.deploy(manifest)
         with monkeypatch.context() as patch:
             patch.setattr(node.repository, "collect", collecting)
             await node.remove(manifest.name, 1)
-        assert seen == ["collection_0"]
+        assert seen == [("collection_0", {blob.address for blob in manifest.blobs()})]
 
     deploying(scene)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from overwinter.node.upkeep import UnneededBlocks
-from overwinter.store.repository import Collected
+from overwinter.store.collection import Collected
 from tests.node.rig import until
 
 ASKING = 5
@@ -19,7 +19,7 @@ class Locked:
         self.begun = self.at_once = 0
         self.released = threading.Semaphore(0)
 
-    def collect(self, now, grace_s):
+    def collect(self, now, grace_s, only):
         self.begun += 1
         self.at_once += 1
         assert self.at_once == 1
@@ -35,9 +35,9 @@ def test_removals_during_a_collection_share_the_next_one_and_leave_the_threads_f
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         unneeded = UnneededBlocks(repository, 60.0)
-        first = asyncio.create_task(unneeded.collect())
+        first = asyncio.create_task(unneeded.collect(["a"]))
         await until(lambda: repository.begun)
-        others = [asyncio.create_task(unneeded.collect()) for _ in range(ASKING)]
+        others = [asyncio.create_task(unneeded.collect(["b"])) for _ in range(ASKING)]
         # The only thread for everything else has nothing to do.
         assert await asyncio.to_thread(partial(repository.released.release, 2)) is None
         assert (await first).files == 1

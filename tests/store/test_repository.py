@@ -3,6 +3,7 @@ import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from overwinter.core.errors import CallerError, ConflictError, NotFoundError, St
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
 from overwinter.core.profile import Point, Profile
+from overwinter.store import collection
 from overwinter.store.blocks import address_of
 from overwinter.store.compatibility import stored_manifest
 from overwinter.store.manifest import Block, Piece
@@ -27,6 +29,7 @@ from tests.store.family import (
     head_variant,
     missing,
     put,
+    stored,
     upload,
 )
 
@@ -354,3 +357,40 @@ def test_threads_may_deploy_one_model_at_once(repository):
     assert [found.version for found in repository.deployments()] == [1, 2, 3, 4]
     assert blocks_and_drafts(repository) == set(model.files)
     assert all(repository.read(address) == data for address, data in model.files.items())
+
+
+def test_a_collection_of_a_removed_function_leaves_everything_else(repository):
+    one, other = base(), head_variant("other", seed=1)
+    one.deploy(repository)
+    other.deploy(repository)
+    put(repository, ADDRESS, DATA)
+    repository.remove(BASE)
+    assert repository.collect(LATER, 60, set(one.files)).files == len(one.files.keys() - other.files.keys())
+    assert blocks_and_drafts(repository) == {*other.files, ADDRESS}
+    assert missing(repository, one.files, now=LATER) == [each for each in one.files if each not in other.files]
+    assert missing(repository, [ADDRESS], now=LATER) == []
+
+
+def test_many_blocks_are_removed_in_steps_that_uploads_and_deploys_can_come_between(repository, monkeypatch):
+    """What is registered between two steps keeps its blocks."""
+    monkeypatch.setattr(collection, "AT_ONCE", 3)
+    model = base()
+    model.deploy(repository)
+    repository.remove(BASE)
+    blobs = stored(repository, 20, nbytes=100)
+    exclusive, steps = repository._lock.exclusive, []
+
+    @contextmanager
+    def counted():
+        if not steps:
+            # The first step: the function is registered again at an earlier time than the grace period reaches.
+            repository.register(model.manifest, now=NOW)
+        steps.append(1)
+        with exclusive():
+            yield
+
+    monkeypatch.setattr(repository._lock, "exclusive", counted)
+    assert repository.collect(LATER, grace_s=0).files == len(blobs)
+    assert len(steps) >= len(blobs) / 3
+    assert blocks_and_drafts(repository) == set(model.files)
+    assert missing(repository, model.files, now=LATER) == []

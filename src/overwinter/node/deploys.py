@@ -16,7 +16,7 @@ from overwinter.core.errors import (
     TooLargeError,
 )
 from overwinter.core.events import Deployed, Removed
-from overwinter.core.ids import FunctionName, TenantId, function_id
+from overwinter.core.ids import Address, FunctionName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import requests_of_run_max
 from overwinter.core.versions import default_of
@@ -178,17 +178,20 @@ class Deploys:
         async with self._pipelines.changing.turn(self.owner(name)):
             await self._protect(name, version)
             # If its caller is cancelled, the thread continues, and the rest must follow.
-            await asyncio.shield(asyncio.ensure_future(self._remove(name, version)))
-        await self._unneeded.collect()
+            removed = await asyncio.shield(asyncio.ensure_future(self._remove(name, version)))
+        await self._unneeded.collect(removed)
 
-    async def _remove(self, name: FunctionName, version: int | None) -> None:
-        tenant = self.owner(name)
+    async def _remove(self, name: FunctionName, version: int | None) -> set[Address]:
+        """Remove versions; return the blobs that they needed."""
+        tenant, blobs = self.owner(name), set[Address]()
         for gone in await asyncio.to_thread(self._repository.remove, name, version):
             # There may be thousands.
             await self._removal_starts.turn(tenant, 0)
             function = self._registry.remove(function_id(name, gone))
             if function is not None:
+                blobs.update(blob.address for blob in function.manifest.blobs())
                 self._removed(function)
+        return blobs
 
     def _removed(self, function: DeployedFunction) -> None:
         """A version is removed; its parts on the pool are removed when its handler has no more runs."""

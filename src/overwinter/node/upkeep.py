@@ -1,17 +1,19 @@
 """Periodic maintenance of a running node: removes unneeded blocks from the disk, and reports the size of the tmpfs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import Executor
 from functools import partial
 
 from overwinter.core.events import Event, HostCapacityMeasured
+from overwinter.core.ids import Address
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.single_flight import SingleFlight
 from overwinter.node.threads import Threads
+from overwinter.store.collection import Collected
 from overwinter.store.hosts import HostStores
-from overwinter.store.repository import Collected, Repository
+from overwinter.store.repository import Repository
 
 TMPFS_SHARE = 0.95
 """The share of the free tmpfs that host stores may use; other programs need some space."""
@@ -25,28 +27,36 @@ CAPACITY_STEP = 0.02
 class UnneededBlocks:
     """Removes blocks from the disk that no function has needed for `keep_s`.
 
-    One collection runs at a time, in a thread of its own, because it waits for all who use a block.
+    One collection runs at a time, in a thread of its own, because it waits for all who use a block. A removal waits
+    only for the blocks of what it removed, because there may be millions of others.
     """
 
     def __init__(self, repository: Repository, keep_s: float) -> None:
         self._repository = repository
         self._keep_s = keep_s
         self._thread = Threads(1, "collection")
-        self._collected = SingleFlight(self._collect)
+        self._removed: set[Address] = set()
+        """The blocks of removed functions, for the next collection."""
+        self._collected = SingleFlight(self._collect_removed)
 
     async def run(self, faults: Faults) -> None:
         """Remove them periodically, without end."""
         while True:
             await asyncio.sleep(max(self._keep_s / 2, COLLECT_EVERY_S))
             with faults.contained("unneeded blocks"):
-                await self.collect()
+                await self._collect(None)
 
-    async def collect(self) -> Collected:
-        """Remove those that are unneeded now; all callers that ask meanwhile share the next collection."""
+    async def collect(self, removed: Iterable[Address]) -> Collected:
+        """Remove those of these blocks that are unneeded now; all callers that ask meanwhile share one collection."""
+        self._removed.update(removed)
         return await self._collected.get()
 
-    def _collect(self) -> Awaitable[Collected]:
-        collect = partial(self._repository.collect, clock.wall(), self._keep_s)
+    def _collect_removed(self) -> Awaitable[Collected]:
+        removed, self._removed = self._removed, set()
+        return self._collect(removed)
+
+    def _collect(self, only: Collection[Address] | None) -> Awaitable[Collected]:
+        collect = partial(self._repository.collect, clock.wall(), self._keep_s, only)
         return asyncio.get_running_loop().run_in_executor(self._thread, collect)
 
 

@@ -53,6 +53,7 @@ _SCHEMAS = (
         "CREATE INDEX names_by_tenant ON names (tenant, given)",
         "CREATE TABLE dropped_names (tenant TEXT PRIMARY KEY, last_version INTEGER NOT NULL) WITHOUT ROWID",
     ),
+    ("CREATE INDEX holdings_by_address ON holdings (address)",),
 )
 """The statements by which each version of the schema extends the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)

@@ -5,12 +5,17 @@ after it has sent the blob's bytes itself, as long as one of its functions needs
 asked for it or sent it. Nothing here reveals to one tenant what another holds.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator
 
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.ids import Address, TenantId
 from overwinter.store.database import Database
 from overwinter.store.disk import DISK_PAGE_BYTES
+
+AT_ONCE = 4096
+"""The most holdings that are read in one step."""
+_Row = tuple[TenantId, Address, float]
+"""Tenant, address, and when the holding was last renewed."""
 
 
 class Holdings:
@@ -55,18 +60,42 @@ class Holdings:
 
     def since(self, time: float) -> set[Address]:
         """Return the addresses that any tenant touched after `time`."""
-        with self._file.reading() as db:
-            found = db.execute("SELECT address FROM holdings WHERE touched > ?", (time,))
-            return {Address(address) for (address,) in found}
+        return {address for _, address, touched in self._every() if touched > time}
 
-    def forget(self, until: float, needed: Mapping[TenantId, Set[Address]]) -> None:
-        """Remove holdings last renewed before this time, except those that functions of the same tenant need."""
+    def until(self, time: float, only: Collection[Address] | None = None) -> Iterator[tuple[TenantId, Address]]:
+        """Yield the holdings last renewed before or at `time`, by tenant and address; with `only`, those of these."""
+        for tenant, address, touched in self._every() if only is None else self._of(only):
+            if touched <= time:
+                yield tenant, address
+
+    def renewed(self, addresses: Iterable[Address], time: float) -> set[Address]:
+        """Return those of `addresses` that any tenant touched after `time`."""
+        return {address for _, address, touched in self._of(addresses) if touched > time}
+
+    def forget(self, held: Iterable[tuple[TenantId, Address]], until: float) -> None:
+        """Remove these holdings, except those renewed after `until`."""
         with self._file.transaction() as db:
-            found = db.execute("SELECT tenant, address FROM holdings WHERE touched <= ?", (until,)).fetchall()
-            old: Iterable[tuple[TenantId, Address]] = (
-                (tenant, address) for tenant, address in found if address not in needed.get(tenant, ())
-            )
-            db.executemany("DELETE FROM holdings WHERE tenant = ? AND address = ?", old)
+            query = "DELETE FROM holdings WHERE tenant = ? AND address = ? AND touched <= ?"
+            db.executemany(query, [(tenant, address, until) for tenant, address in held])
+
+    def _every(self) -> Iterator[_Row]:
+        """Yield all holdings, in steps: a tenant may have millions, and others must not wait for all of them."""
+        rows = [("", "", 0.0)]
+        query = "SELECT tenant, address, touched FROM holdings WHERE (tenant, address) > (?, ?) LIMIT ?"
+        while rows:
+            with self._file.reading() as db:
+                rows = db.execute(query, (*rows[-1][:2], AT_ONCE)).fetchall()
+            yield from map(_row, rows)
+
+    def _of(self, addresses: Iterable[Address]) -> Iterator[_Row]:
+        query = "SELECT tenant, address, touched FROM holdings WHERE address = ?"
+        with self._file.reading() as db:
+            found = [row for each in addresses for row in db.execute(query, (each,)).fetchall()]
+        yield from map(_row, found)
+
+
+def _row(row: tuple[str, str, float]) -> _Row:
+    return TenantId(row[0]), Address(row[1]), row[2]
 
 
 _SUM_OF_BYTES = f"coalesce(sum(max(1, (nbytes + {DISK_PAGE_BYTES - 1}) / {DISK_PAGE_BYTES}) * {DISK_PAGE_BYTES}), 0)"

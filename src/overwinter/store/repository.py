@@ -15,21 +15,21 @@ deploy in progress never loses a block. Threads and processes may do all of this
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
+from overwinter.core.errors import CallerError, ConflictError, StoreError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile, decode_profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
+from overwinter.store.collection import Collected, Collector, Need
 from overwinter.store.compatibility import stored_manifest, stored_pipeline
 from overwinter.store.disk import disk_errors, private_directory
 from overwinter.store.holdings import Holdings
@@ -46,13 +46,6 @@ NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
 
 
-class Collected(msgspec.Struct, frozen=True):
-    """The files and bytes that a collection removed."""
-
-    files: int
-    nbytes: int
-
-
 class StoredPipeline(msgspec.Struct, frozen=True):
     """A registered pipeline; `created` in seconds since 1970."""
 
@@ -62,13 +55,6 @@ class StoredPipeline(msgspec.Struct, frozen=True):
     tenant: TenantId
     limited: tuple[str, ...] = ()
     """Messages about numbers of an old pipeline that were limited to the current bounds."""
-
-
-class _Need(NamedTuple):
-    """The blobs that a version of a function needs, and its tenant."""
-
-    tenant: TenantId
-    addresses: tuple[Address, ...]
 
 
 class Repository:
@@ -90,8 +76,7 @@ class Repository:
         self._upload_totals = UploadTotals()
         self.traffic = StoredTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
-        self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
-        """The needs of each version at the last collection; a version never changes."""
+        self._collector = Collector(self._lock, self._catalog, self._holdings, self._blocks, self._need)
 
     def close(self) -> None:
         """Close the catalog."""
@@ -270,40 +255,21 @@ class Repository:
         """All functions, by name and version."""
         return [_deployment(row) for row in self._catalog.rows()]
 
-    def collect(self, now: float, grace_s: float) -> Collected:
+    def collect(self, now: float, grace_s: float, only: Collection[Address] | None = None) -> Collected:
         """Remove blocks that no function needs and that were not renewed for `grace_s` before `now`, and drafts and
-        damaged blocks of that age.
+        damaged blocks of that age; with `only`, only these blocks. One collection runs at a time.
         """
-        files = nbytes = 0
         old = now - grace_s
-        with self.reserve.released(), self._lock.exclusive(), disk_errors("remove unneeded blocks", self._blocks):
-            needed: dict[TenantId, set[Address]] = {}
-            for tenant, addresses in self._needs().values():
-                needed.setdefault(tenant, set()).update(addresses)
-            kept = self._holdings.since(old).union(*needed.values())
-            # Iterate instead of listing: a list of all entries would enlarge the heap for good.
-            for entry in (entry for folder in self._blocks.iterdir() for entry in os.scandir(folder)):
-                if entry.name not in kept:
-                    files, nbytes = files + 1, nbytes + _unlink(entry)
-            for entry in (entry for folder in (self._incoming, self._damaged) for entry in os.scandir(folder)):
-                if _is_older(entry, old):
-                    files, nbytes = files + 1, nbytes + _unlink(entry)
-            # Delete the files first: the table may need the disk space that they free.
-            self._holdings.forget(old, needed)
-        return Collected(files, nbytes)
+        with self.reserve.released(), disk_errors("remove unneeded blocks", self._blocks):
+            blocks = self._collector.collect(old, only)
+            others = Collected(0, 0)
+            if only is None:
+                others = self._collector.remove_old((self._incoming, self._damaged), old)
+        return Collected(blocks.files + others.files, blocks.nbytes + others.nbytes)
 
-    def _needs(self) -> dict[tuple[FunctionName, int], _Need]:
-        """Return what each version needs. Each manifest is read only once: all of them may be hundreds of MiB."""
-        known, self._known_needs = self._known_needs, {}
-        for key in self._catalog.versions():
-            # A version that is removed meanwhile needs nothing.
-            with suppress(NotFoundError):
-                self._known_needs[key] = known.get(key) or self._need(*key)
-        return self._known_needs
-
-    def _need(self, name: FunctionName, version: int) -> _Need:
+    def _need(self, name: FunctionName, version: int) -> Need:
         manifest = self.deployment(name, version).manifest
-        return _Need(manifest.tenant, tuple(blob.address for blob in manifest.blobs()))
+        return Need(manifest.tenant, tuple(blob.address for blob in manifest.blobs()))
 
     # Pipelines
 
@@ -367,21 +333,6 @@ def damaged(address: Address) -> StoreError:
     return StoreError(
         f"block {address} is damaged on disk and was set aside: deploy the function that needs it again to replace it"
     )
-
-
-def _is_older(entry: os.DirEntry[str], time: float) -> bool:
-    """Whether the file was last written before `time`; False if it is gone: uploads remove their drafts meanwhile."""
-    with suppress(FileNotFoundError):
-        return entry.stat(follow_symlinks=False).st_mtime <= time
-    return False
-
-
-def _unlink(entry: os.DirEntry[str]) -> int:
-    """Remove a file, and return its bytes."""
-    nbytes = entry.stat(follow_symlinks=False).st_size
-    with suppress(FileNotFoundError):
-        os.unlink(entry.path)
-    return nbytes
 
 
 def _deployment(row: Row) -> Deployment:
