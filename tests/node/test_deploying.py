@@ -10,14 +10,16 @@ import torch
 from msgspec import structs
 
 from overwinter.api.deployer import package
-from overwinter.core.errors import CallerError, NotFoundError, StoreError
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError, TooLargeError
 from overwinter.core.events import Deployed
 from overwinter.core.ids import function_id
 from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
+from overwinter.node.deploys import FILES_MAX
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
 from overwinter.node.starts import STARTED_MAX
+from overwinter.store.manifest import Block
 from tests.node.rig import Same, until
 
 NUMBERS = count()
@@ -52,6 +54,19 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
             patch.setattr(node.profiler, "stored", stored)
             with pytest.raises(StoreError):
                 await node.deploy(manifest)
+
+    deploying(scene)
+
+
+def test_a_function_with_more_files_than_a_worker_may_open_is_refused(deploying):
+    async def scene(node, manifest):
+        more = tuple(Block(f"{number:064x}", 1, ()) for number in range(FILES_MAX + 1 - len(manifest.blobs())))
+        with pytest.raises(TooLargeError, match=f"{manifest.name!r} has {FILES_MAX + 1} blocks and assets"):
+            await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more)))
+        with pytest.raises(ConflictError, match=manifest.name):
+            await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more[1:])))
+        assert (await node.deploy(manifest)).version == 1
+        await node.remove(manifest.name, None)
 
     deploying(scene)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import struct
 import weakref
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,10 @@ from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import pipelines as module
 from overwinter.node import signatures
 from overwinter.node.pipelines import Pipelines
+from overwinter.node.starts import STARTED_MAX
 from overwinter.store.repository import Repository
+
+from .rig import until
 
 
 def floats(name: str, *values: float) -> Tensor:
@@ -303,6 +307,29 @@ def test_a_disconnected_caller_ends_all_stages(town, pipelines):
     town.add("negate", work=hang)
     asyncio.run(main())
     assert sorted(town.cancelled) == ["negate", "triple"]
+
+
+def test_the_stages_of_callers_that_leave_together_end_in_turns(town, pipelines):
+    async def hang(inputs):
+        await asyncio.Event().wait()
+
+    async def main():
+        await pipelines.deploy(FORK, "tests")
+        calls = [asyncio.ensure_future(pipelines.infer(Call("fork", None, [floats("x", 1.0)]))) for _ in range(40)]
+        await until(lambda: town.names().count("triple") + town.names().count("negate") == 80)
+        for call in calls:
+            call.cancel()
+        ended = [0]
+        while ended[-1] < 80:
+            await asyncio.sleep(0)
+            ended.append(len(town.cancelled))
+        assert max(after - before for before, after in itertools.pairwise(ended)) <= STARTED_MAX
+        await asyncio.wait(calls)
+        assert all(call.cancelled() for call in calls)
+
+    town.add("triple", work=hang)
+    town.add("negate", work=hang)
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("failing", ["triple", "negate"])

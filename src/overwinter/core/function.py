@@ -96,7 +96,7 @@ def runs_on_pool(device: Device, is_part: bool, has_handler: bool) -> bool:
     return is_part or (device == "pool" and not has_handler)
 
 
-class BlobSize(msgspec.Struct, frozen=True, array_like=True):
+class BlobSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One blob that a function needs: its program, a block of weights, the source of its handler, or an asset."""
 
     address: Address

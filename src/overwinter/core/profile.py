@@ -31,7 +31,7 @@ POINT_BOUNDS = {
 """The bounds of each number of a point, in order."""
 
 
-class Configuration(msgspec.Struct, frozen=True, array_like=True):
+class Configuration(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The configuration of a worker: its cores, its batch size, its concurrency."""
 
     cores: int
@@ -39,7 +39,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     concurrency: int
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One measured configuration, Tetris's 5-tuple."""
 
     cores: int

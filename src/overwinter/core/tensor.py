@@ -42,7 +42,7 @@ SizeName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
 _length = Struct("<I").unpack_from
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     """An input or output of a function: a named datatype and a shape; a str in the shape is a dynamic size."""
 
     name: TensorName
@@ -50,7 +50,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: Annotated[tuple[int | SizeName, ...], Meta(max_length=RANK_MAX)]
 
 
-class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The name, datatype, shape and number of bytes of a tensor, without the bytes."""
 
     name: str

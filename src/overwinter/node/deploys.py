@@ -37,6 +37,9 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
+FILES_MAX = 2048
+"""The most blocks and assets of a function. A start opens and sends all of them, and a worker may have 4096 open files.
+"""
 
 
 class Deploys:
@@ -136,6 +139,11 @@ class Deploys:
         consistent with the program and the repository. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
+        if len(blobs) > FILES_MAX:
+            raise TooLargeError(
+                f"{manifest.name!r} has {len(blobs)} blocks and assets; a worker can open {FILES_MAX}: put several "
+                "weights into a block, or several assets into an archive"
+            )
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
         if address in absent:

@@ -36,7 +36,7 @@ TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 """
 
 
-OPEN_STAGES_MAX = 4096
+OPEN_STAGES_MAX = 2048
 """The most stages of all requests of a tenant to pipelines. They may end at once, each of which takes some time."""
 INPUT_BYTES = 256
 """An input of a stage takes as long as so many bytes of a request (`Starts`)."""

@@ -32,6 +32,8 @@ from overwinter.node.registry import Registry
 
 Infer = Callable[[Call], Awaitable[Result]]
 """Runs a function."""
+CANCELLED_INPUTS = 16
+"""The cancellation of a stage takes as long as the start of one with so many inputs."""
 
 
 class PipelineRun:
@@ -73,6 +75,8 @@ class PipelineRun:
                 try:
                     await self._over.wait()
                 except asyncio.CancelledError:
+                    # The clients of many requests with many stages may leave together.
+                    await self._turn(CANCELLED_INPUTS * len(self._tasks))
                     self._step(Disconnected(), group)
                     raise
             if self._failed is not None:

@@ -42,14 +42,14 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """A count or a size in bytes, exact in any JSON reader."""
 
 
-class Blob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Blob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Immutable bytes in the repository."""
 
     address: BlobAddress
     nbytes: Count
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The position of one weight (its number in the program's first-use order) in its block."""
 
     weight: Count
@@ -57,7 +57,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     nbytes: Count
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A block file and the program's weights in it; two blocks of equal content have one address."""
 
     address: BlobAddress
