@@ -12,6 +12,7 @@ from overwinter.node.cgroups import LOWERED_DIVISOR
 from overwinter.node.core_shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
 from .rig import Function, Same, until
+from .test_executors import DEVICES, pool_of
 
 X = {"x": torch.zeros(2, 4)}
 FOR_A_WHILE = """
@@ -171,6 +172,23 @@ def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
     assert after == [True, False]
     assert for_slo.keys() == {"ada"}
     assert for_slo["ada"] <= used["ada"]
+
+
+def test_the_use_of_an_executor_is_its_tenants(rig, tmp_path):
+    function = Function(Same(), X, tenant="ada")
+    shares = CoreShares(rig.processes, 2)
+    with pool_of(rig, DEVICES, tmp_path) as pool:
+        pool.deploy(function)
+
+        async def scene():
+            executor = await pool.start(tenant="ada")
+            shares._spent(rig.processes)
+            await pool.run(executor, function, X)
+            return shares._spent(rig.processes)
+
+        spent, for_slo = rig.run(scene())
+    assert spent["ada"] > 0
+    assert not for_slo
 
 
 def cpu_time_s(process):

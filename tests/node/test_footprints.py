@@ -124,6 +124,21 @@ def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(s
     assert scene.taken(worker) == before + copied
 
 
+def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(scene, monkeypatch):
+    monkeypatch.setattr(accounting, "COPIED_BYTES", MIB)
+    monkeypatch.setattr(accounting, "COPIES_MEASURED_MAX", 1)
+    workers = [scene.start(COPIES), scene.start(COPIES)]
+    scene.check()
+    before = [scene.taken(worker) for worker in workers]
+    accounts = Accounting(None, None, scene.rig.processes, None, print)
+    scene.rig.run(accounts.measure_copies())
+    [first] = [worker for worker, faults in accounts._faults.items() if faults.turn]
+    accounts._faults[first] = accounts._faults[first]._replace(last=1 << 40)
+    scene.rig.run(accounts.measure_copies())
+    scene.check()
+    assert all(scene.taken(worker) > taken for worker, taken in zip(workers, before, strict=True))
+
+
 def test_a_footprint_is_posted_only_when_it_has_changed(scene):
     worker = scene.start(GREEDY)
     scene.check()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from benchmarks.nodes import parents_of_all
 from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
+from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.family_blocks import mapped_bytes
 from overwinter.node.functions import WARM_UPS_MAX
 from overwinter.node.zygote_process import TENANT_PENDING_MAX, ForkLimits, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import CHECKS_PER_TIMEOUT, UNUSED_CHECKS
-from overwinter.worker.messages import Forget, ForkWorker, Ping
+from overwinter.worker.messages import Forget, ForkFailed, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
 
 from .rig import START_S, Function, Rig, until
@@ -345,6 +347,21 @@ def test_a_zygote_that_sends_an_unexpected_message_is_ended_alone(calm, code):
         assert calm.exits(calm.victim.worker) == []
         await answers(calm, calm.victim)
         await answers(calm, await calm.start_worker(function("another", "bob")))
+
+    calm.run(scene())
+
+
+def test_a_long_reason_of_a_zygote_is_cut(calm):
+    """It is sent to each caller that waits."""
+
+    async def scene():
+        base, ended = calm.processes.zygotes.base, []
+        listener = SimpleNamespace(worker_ended=lambda zygote, worker, status, reason: ended.append(reason))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calm.processes.zygotes, "_listener", listener)
+            base.pending[WorkerId(7)] = 0
+            calm.processes.zygotes._handle(base, ForkFailed(WorkerId(7), "x" * 1_000_000), [])
+        assert ended == ["x" * MESSAGE_MAX]
 
     calm.run(scene())
 

@@ -12,6 +12,7 @@ from overwinter.core.actions import (
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.scheduler import shared_runs
+from overwinter.scheduler.pool import START_MAX_S, START_S
 from overwinter.scheduler.replacement import TIME_SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
@@ -356,3 +357,14 @@ def test_functions_whose_shared_run_breaks_a_device_run_alone_for_a_while():
     functions = [world.state.functions[id_] for id_ in run.functions]
     assert [each.failures for each in functions] == [0, 0]
     assert all(shared_runs.is_suspect(each) for each in functions)
+
+
+def test_a_start_that_a_tenant_delays_does_not_lengthen_the_time_slices_of_all():
+    world = World(devices=(device(),), start_timeout_s=600.0)
+    world.deploy(pooled("f", timeout_s=3600.0))
+    request = world.arrive("f")
+    world.load_blocks()
+    world.now += 100.0
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert START_S < world.state.pool.start_s <= START_MAX_S

@@ -43,7 +43,7 @@ COPIES_EVERY_S = 1.0
 """How often workers are looked for that may have copied many pages which they shared with their zygote."""
 COPIED_BYTES = 64 << 20
 """A worker that may have copied as much since its last measurement is measured again."""
-COPIES_MEASURED_MAX = 4
+COPIES_MEASURED_MAX = 8
 """The most workers that are then measured."""
 
 
@@ -63,6 +63,8 @@ class _Faults(NamedTuple):
     last: int = 0
     measured: int = 0
     """How many there were at its last measurement."""
+    turn: int = 0
+    """The number of that measurement."""
 
 
 class Accounting:
@@ -84,6 +86,8 @@ class Accounting:
         self._suspected: set[Mismatch] = set()
         self._confirmed: set[Mismatch] = set()
         self._faults: dict[WorkerId, _Faults] = {}
+        self._turn = 0
+        """The number of the last measurement of workers that may have copied pages."""
         self.accounts = Accounts()
 
     async def run(self, every_s: float, faults: Faults) -> None:
@@ -99,16 +103,19 @@ class Accounting:
                     await self.measure_copies()
 
     async def measure_copies(self) -> None:
-        """Measure the workers that may have copied many pages since their last measurement, those with most first."""
+        """Measure the workers that may have copied many pages since their last measurement, those first that were not
+        measured for longest: others may copy pages only to delay them.
+        """
         smaps = self._processes.worker_smaps()
         self._faults = {worker: self._faults_of(worker) for worker in smaps}
         copied = {worker: faults.last - faults.measured for worker, faults in self._faults.items()}
         due = [worker for worker, pages in copied.items() if pages * PAGE_BYTES > COPIED_BYTES]
-        due = sorted(due, key=copied.__getitem__, reverse=True)[:COPIES_MEASURED_MAX]
+        due = sorted(due, key=lambda worker: self._faults[worker].turn)[:COPIES_MEASURED_MAX]
         if not due:
             return
+        self._turn += 1
         for worker in due:
-            self._faults[worker] = self._faults[worker]._replace(measured=self._faults[worker].last)
+            self._faults[worker] = self._faults[worker]._replace(measured=self._faults[worker].last, turn=self._turn)
         files = deque(_duplicate(smaps[worker]) for worker in due)
         try:
             measured = await asyncio.to_thread(_measure, files)

@@ -197,6 +197,10 @@ class ContainedProcess:
         if self._kill_requested:
             self.kill()
 
+    def can_meet_slo(self, cpu_time_s: float) -> bool:
+        """Whether it runs for functions with an SLO that it can still meet. `cpu_time_s`: its CPU seconds now."""
+        return False
+
     def kill(self) -> None:
         """Kill its process, now or as soon as there is one."""
         self._kill_requested = True

@@ -91,16 +91,15 @@ class CoreShares:
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
         for_slo: dict[TenantId, float] = defaultdict(float)
-        workers = [*processes.workers(), *processes.ahead.workers.values()]
-        pids = [(worker.family.tenant, worker.pid, worker) for worker in workers]
+        pids = [(process.tenant, process.pid, process) for process in processes.forks.living()]
         zygotes = [(tenant, zygote.pid, None) for tenant, zygote in processes.zygotes.tenants.items()]
-        for tenant, pid, worker in (*pids, *zygotes):
+        for tenant, pid, process in (*pids, *zygotes):
             cpu_time_s = None if pid is None else clock.cpu_time_s(pid)
-            if pid is not None and cpu_time_s is not None:
+            if tenant is not None and pid is not None and cpu_time_s is not None:
                 self._seen[pid] = cpu_time_s
                 part_s = max(0.0, cpu_time_s - last.get(pid, cpu_time_s))
                 spent[tenant] += part_s
-                if worker is not None and worker.can_meet_slo(cpu_time_s):
+                if process is not None and process.can_meet_slo(cpu_time_s):
                     for_slo[tenant] += part_s
         return spent, for_slo
 

@@ -65,6 +65,10 @@ class Forks:
         """Return the tenants that have workers or executors of their own."""
         return {process.tenant for process in self._living.values() if process.tenant is not None}
 
+    def living(self) -> list[ContainedProcess]:
+        """Return all workers, executors and processes forked ahead that have not ended; some are not forked yet."""
+        return list(self._living.values())
+
     # Requests
 
     def request(self, process: ContainedProcess, order: ForkWorker) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.cgroups import Groups
 from overwinter.node.output import Outputs
 from overwinter.node.process_identity import child_of, is_smaps_of
@@ -275,7 +276,7 @@ class Zygotes:
             case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
                 zygote.last_fork_failed = zygote.tenant is not None
-                self._listener.worker_ended(zygote, worker, None, reason)
+                self._listener.worker_ended(zygote, worker, None, reason[:MESSAGE_MAX])
             case Exited(worker, status):
                 zygote.pending.pop(worker, None)
                 zygote.last_fork_failed = False

@@ -178,9 +178,9 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            if worker is None:
+            if pid in self._zygotes.values():
                 self._kill_orphans(pid)
-            else:
+            elif worker is not None:
                 self._send(Exited(worker, os.waitstatus_to_exitcode(status)))
             self._children.pop(pid, None)
             self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
