@@ -152,6 +152,25 @@ def test_an_executor_that_dies_or_hangs_is_counted_and_its_run_is_paid():
     world.agree()
 
 
+def test_a_later_slice_is_no_retry_unless_it_is_run_again():
+    world = Watched(devices=(device(),))
+    world.deploy(spec("f", 1, [("a", 10_000), ("b", 10_000)], device="pool"), cut=True)
+    world.serve()
+    f = world.statistics.tallies["f"]
+    assert (f.retries, f.answered, len(of(world, RunOnDevice))) == (0, 1, 2)
+    world.arrive()
+    world.settle_processes()
+    world.finish_on_device()
+    world.die(of(world, RunOnDevice)[-1].executor)
+    while not world.devices.running:
+        world.settle_processes()
+        if not world.devices.running:
+            world.ring()
+    world.settle()
+    assert [run.function for run in of(world, RunOnDevice)][2:] == ["f@1", "f:2@1", "f:2@1"]
+    assert (f.retries, f.answered) == (1, 2)
+
+
 def test_a_function_pays_for_its_runs_and_a_tenth_while_it_lies_in_the_host_store(tmp_path):
     world = Watched(devices=(device(),))
     for name in "fg":

@@ -19,8 +19,10 @@ class OpenRequest(msgspec.Struct, Generic[T], eq=False):
     arrived: Seconds
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that made it."""
-    ran: bool = False
-    """Whether it was sent to a worker or a device at least once."""
+    last_slice: int = 0
+    """The slice of the program for which it was last sent to a worker or a device; 1 for the whole program too, 0 if it
+    was not sent yet.
+    """
 
 
 class OpenRun(msgspec.Struct, Generic[T], eq=False):

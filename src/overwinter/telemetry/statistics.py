@@ -159,7 +159,7 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _own(self, run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
         """Return the parts of a run on a device, except programs that handlers called, which count as runs of workers,
-        and later slices of programs, which count with the first.
+        and slices of programs but the first.
         """
         return [part for part in run.parts if not is_part(part.spec.id) or self._is_counterpart(part.spec)]
 
@@ -212,12 +212,12 @@ class Statistics(Tracker[FunctionStatistics]):
         for id_ in action.requests:
             self._sent(self._requests[id_], now)
 
-    def _sent(self, request: OpenRequest[FunctionStatistics], at: Seconds) -> None:
-        """A request was sent to a worker or a device."""
-        if request.ran:
-            request.tally.retries += 1
+    def _sent(self, request: OpenRequest[FunctionStatistics], at: Seconds, number: int = 1) -> None:
+        """A request was sent to a worker or a device. `number`: the slice of the program; 1 for a whole program too."""
+        before, request.last_slice = request.last_slice, number
+        if before:
+            request.tally.retries += number <= before
             return
-        request.ran = True
         waited = at - request.arrived
         request.tally.wait_s += waited
         self.waits.add(waited)
@@ -239,10 +239,9 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _run_on_device_completed(self, run: DeviceRun[FunctionStatistics], now: Seconds) -> None:
         # The requests count as sent only now, because a run whose blocks found no place on the device is sent again.
-        for id_ in run.requests:
-            request = self._requests.get(id_)
-            if request is not None:
-                self._sent(request, run.begun)
+        for part in run.parts:
+            for request in filter(None, map(self._requests.get, part.requests)):
+                self._sent(request, run.begun, slice_number(part.spec.id) or 1)
         if not self._own(run):
             return
         requests: Counter[FunctionStatistics] = Counter()
