@@ -43,7 +43,9 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     crashes = (((each.name,), each.crashes) for each in seen)
     yield counter("executor_crashes", "Executors that died without being stopped, or hung.", DEVICE, crashes)
     prepared = (((each.name,), each.prepared) for each in seen)
-    help_text = "Functions that an idle device prepared before their first request there, without a transfer."
+    help_text = (
+        "Preparations of functions that an idle device began before their first request there, without a transfer."
+    )
     yield counter("device_preparations", help_text, DEVICE, prepared)
     prefetches = (((each.name,), each.prefetches) for each in seen)
     help_text = "Functions and slices whose blocks were transferred to a device before a request needed them there."

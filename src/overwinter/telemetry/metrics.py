@@ -129,7 +129,8 @@ def _requests(
     yield from _versions(versions)
     yield counter(
         "retries",
-        "Requests that were run again after a worker or an executor died.",
+        "Times that a program, or a slice of it, was run again for a request, for example after a worker or an "
+        "executor died or hung.",
         ["function"],
         _named(tallies, "retries"),
     )
@@ -255,7 +256,12 @@ def _workers(statistics: Statistics, known: Snapshot, tallies: Sequence[Function
 def _decisions(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     counts = (((what,), statistics.decision_counts[what]) for what in get_args(Decision))
     yield counter("decisions", "Decisions of the scheduler that `explain` shows.", ["decision"], counts)
-    yield counter("evictions", "Evictions of a function's blocks.", ["function"], _named(tallies, "evictions"))
+    yield counter(
+        "evictions",
+        "Evictions of a function's blocks from a host store.",
+        ["function"],
+        _named(tallies, "evictions"),
+    )
     yield counter(
         "memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressure_events)]
     )
