@@ -17,7 +17,7 @@ OverwinterError
       QuarantineError   503: the scheduler failed on the function
     DeadlineError       504
     NoSpaceError        507
-    StoreError          500: a damaged block, a disk that fails
+    StoreError          500: stored data is damaged or missing, or a disk fails
     WorkerError         500: a worker or a device failed, or the node could not complete the operation
 """
 
@@ -53,7 +53,9 @@ class UnauthorizedError(CallerError):
 
 
 class ForbiddenError(CallerError):
-    """The token does not allow this, or the object belongs to another tenant."""
+    """The token does not allow this, the object belongs to another tenant, or a web page of another site may have sent
+    the request.
+    """
 
     status = 403
 
@@ -71,7 +73,7 @@ class ConflictError(CallerError):
 
 
 class TooLargeError(CallerError):
-    """The request is larger than the node accepts."""
+    """The request, or its answer as JSON, is larger than the node allows."""
 
     status = 413
 
@@ -109,7 +111,9 @@ class MachineError(OverwinterError):
 
 
 class OverloadedError(MachineError):
-    """A limit is reached for now: try again after the time in `Retry-After`."""
+    """The node does not serve the request now: a limit is reached, the request would be late, the function is unloaded,
+    its worker or device was needed by others, or the node is stopping. `Retry-After` says when to try again.
+    """
 
     status = 503
 
@@ -125,13 +129,15 @@ class DeadlineError(MachineError):
 
 
 class NoSpaceError(MachineError):
-    """A disk, a host store, a device or a quota has no room."""
+    """A disk, a host store, a device, the memory for workers or a quota has no room."""
 
     status = 507
 
 
 class StoreError(MachineError):
-    """A stored block is damaged or cannot be read."""
+    """Stored data (a block, the catalog, the file of usage or of tokens) is damaged or missing, or cannot be read or
+    written.
+    """
 
 
 class WorkerError(MachineError):
