@@ -11,7 +11,7 @@ DRAWS = """
 import os
 from overwinter.worker import libraries
 
-libraries.OWN = ()
+libraries.HANDLER_LIBRARIES = ()
 list(libraries.import_ahead(["numpy.random"]))
 import numpy
 for _ in range(2):
@@ -26,7 +26,7 @@ for _ in range(2):
 def test_a_broken_library_is_reported_and_a_missing_one_is_not(tmp_path, monkeypatch):
     (tmp_path / "broken_ahead.py").write_text("raise ValueError('made for another version')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(libraries, "OWN", ("broken_ahead", "not_installed_ahead"))
+    monkeypatch.setattr(libraries, "HANDLER_LIBRARIES", ("broken_ahead", "not_installed_ahead"))
     results = [each for each in libraries.import_ahead(["no_such_ahead"]) if "threads" not in each]
     assert ["made for another version" in each for each in results] == [True, False]
     assert "no_such_ahead" in results[1]
@@ -36,7 +36,7 @@ def test_a_broken_library_is_reported_and_a_missing_one_is_not(tmp_path, monkeyp
 def test_the_zygote_continues_after_any_error_of_the_operators_library(tmp_path, monkeypatch, error):
     (tmp_path / "raises_ahead.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(libraries, "OWN", ())
+    monkeypatch.setattr(libraries, "HANDLER_LIBRARIES", ())
     assert any("raises_ahead" in each for each in libraries.import_ahead(["raises_ahead"]))
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 
-OWN = (
+HANDLER_LIBRARIES = (
     "tokenizers",
     "torch.nn.utils.rnn",
     "PIL.ImageOps",
@@ -23,8 +23,10 @@ OWN = (
 
 
 def import_ahead(names: Collection[str]) -> Iterator[str]:
-    """Import these modules, and Overwinter's own if they are installed; yields an error for each that fails."""
-    for name in (*OWN, *names):
+    """Import these modules, and those of HANDLER_LIBRARIES that are installed. Yields a message for each import that
+    fails, and one if the imports left threads running.
+    """
+    for name in (*HANDLER_LIBRARIES, *names):
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a library may raise anything; workers import what they need themselves
