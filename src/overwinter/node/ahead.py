@@ -77,7 +77,7 @@ class AheadProcesses:
         for process in self._unasked(tenant):
             if zygote is None or zygote.limits is None or zygote.last_fork_failed:
                 self._forker.forks.end(process, "its tenant's zygote has ended, or cannot fork")
-            elif zygote.can_fork and not self._preparing.wants(tenant):
+            elif zygote.can_fork and not self._preparing.has_waiting(tenant):
                 self._limits[process.worker] = zygote.limits
                 try:
                     self._forker.forks.ask(
