@@ -51,7 +51,7 @@ class Failing:
         """Fail in every called policy, for functions of ILL."""
         patch = self.monkeypatch
         for name, scaler in SCALERS.items():
-            patch.setitem(_behind(SCALERS), name, self.wrap(scaler, lambda demand: SICK in latencies(demand.points)))
+            patch.setitem(_behind(SCALERS), name, self.wrap(scaler, lambda given: SICK in latencies(given.points)))
         for name, predictor in PREDICTORS.items():
             patch.setitem(_behind(PREDICTORS), name, self.wrap(predictor, lambda rates: False))
         for name, rule in batching.RULES.items():

@@ -16,7 +16,7 @@ from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies import keepalive
-from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
+from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 from overwinter.scheduler.state import Family, Function, Worker
 
 RATE_TIME_MIN_S = 0.25
@@ -125,7 +125,7 @@ def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Confi
             return fallback
     else:
         rate += _backlog(cycle, function)
-    scaled = cycle.scaler(_demand(cycle, function, rate))
+    scaled = cycle.scaler(_scaling_input(cycle, function, rate))
     report_slo_infeasible(cycle, function, scaled.slo_infeasible)
     return scaled.start or fallback
 
@@ -140,14 +140,14 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
     """
     latency, config = function.latency, cycle.config
     if latency.low_rate_configuration is None:
-        demand = msgspec.structs.replace(
-            _demand(cycle, function, LOW_RATE),
+        given = msgspec.structs.replace(
+            _scaling_input(cycle, function, LOW_RATE),
             workers=(),
             free_cores=cycle.cores,
             free_workers=min(function.family.max_workers, cycle.workers_max),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
-        scaled = cycle.scaler(demand)
+        scaled = cycle.scaler(given)
         report_slo_infeasible(cycle, function, scaled.slo_infeasible)
         latency.low_rate_configuration = scaled.start[0] if scaled.start else latency.default_point.configuration
         point = latency.point(latency.low_rate_configuration)
@@ -165,7 +165,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
         [worker] = family.workers.values()
         if worker.point.configuration == family.latency.low_rate_configuration:
             return None
-    scaled = cycle.scaler(_demand(cycle, function, rate))
+    scaled = cycle.scaler(_scaling_input(cycle, function, rate))
     report_slo_infeasible(cycle, function, scaled.slo_infeasible)
     return scaled
 
@@ -186,7 +186,7 @@ def _backlog(cycle: Cycle, function: Function) -> float:
     return waiting / (cycle.policy.period_s if slo_ms is None else slo_ms / 1000)
 
 
-def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
+def _scaling_input(cycle: Cycle, function: Function, rate: float) -> ScalingInput:
     family, latency, policy, resources = function.family, function.latency, cycle.policy, cycle.resources
     live = [worker for worker in family.workers.values() if not worker.stopping]
     # A worker may be older than the last measurement of its configuration.
@@ -201,7 +201,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     else:
         # Idle workers of other functions use no cores, and this function's workers share theirs only with each other.
         free_cores = cycle.cores - sum(worker.point.cores for worker in live)
-    return Demand(
+    return ScalingInput(
         rate=rate,
         slo_s=None if family.slo_ms is None else family.slo_ms / 1000,
         points=latency.points,

@@ -1,4 +1,4 @@
-"""Profiles, demands, and a node that carries out a scaler's decisions."""
+"""Profiles, inputs of a scaler, and a node that carries out a scaler's decisions."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
+from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 
 MIB = 1 << 20
 
@@ -20,7 +20,7 @@ def worker(worker, made_as, load=0.0, since=0.0):
     return CurrentWorker(WorkerId(worker), made_as, load, Seconds(since))
 
 
-def demand(rate, points, **changes):
+def scaling_input(rate, points, **changes):
     defaults = {
         "slo_s": 0.4,
         "free_cores": 64.0,
@@ -30,7 +30,7 @@ def demand(rate, points, **changes):
         "missing_bytes": 0,
         "macs": 4_000_000_000,
     }
-    return Demand(rate=rate, points=tuple(points), **(defaults | changes))
+    return ScalingInput(rate=rate, points=tuple(points), **(defaults | changes))
 
 
 @st.composite
@@ -62,14 +62,14 @@ def profiles(draw):
 
 
 @st.composite
-def demands(draw, bounded=None):
+def scaling_inputs(draw, bounded=None):
     """Draw a function with such a profile, with any workers, on a node with little or much memory."""
     points = draw(profiles())
     standing = draw(st.lists(st.sampled_from(points), max_size=6))
     workers = tuple(worker(number, each, draw(st.floats(0, 1)), number) for number, each in enumerate(standing))
     fastest, most = min(each.latency_s for each in points), max(each.throughput for each in points)
     few = draw(st.booleans()) if bounded is None else bounded
-    return demand(
+    return scaling_input(
         draw(st.floats(0, 8)) * most,
         points,
         slo_s=draw(st.none() | st.floats(0.5, 8).map(lambda times: times * fastest)),
@@ -83,8 +83,8 @@ def demands(draw, bounded=None):
     )
 
 
-def done(asked: Demand, said: Scaled) -> Demand:
-    """Return the demand after the node has carried out a decision."""
+def done(asked: ScalingInput, said: Scaled) -> ScalingInput:
+    """Return the input after the node has carried out a decision."""
     by_configuration = {each.configuration: each for each in asked.points}
     stopped = [each for each in asked.workers if each.worker in said.stop]
     number = 1 + max((each.worker for each in asked.workers), default=0)

@@ -2,15 +2,15 @@
 
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.policies.scaling.default import overwinter
-from overwinter.scheduler.policies.scaling.demand import Scaled
-from tests.scheduler.policies.scaling.profiles import MIB, demand, done, point, worker
+from overwinter.scheduler.policies.scaling.scaler import Scaled
+from tests.scheduler.policies.scaling.profiles import MIB, done, point, scaling_input, worker
 
 SMALL = point(mib=100, latency_s=0.1)
 LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
 
 
 def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
-    asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)))
+    asked = scaling_input(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)))
     first = overwinter(asked)
     assert (first.start, first.stop) == ((LARGE.configuration,), ())
     second = overwinter(done(asked, first))
@@ -20,9 +20,9 @@ def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
 
 def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
     nearly = point(mib=140, latency_s=0.1)
-    assert overwinter(demand(1, [nearly, LARGE], workers=(worker(1, LARGE),))).start == ()
+    assert overwinter(scaling_input(1, [nearly, LARGE], workers=(worker(1, LARGE),))).start == ()
     tiny = point(mib=50, latency_s=0.1)
-    asked = demand(1, [tiny, LARGE], workers=(worker(1, LARGE),))
+    asked = scaling_input(1, [tiny, LARGE], workers=(worker(1, LARGE),))
     first = overwinter(asked)
     assert (first.start, first.stop) == ((tiny.configuration,), ())
     assert overwinter(done(asked, first)).stop == (1,)
@@ -30,25 +30,25 @@ def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
 
 def test_blocks_that_are_missing_speak_against_an_exchange():
     tiny = point(mib=50, latency_s=0.1)
-    asked = demand(1, [tiny, LARGE], workers=(worker(1, LARGE),), missing_bytes=100 * MIB)
+    asked = scaling_input(1, [tiny, LARGE], workers=(worker(1, LARGE),), missing_bytes=100 * MIB)
     assert overwinter(asked).start == ()
 
 
 def test_nothing_is_exchanged_without_room_for_both():
-    asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)), free_cores=2.0)
+    asked = scaling_input(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)), free_cores=2.0)
     assert overwinter(asked).start == (SMALL.configuration,)
 
 
 def test_cores_decide_where_they_run_out():
     wide = point(cores=4, mib=90, latency_s=0.05)
-    assert overwinter(demand(12, [wide, SMALL])).start == (wide.configuration,)
-    asked = demand(30, [wide, SMALL], free_cores=4.0)
+    assert overwinter(scaling_input(12, [wide, SMALL])).start == (wide.configuration,)
+    asked = scaling_input(30, [wide, SMALL], free_cores=4.0)
     assert overwinter(asked).start == (Configuration(1, 1, 1),) * 4
 
 
 def test_an_exchange_keeps_the_workers_that_it_would_start():
     workers = (worker(0, LARGE), *(worker(number, SMALL) for number in range(1, 9)))
-    asked = demand(100, [SMALL, LARGE], workers=workers)
+    asked = scaling_input(100, [SMALL, LARGE], workers=workers)
     first = overwinter(asked)
     assert first.start == (LARGE.configuration,) * 3
     assert set(overwinter(done(asked, first)).stop) == set(range(1, 9))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.names import SCALERS
-from tests.scheduler.policies.scaling.profiles import demand, demands, done, point, worker
+from tests.scheduler.policies.scaling.profiles import done, point, scaling_input, scaling_inputs, worker
 
 ALL = sorted(SCALERS)
 WAITS_FOR_BATCH = {"overwinter", "dts", "dts-cores", "tetris-ro", "exact", "infless"}
@@ -40,7 +40,7 @@ each_scaler = pytest.mark.parametrize("name", ALL)
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
-@given(asked=demands())
+@given(asked=scaling_inputs())
 def test_a_rate_is_served_or_the_unserved_part_is_returned(name, asked):
     said = SCALERS[name](asked)
     after = capacity(name, done(asked, said), said.slo_infeasible)
@@ -51,7 +51,7 @@ def test_a_rate_is_served_or_the_unserved_part_is_returned(name, asked):
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
-@given(asked=demands(bounded=True))
+@given(asked=scaling_inputs(bounded=True))
 def test_what_starts_has_room(name, asked):
     left = done(asked, SCALERS[name](asked))
     assert left.free_cores >= 0 or left.free_cores >= asked.free_cores
@@ -61,7 +61,7 @@ def test_what_starts_has_room(name, asked):
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
-@given(asked=demands(bounded=False))
+@given(asked=scaling_inputs(bounded=False))
 def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
     said = SCALERS[name](asked)
     slo_s = math.inf if asked.slo_s is None else asked.slo_s
@@ -75,8 +75,8 @@ def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
-@given(asked=demands())
-def test_the_same_demand_comes_to_rest(name, asked):
+@given(asked=scaling_inputs())
+def test_the_same_rate_comes_to_rest(name, asked):
     """No worker is started twice, and no started worker is stopped, unless a stop has made room for a cheaper set."""
     old = {each.worker for each in asked.workers}
     said = [SCALERS[name](asked)]
@@ -94,7 +94,7 @@ def test_the_same_demand_comes_to_rest(name, asked):
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
-@given(asked=demands())
+@given(asked=scaling_inputs())
 def test_what_stops_is_not_needed(name, asked):
     said = SCALERS[name](asked)
     left = capacity(name, done(asked, said), said.slo_infeasible)
@@ -107,7 +107,7 @@ def test_the_room_between_alpha_and_beta_is_left_alone(name):
     made_as = point(latency_s=0.1)
     workers = tuple(worker(number, made_as) for number in range(10))
     for rate, changes in ((81, True), (79, False), (61, False), (53, True)):
-        said = SCALERS[name](demand(rate, [made_as], workers=workers))
+        said = SCALERS[name](scaling_input(rate, [made_as], workers=workers))
         assert bool(said.start or said.stop) == changes
 
 
@@ -115,41 +115,41 @@ def test_the_room_between_alpha_and_beta_is_left_alone(name):
 def test_the_least_loaded_goes_first(name):
     made_as = point(latency_s=0.1)
     workers = tuple(worker(number, made_as, load) for number, load in enumerate([0.9, 0.1, 0.5]))
-    assert SCALERS[name](demand(5, [made_as], workers=workers)).stop == (1, 2)
+    assert SCALERS[name](scaling_input(5, [made_as], workers=workers)).stop == (1, 2)
 
 
 @each_scaler
 def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
     points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
-    said = SCALERS[name](demand(1, points))
+    said = SCALERS[name](scaling_input(1, points))
     assert said.slo_infeasible
     assert said.start == (points[1].configuration,)
-    assert SCALERS[name](done(demand(1, points), said)).start == ()
+    assert SCALERS[name](done(scaling_input(1, points), said)).start == ()
 
 
 @each_scaler
 def test_without_a_slo_everything_is_in_time(name):
-    said = SCALERS[name](demand(1, [point(latency_s=3600.0)], slo_s=None))
+    said = SCALERS[name](scaling_input(1, [point(latency_s=3600.0)], slo_s=None))
     assert not said.slo_infeasible
     assert said.start
 
 
 @each_scaler
 def test_no_profile_no_worker(name):
-    said = SCALERS[name](demand(5, []))
+    said = SCALERS[name](scaling_input(5, []))
     assert (said.start, said.unserved, said.slo_infeasible) == ((), 5, False)
 
 
 @each_scaler
 def test_an_endless_rate_takes_all_room(name):
-    said = SCALERS[name](demand(math.inf, [point(cores=2)], free_cores=5.0))
+    said = SCALERS[name](scaling_input(math.inf, [point(cores=2)], free_cores=5.0))
     assert len(said.start) == 2
     assert said.unserved == math.inf
 
 
 @each_scaler
 def test_blocks_to_be_brought_take_room_too(name):
-    asked = demand(1, [point(mib=10)], free_bytes=100 << 20, missing_bytes=95 << 20)
+    asked = scaling_input(1, [point(mib=10)], free_bytes=100 << 20, missing_bytes=95 << 20)
     assert SCALERS[name](asked).start == ()
 
 
@@ -157,13 +157,13 @@ def test_blocks_to_be_brought_take_room_too(name):
 def test_a_worker_that_became_too_slow_goes_when_others_serve(name):
     slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.1)
     workers = (worker(1, slow, load=1.0), worker(2, fast))
-    assert SCALERS[name](demand(7, [slow, fast], workers=workers)).stop == (1,)
+    assert SCALERS[name](scaling_input(7, [slow, fast], workers=workers)).stop == (1,)
 
 
 @each_scaler
 def test_rates_of_which_two_are_no_number_any_more_have_an_end(name):
     endless = point(latency_s=1e-308)
-    said = SCALERS[name](demand(7, [endless], workers=(worker(1, endless), worker(2, endless)), slo_s=None))
+    said = SCALERS[name](scaling_input(7, [endless], workers=(worker(1, endless), worker(2, endless)), slo_s=None))
     assert not math.isnan(said.unserved)
 
 
@@ -191,7 +191,7 @@ anything = st.builds(
     macs=st.integers(0, 10**13),
 )
 def test_any_numbers_have_an_end(name, rate, slo_s, points, standing, cores, workers, nbytes, macs):
-    asked = demand(
+    asked = scaling_input(
         rate,
         points,
         slo_s=slo_s,

@@ -27,9 +27,7 @@ cases = {
 
 
 def sized(points, size, slack):
-    """Return a demand whose rate is a multiple of the largest worker's, and whose SLO is a multiple of the
-    fastest run.
-    """
+    """Return a rate that is a multiple of the largest worker's, and an SLO that is a multiple of the fastest run."""
     return size * max(each.throughput for each in points), slack * min(each.latency_s for each in points)
 
 

@@ -10,7 +10,6 @@ core-seconds per request, then the memory. BATCH decides rarely and with the pea
 import math
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import (
     Algorithm,
     Points,
@@ -19,12 +18,13 @@ from overwinter.scheduler.policies.scaling.hysteresis import (
     one_at_a_time,
     scale,
 )
+from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import limits_of, runs_in_time, size, take
 
 
-def batch(demand: Demand) -> Scaled:
+def batch(given: ScalingInput) -> Scaled:
     """Add and release workers, of the cheapest configuration as far as the limits allow."""
-    return scale(_BATCH, demand)
+    return scale(_BATCH, given)
 
 
 def cost_of_a_request(point: Point, rate: float, slo_s: float) -> float:
@@ -32,15 +32,15 @@ def cost_of_a_request(point: Point, rate: float, slo_s: float) -> float:
     return point.cores * point.latency_s / min(point.batch, 1 + rate * max(slo_s - point.latency_s, 0.0))
 
 
-def _choose(demand: Demand, rate: float) -> Points:
-    slo_s = math.inf if demand.slo_s is None else demand.slo_s
-    live = {worker.point.configuration for worker in demand.workers}
+def _choose(given: ScalingInput, rate: float) -> Points:
+    slo_s = math.inf if given.slo_s is None else given.slo_s
+    live = {worker.point.configuration for worker in given.workers}
 
     def key(point: Point) -> tuple[float, ...]:
-        cost = cost_of_a_request(point, expected(demand), slo_s)
+        cost = cost_of_a_request(point, expected(given), slo_s)
         return (point.configuration not in live, cost, point.memory_bytes, *size(point))
 
-    return take(sorted(demand.points, key=key), rate, limits_of(demand)).chosen
+    return take(sorted(given.points, key=key), rate, limits_of(given)).chosen
 
 
 _BATCH = Algorithm(runs_in_time, one_at_a_time, _choose, least_loaded_first)

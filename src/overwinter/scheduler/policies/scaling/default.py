@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.policies.scaling.dts import memory_and_cores
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, configurations, expected, scale
+from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     EPSILON,
@@ -57,9 +57,9 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
     )
 
 
-def overwinter(demand: Demand) -> Scaled:
+def overwinter(given: ScalingInput) -> Scaled:
     """Scale when MLS would act, by the changed DTS, with the bytes that a worker adds as the cost."""
-    return scale(_DEFAULT, demand)
+    return scale(_DEFAULT, given)
 
 
 def low_cost_workers(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> Selection:
@@ -108,61 +108,61 @@ def _with_last_worker(ordered: Sequence[Point], rate: float, cost: Cost, limits:
         limits = limits.less(point, count)
 
 
-def _choose(demand: Demand, rate: float) -> Points:
-    cost = memory_and_cores(demand)
-    added = low_cost_workers(demand.points, rate, cost, limits_of(demand)).chosen
-    most = REPLACE_AT * _total((*(worker.point for worker in demand.workers), *added), cost)
-    if not demand.workers or min(map(cost, demand.points), default=0.0) > most:
+def _choose(given: ScalingInput, rate: float) -> Points:
+    cost = memory_and_cores(given)
+    added = low_cost_workers(given.points, rate, cost, limits_of(given)).chosen
+    most = REPLACE_AT * _total((*(worker.point for worker in given.workers), *added), cost)
+    if not given.workers or min(map(cost, given.points), default=0.0) > most:
         return added
-    fresh = _fresh(demand)
-    started = _lacking(fresh.chosen, demand)
-    if fresh.unserved or _total(fresh.chosen, cost) > most or not _fits(started, limits_of(demand)):
+    fresh = _fresh(given)
+    started = _lacking(fresh.chosen, given)
+    if fresh.unserved or _total(fresh.chosen, cost) > most or not _fits(started, limits_of(given)):
         return added
     return started
 
 
-def _replace(demand: Demand) -> Scaled:
+def _replace(given: ScalingInput) -> Scaled:
     """Replace workers that cost much more than a new set: start the missing ones first, then stop the others."""
-    fresh, cost = _fresh(demand), memory_and_cores(demand)
-    most = REPLACE_AT * _total((worker.point for worker in demand.workers), cost)
-    started = _lacking(fresh.chosen, demand)
-    missing = demand.missing_bytes if started and demand.shared else 0
+    fresh, cost = _fresh(given), memory_and_cores(given)
+    most = REPLACE_AT * _total((worker.point for worker in given.workers), cost)
+    started = _lacking(fresh.chosen, given)
+    missing = given.missing_bytes if started and given.shared else 0
     if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
         return Scaled()
     if started:
-        return Scaled(configurations(started) if _fits(started, limits_of(demand)) else ())
-    return Scaled(stop=tuple(worker.worker for worker in _order(demand)[: len(demand.workers) - len(fresh.chosen)]))
+        return Scaled(configurations(started) if _fits(started, limits_of(given)) else ())
+    return Scaled(stop=tuple(worker.worker for worker in _order(given)[: len(given.workers) - len(fresh.chosen)]))
 
 
-def _order(demand: Demand) -> list[CurrentWorker]:
+def _order(given: ScalingInput) -> list[CurrentWorker]:
     """Return the order of release: workers that a new set would not have, the least rate per cost first; then the least
     loaded.
     """
-    cost = memory_and_cores(demand)
-    wanted = Counter(_fresh(demand).chosen)
+    cost = memory_and_cores(given)
+    wanted = Counter(_fresh(given).chosen)
     ranks = {}
-    for worker in sorted(demand.workers, key=lambda worker: (-worker.load, worker.worker)):
+    for worker in sorted(given.workers, key=lambda worker: (-worker.load, worker.worker)):
         stays = wanted[worker.point] > 0
         wanted[worker.point] -= 1
         value = 0.0 if stays else ratio(worker.point, cost(worker.point))
         ranks[worker.worker] = (stays, value, worker.load, -worker.since, worker.worker)
-    return sorted(demand.workers, key=lambda worker: ranks[worker.worker])
+    return sorted(given.workers, key=lambda worker: ranks[worker.worker])
 
 
-def _fresh(demand: Demand) -> Selection:
+def _fresh(given: ScalingInput) -> Selection:
     """Return workers for the whole rate at a load between alpha and beta, within the limits that would hold if there
     were no existing workers.
     """
-    limits = limits_of(demand)
-    for worker in demand.workers:
+    limits = limits_of(given)
+    for worker in given.workers:
         limits = limits.less(worker.point, -1)
-    load = (demand.alpha + demand.beta) / 2
-    return low_cost_workers(demand.points, expected(demand) / load, memory_and_cores(demand), limits)
+    load = (given.alpha + given.beta) / 2
+    return low_cost_workers(given.points, expected(given) / load, memory_and_cores(given), limits)
 
 
-def _lacking(points: Points, demand: Demand) -> Points:
+def _lacking(points: Points, given: ScalingInput) -> Points:
     """Those of the workers that do not exist yet."""
-    return tuple((Counter(points) - Counter(worker.point for worker in demand.workers)).elements())
+    return tuple((Counter(points) - Counter(worker.point for worker in given.workers)).elements())
 
 
 def _fits(points: Points, limits: Limits) -> bool:

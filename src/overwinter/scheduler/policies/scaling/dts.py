@@ -2,15 +2,15 @@
 
 It takes the configuration with the best rate per byte again and again until the rate is served. Without bounds this
 gives workers of one configuration, whose cost is at most the minimum plus that of one of them. The variant counts cores
-too: m + alpha·c, where alpha is `Demand.gamma` here. Tetris-RO (runtime sharing only) makes the same choice for workers
-that do not share their weights.
+too: m + alpha·c, where alpha is `ScalingInput.gamma` here. Tetris-RO (runtime sharing only) makes the same choice for
+workers that do not share their weights.
 """
 
 from collections.abc import Callable, Sequence
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
@@ -30,27 +30,27 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
     return take(by_ratio(kept, cost), rate, limits)
 
 
-def by_memory(demand: Demand) -> Scaled:
+def by_memory(given: ScalingInput) -> Scaled:
     """Scale by algorithm 1 over the remaining rate, with the least memory."""
-    return scale(_BY_MEMORY, demand)
+    return scale(_BY_MEMORY, given)
 
 
-def by_memory_and_cores(demand: Demand) -> Scaled:
+def by_memory_and_cores(given: ScalingInput) -> Scaled:
     """Scale by algorithm 1 with m + alpha·c for m."""
-    return scale(_BY_MEMORY_AND_CORES, demand)
+    return scale(_BY_MEMORY_AND_CORES, given)
 
 
-def memory_and_cores(demand: Demand) -> Cost:
+def memory_and_cores(given: ScalingInput) -> Cost:
     """The cost m + alpha·c of Tetris."""
-    return lambda point: demand.memory(point) + demand.gamma * point.cores
+    return lambda point: given.memory(point) + given.gamma * point.cores
 
 
-def _algorithm(cost: Callable[[Demand], Cost]) -> Algorithm:
-    def choose(demand: Demand, rate: float) -> Points:
-        return take(by_ratio(demand.points, cost(demand)), rate, limits_of(demand)).chosen
+def _algorithm(cost: Callable[[ScalingInput], Cost]) -> Algorithm:
+    def choose(given: ScalingInput, rate: float) -> Points:
+        return take(by_ratio(given.points, cost(given)), rate, limits_of(given)).chosen
 
     return Algorithm(queues_in_time, any_of, choose, least_loaded_first)
 
 
-_BY_MEMORY = _algorithm(lambda demand: demand.memory)
+_BY_MEMORY = _algorithm(lambda given: given.memory)
 _BY_MEMORY_AND_CORES = _algorithm(memory_and_cores)

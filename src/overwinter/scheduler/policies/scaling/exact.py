@@ -11,8 +11,8 @@ from types import ModuleType
 
 from overwinter.core.errors import MachineError
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
@@ -36,9 +36,9 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
     return solve(kept, rate, cost, limits)
 
 
-def exact(demand: Demand) -> Scaled:
+def exact(given: ScalingInput) -> Scaled:
     """Scale by the integer program over the remaining rate."""
-    return scale(_EXACT, demand)
+    return scale(_EXACT, given)
 
 
 def require_scipy() -> None:
@@ -112,8 +112,8 @@ def _optimize() -> ModuleType:
         raise MachineError("the exact scaler needs scipy: pip install 'overwinter[exact]', or use dts") from error
 
 
-def _choose(demand: Demand, rate: float) -> Points:
-    return solve(demand.points, rate, demand.memory, limits_of(demand)).chosen
+def _choose(given: ScalingInput, rate: float) -> Points:
+    return solve(given.points, rate, given.memory, limits_of(given)).chosen
 
 
 _EXACT = Algorithm(queues_in_time, any_of, _choose, least_loaded_first)

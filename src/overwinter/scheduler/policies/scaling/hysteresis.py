@@ -21,29 +21,29 @@ import msgspec
 
 from overwinter.core.ids import WorkerId
 from overwinter.core.profile import Configuration, Point
-from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
+from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import EPSILON, limits_of, ratio, size, take, usable
 
 Points = tuple[Point, ...]
 
 
-def nothing(demand: Demand) -> Scaled:
+def nothing(given: ScalingInput) -> Scaled:
     """Change nothing."""
     return Scaled()
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """One algorithm. `choose` and `order` get a demand with only the configurations that the algorithm may choose."""
+    """One algorithm. `choose` and `order` get an input with only the configurations that the algorithm may choose."""
 
     in_time: Callable[[Point, float], bool]
     """Whether a configuration meets an SLO in seconds."""
     among: Callable[[Points], Points]
     """The configurations that the algorithm can use, of those that meet the SLO."""
-    choose: Callable[[Demand, float], Points]
-    """The workers to start for a further rate, within the resources of the demand."""
-    order: Callable[[Demand], Sequence[CurrentWorker]]
+    choose: Callable[[ScalingInput, float], Points]
+    """The workers to start for a further rate, within the free resources."""
+    order: Callable[[ScalingInput], Sequence[CurrentWorker]]
     """The workers, those to release first in front."""
-    replace: Callable[[Demand], Scaled] = nothing
+    replace: Callable[[ScalingInput], Scaled] = nothing
     """What replaces the existing workers although they serve the rate."""
 
 
@@ -57,22 +57,22 @@ def one_at_a_time(points: Points) -> Points:
     return tuple(point for point in points if point.concurrency == 1)
 
 
-def least_loaded_first(demand: Demand) -> list[CurrentWorker]:
+def least_loaded_first(given: ScalingInput) -> list[CurrentWorker]:
     """Return the order of release: the least loaded first; of those the lowest rate per byte; then the newest."""
     return sorted(
-        demand.workers,
+        given.workers,
         key=lambda worker: (
             worker.load,
-            ratio(worker.point, demand.memory(worker.point)),
+            ratio(worker.point, given.memory(worker.point)),
             -worker.since,
             worker.worker,
         ),
     )
 
 
-def expected(demand: Demand) -> float:
+def expected(given: ScalingInput) -> float:
     """Return the rate, never below 0."""
-    return demand.rate if demand.rate > 0 else 0.0
+    return given.rate if given.rate > 0 else 0.0
 
 
 def configurations(points: Points) -> tuple[Configuration, ...]:
@@ -80,36 +80,36 @@ def configurations(points: Points) -> tuple[Configuration, ...]:
     return tuple(point.configuration for point in points)
 
 
-def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
+def scale(algorithm: Algorithm, given: ScalingInput) -> Scaled:
     """Return the changes by one algorithm.
 
     If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the result is
     marked `slo_infeasible`. Tetris's algorithm would never end then.
     """
-    if not demand.workers and expected(demand) == 0:
+    if not given.workers and expected(given) == 0:
         return Scaled()
-    points = tuple(point for point in demand.points if usable(point))
-    slo_s = math.inf if demand.slo_s is None else demand.slo_s
+    points = tuple(point for point in given.points if usable(point))
+    slo_s = math.inf if given.slo_s is None else given.slo_s
     kept = algorithm.among(tuple(point for point in points if algorithm.in_time(point, slo_s)))
     if kept or not points:
-        return _settled(algorithm, _narrowed(demand, kept), _capacities(algorithm, demand, points, slo_s))
+        return _settled(algorithm, _narrowed(given, kept), _capacities(algorithm, given, points, slo_s))
     fastest = min(points, key=lambda point: (point.latency_s, point.memory_bytes, *size(point)))
     plain = msgspec.structs.replace(algorithm, choose=_first)
-    scaled = _settled(plain, _narrowed(demand, (fastest,)), _capacities(algorithm, demand, points, math.inf))
+    scaled = _settled(plain, _narrowed(given, (fastest,)), _capacities(algorithm, given, points, math.inf))
     return msgspec.structs.replace(scaled, slo_infeasible=True)
 
 
-def _settled(algorithm: Algorithm, demand: Demand, capacities: dict[WorkerId, float]) -> Scaled:
-    rate, capacity = expected(demand), math.fsum(capacities.values())
-    if rate > demand.alpha * capacity * (1 + EPSILON):
-        chosen = algorithm.choose(demand, rate / demand.alpha - capacity)
+def _settled(algorithm: Algorithm, given: ScalingInput, capacities: dict[WorkerId, float]) -> Scaled:
+    rate, capacity = expected(given), math.fsum(capacities.values())
+    if rate > given.alpha * capacity * (1 + EPSILON):
+        chosen = algorithm.choose(given, rate / given.alpha - capacity)
         left = rate - capacity - math.fsum(point.throughput for point in chosen)
         return Scaled(configurations(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
-    instead = algorithm.replace(demand)
-    if instead.stop or (rate >= demand.beta * capacity and all(capacities.values())):
+    instead = algorithm.replace(given)
+    if instead.stop or (rate >= given.beta * capacity and all(capacities.values())):
         return instead
-    stop = _superfluous(algorithm.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
-    if stop or rate == 0 or rate >= demand.beta * capacity:
+    stop = _superfluous(algorithm.order(given), capacities, rate, given.beta) if len(capacities) > 1 else ()
+    if stop or rate == 0 or rate >= given.beta * capacity:
         return Scaled(stop=stop)
     return instead
 
@@ -131,7 +131,7 @@ def _superfluous(
     return tuple(stop)
 
 
-def _capacities(algorithm: Algorithm, demand: Demand, points: Points, slo_s: float) -> dict[WorkerId, float]:
+def _capacities(algorithm: Algorithm, given: ScalingInput, points: Points, slo_s: float) -> dict[WorkerId, float]:
     """Return by worker the most that it can serve within the SLO, also with smaller batches."""
 
     def capacity(own: Point) -> float:
@@ -142,14 +142,14 @@ def _capacities(algorithm: Algorithm, demand: Demand, points: Points, slo_s: flo
         )
         return max((p.throughput for p in (own, *smaller) if usable(p) and algorithm.in_time(p, slo_s)), default=0.0)
 
-    known = {worker.point: 0.0 for worker in demand.workers}
+    known = {worker.point: 0.0 for worker in given.workers}
     known = {point: capacity(point) for point in known}
-    return {worker.worker: known[worker.point] for worker in demand.workers}
+    return {worker.worker: known[worker.point] for worker in given.workers}
 
 
-def _narrowed(demand: Demand, points: Points) -> Demand:
-    return msgspec.structs.replace(demand, points=points)
+def _narrowed(given: ScalingInput, points: Points) -> ScalingInput:
+    return msgspec.structs.replace(given, points=points)
 
 
-def _first(demand: Demand, rate: float) -> Points:
-    return take(demand.points, rate, limits_of(demand)).chosen
+def _first(given: ScalingInput, rate: float) -> Points:
+    return take(given.points, rate, limits_of(given)).chosen

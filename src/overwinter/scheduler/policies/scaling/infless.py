@@ -8,8 +8,8 @@ preference for leftover resources means on one machine: among equals, the config
 import math
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, one_at_a_time, scale
+from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     limits_of,
     queues_in_time,
@@ -20,17 +20,17 @@ from overwinter.scheduler.policies.scaling.selection import (
 )
 
 
-def infless(demand: Demand) -> Scaled:
+def infless(given: ScalingInput) -> Scaled:
     """Scale by batching only, with the best rate per core."""
-    return scale(_INFLESS, demand)
+    return scale(_INFLESS, given)
 
 
-def _choose(demand: Demand, rate: float) -> Points:
-    limits, left = limits_of(demand), rate
+def _choose(given: ScalingInput, rate: float) -> Points:
+    limits, left = limits_of(given), rate
     chosen: list[Point] = []
-    ordered = sorted(demand.points, key=lambda point: (-ratio(point, point.cores), point.cores, point.memory_bytes))
+    ordered = sorted(given.points, key=lambda point: (-ratio(point, point.cores), point.cores, point.memory_bytes))
     for point in ordered:
-        beyond = left - _filling(demand, point)
+        beyond = left - _filling(given, point)
         if left > 0 and beyond >= 0:
             count = min(
                 workers_for(left, point), workers_for(beyond + point.throughput, point), limits.workers_that_fit(point)
@@ -43,11 +43,11 @@ def _choose(demand: Demand, rate: float) -> Points:
     return without_excess((*chosen, *rest.chosen), rate)
 
 
-def _filling(demand: Demand, point: Point) -> float:
+def _filling(given: ScalingInput, point: Point) -> float:
     """The least rate that fills its batch in time."""
-    if point.batch == 1 or demand.slo_s is None:
+    if point.batch == 1 or given.slo_s is None:
         return 0.0
-    spare_s = demand.slo_s - point.latency_s
+    spare_s = given.slo_s - point.latency_s
     return point.batch / spare_s if spare_s > 0 else math.inf
 
 

@@ -14,51 +14,51 @@ the SLO, which R_max counts; the batch of each run is chosen when the requests a
 from collections.abc import Iterable
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import CurrentWorker, Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, expected, one_at_a_time, scale
+from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import limits_of, ratio, runs_in_time, take
 
 MACS_UNIT = 1e9
 
 
-def mls(demand: Demand) -> Scaled:
+def mls(given: ScalingInput) -> Scaled:
     """Scale by algorithm 1: alpha and beta bound the load, and the least efficient workers are released first."""
-    return scale(_MLS, demand)
+    return scale(_MLS, given)
 
 
-def efficiency(demand: Demand, point: Point) -> float:
+def efficiency(given: ScalingInput, point: Point) -> float:
     """Return eta of a configuration: its rate per core plus its rate per 10^9 MACs of rho·m."""
-    nbytes = point.memory_bytes + demand.weight_bytes
-    rho_m = demand.macs * nbytes / (max(demand.weight_bytes, 1) * MACS_UNIT)
+    nbytes = point.memory_bytes + given.weight_bytes
+    rho_m = given.macs * nbytes / (max(given.weight_bytes, 1) * MACS_UNIT)
     return ratio(point, point.cores) + (ratio(point, rho_m) if rho_m > 0 else 0.0)
 
 
-def _choose(demand: Demand, rate: float) -> Points:
+def _choose(given: ScalingInput, rate: float) -> Points:
     """Return the workers to start, from one configuration for each number of cores, the most efficient first."""
     made = []
-    for cores in sorted({point.cores for point in demand.points}):
-        same = [point for point in demand.points if point.cores == cores]
-        eta = efficiency(demand, _filled(demand, same))
+    for cores in sorted({point.cores for point in given.points}):
+        same = [point for point in given.points if point.cores == cores]
+        eta = efficiency(given, _filled(given, same))
         made.append((-eta, cores, max(same, key=lambda point: (point.throughput, -point.batch))))
-    return take([point for _, _, point in sorted(made)], rate, limits_of(demand)).chosen
+    return take([point for _, _, point in sorted(made)], rate, limits_of(given)).chosen
 
 
-def _filled(demand: Demand, points: Iterable[Point]) -> Point:
+def _filled(given: ScalingInput, points: Iterable[Point]) -> Point:
     """Return the largest batch that fills and runs in time, otherwise the smallest."""
     rising = sorted(points, key=lambda point: point.batch)
-    in_time = [point for point in rising if demand.slo_s is None or _longest_s(demand, point) <= demand.slo_s]
+    in_time = [point for point in rising if given.slo_s is None or _longest_s(given, point) <= given.slo_s]
     return in_time[-1] if in_time else rising[0]
 
 
-def _longest_s(demand: Demand, point: Point) -> float:
+def _longest_s(given: ScalingInput, point: Point) -> float:
     """Return the longest latency in a batch: that of its first request, which waits for all others."""
-    waits_s = (point.batch - 1) / expected(demand) if point.batch > 1 else 0.0
+    waits_s = (point.batch - 1) / expected(given) if point.batch > 1 else 0.0
     return waits_s + point.latency_s
 
 
-def _order(demand: Demand) -> list[CurrentWorker]:
+def _order(given: ScalingInput) -> list[CurrentWorker]:
     return sorted(
-        demand.workers, key=lambda worker: (efficiency(demand, worker.point), worker.load, -worker.since, worker.worker)
+        given.workers, key=lambda worker: (efficiency(given, worker.point), worker.load, -worker.since, worker.worker)
     )
 
 

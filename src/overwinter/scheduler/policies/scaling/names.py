@@ -6,11 +6,11 @@ from types import MappingProxyType
 from overwinter.scheduler.policies.scaling import dts
 from overwinter.scheduler.policies.scaling.batch import batch
 from overwinter.scheduler.policies.scaling.default import overwinter
-from overwinter.scheduler.policies.scaling.demand import Scaler
 from overwinter.scheduler.policies.scaling.exact import exact
 from overwinter.scheduler.policies.scaling.infless import infless
 from overwinter.scheduler.policies.scaling.mls import mls
 from overwinter.scheduler.policies.scaling.photons import photons
+from overwinter.scheduler.policies.scaling.scaler import Scaler
 
 SCALERS: Mapping[str, Scaler] = MappingProxyType(
     {
@@ -25,4 +25,4 @@ SCALERS: Mapping[str, Scaler] = MappingProxyType(
         "batch": batch,
     }
 )
-"""The scalers by name. Tetris-RO is DTS with workers that share no weights, which the demand says."""
+"""The scalers by name. Tetris-RO is DTS with workers that share no weights (`ScalingInput.shared`)."""

@@ -5,14 +5,14 @@ same number of cores, at least one: as many as a single run needs to meet the SL
 run, as many as in the measurement with the fewest concurrent runs.
 """
 
-from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import limits_of, runs_in_time, take
 
 
-def photons(demand: Demand) -> Scaled:
+def photons(given: ScalingInput) -> Scaled:
     """Scale by concurrency only, as much as the SLO and the limits allow."""
-    return scale(_PHOTONS, demand)
+    return scale(_PHOTONS, given)
 
 
 def _equal_cores_per_run(points: Points) -> Points:
@@ -24,8 +24,8 @@ def _equal_cores_per_run(points: Points) -> Points:
     return tuple(point for point in own if point.cores * first.concurrency == first.cores * point.concurrency)
 
 
-def _choose(demand: Demand, rate: float) -> Points:
-    return take(sorted(demand.points, key=lambda point: -point.concurrency), rate, limits_of(demand)).chosen
+def _choose(given: ScalingInput, rate: float) -> Points:
+    return take(sorted(given.points, key=lambda point: -point.concurrency), rate, limits_of(given)).chosen
 
 
 _PHOTONS = Algorithm(runs_in_time, _equal_cores_per_run, _choose, least_loaded_first)

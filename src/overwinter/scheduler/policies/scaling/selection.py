@@ -12,7 +12,7 @@ import msgspec
 
 from overwinter.core.function import SETTINGS_BOUNDS
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.demand import Demand
+from overwinter.scheduler.policies.scaling.scaler import ScalingInput
 
 MOST_THROUGHPUT = 1e300
 """The largest throughput of one worker, so that sums stay finite."""
@@ -56,10 +56,10 @@ class Limits(msgspec.Struct, frozen=True):
 BOUNDLESS = Limits()
 
 
-def limits_of(demand: Demand) -> Limits:
-    """The bounds of a demand; blocks that must be loaded first are counted once."""
-    missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
-    return Limits(demand.free_cores, min(demand.free_workers, MOST_WORKERS), demand.free_bytes - missing, copy)
+def limits_of(given: ScalingInput) -> Limits:
+    """The limits of the free resources; blocks that must be loaded first are counted once."""
+    missing, copy = (given.missing_bytes, 0) if given.shared else (0, given.weight_bytes)
+    return Limits(given.free_cores, min(given.free_workers, MOST_WORKERS), given.free_bytes - missing, copy)
 
 
 def usable(point: Point) -> bool:

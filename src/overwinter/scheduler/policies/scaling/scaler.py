@@ -9,7 +9,7 @@ from overwinter.core.profile import Configuration, Point
 
 
 class CurrentWorker(msgspec.Struct, frozen=True):
-    """One worker of the family that exists or is starting."""
+    """One worker of the family that is starting or serves, not one that drains or stops."""
 
     worker: WorkerId
     point: Point
@@ -20,7 +20,7 @@ class CurrentWorker(msgspec.Struct, frozen=True):
     """When its state last changed."""
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a scaler. Rates are requests per second."""
 
     rate: float
@@ -46,7 +46,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     beta: float = 0.6
     """Workers are removed when the rate is below this share of their capacity."""
     gamma: float = 0.0
-    """The bytes that cost as much as one core, in m + alpha*c of Tetris."""
+    """The bytes that cost as much as one core: what Tetris calls alpha, in m + alpha*c. It is not `alpha` above."""
 
     def memory(self, point: Point) -> float:
         """The bytes that one more worker of this configuration adds, without blocks that must be loaded."""
@@ -64,4 +64,4 @@ class Scaled(msgspec.Struct, frozen=True):
     """Whether no configuration meets the SLO, so that the function is served as fast as possible."""
 
 
-Scaler = Callable[[Demand], Scaled]
+Scaler = Callable[[ScalingInput], Scaled]
