@@ -66,12 +66,12 @@ def claim(cycle: Cycle) -> Claim:
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
     """Remove the process that a start of the function uses, if there is one; the worker takes over its claim."""
     found = usable_process(cycle, function, cycle.resources.of_start(point))
-    need = cycle.state.tenants[function.spec.tenant].need
-    need.function, need.started = function.spec.id, cycle.now
+    figures = cycle.state.tenants[function.spec.tenant].fork_figures
+    figures.function, figures.started = function.spec.id, cycle.now
     set_check(cycle, cycle.now + REFILL_S)
     if found is None:
         return None
-    need.failures = 0
+    figures.failures = 0
     del cycle.state.ahead[found.id]
     cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
@@ -98,7 +98,7 @@ def check(cycle: Cycle) -> None:
         _fork(cycle, tenant)
     for each in cycle.state.ahead.values():
         if each.start is None and not each.stopping:
-            set_check(cycle, cycle.state.tenants[each.tenant].need.started + KEEP_S)
+            set_check(cycle, cycle.state.tenants[each.tenant].fork_figures.started + KEEP_S)
 
 
 def _end_unneeded(cycle: Cycle) -> None:
@@ -111,7 +111,7 @@ def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
     """Whether its tenant starts functions, and it has the most recently used program."""
     tenant, prepared = cycle.state.tenants[each.tenant], cycle.state.prepared.get(each.tenant, {})
     is_fresh = bool(prepared) and next(reversed(prepared)) in each.programs
-    return is_fresh and bool(tenant.functions) and tenant.need.started + KEEP_S > cycle.now
+    return is_fresh and bool(tenant.functions) and tenant.fork_figures.started + KEEP_S > cycle.now
 
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
@@ -122,12 +122,15 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
     able = [
         each
         for each in state.tenants.values()
-        if each.need.function and each.functions and state.prepared.get(each.id) and each.need.started + KEEP_S > now
+        if each.fork_figures.function
+        and each.functions
+        and state.prepared.get(each.id)
+        and each.fork_figures.started + KEEP_S > now
     ]
-    able.sort(key=lambda each: (-each.need.started, each.id))
+    able.sort(key=lambda each: (-each.fork_figures.started, each.id))
     share = max(1, min(TENANT_AHEAD_MAX, most // max(1, len(able))))
     for tenant in able:
-        pauses_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
+        pauses_until = max(tenant.fork_figures.started + REFILL_S, tenant.fork_figures.backoff_until, cycle.ahead_after)
         # Functions with the same program usually share a worker.
         if _count(cycle, tenant.id) >= min(share, len(state.prepared[tenant.id])):
             continue
@@ -146,8 +149,8 @@ def _end_for(cycle: Cycle, tenant: Tenant, share: int) -> None:
     tenant.
     """
     for each in cycle.state.ahead.values():
-        need = cycle.state.tenants[each.tenant].need
-        is_old = need.started + OTHERS_S <= min(cycle.now, tenant.need.started)
+        figures = cycle.state.tenants[each.tenant].fork_figures
+        is_old = figures.started + OTHERS_S <= min(cycle.now, tenant.fork_figures.started)
         if not each.stopping and each.start is None and (is_old or _count(cycle, each.tenant) > share):
             _stop(cycle, each)
             return
@@ -175,7 +178,7 @@ def _may_fork(cycle: Cycle) -> bool:
 
 def _fork(cycle: Cycle, tenant: Tenant) -> None:
     state, now, config = cycle.state, cycle.now, cycle.config
-    function = state.functions.get(tenant.need.function) or state.functions[next(iter(tenant.functions))]
+    function = state.functions.get(tenant.fork_figures.function) or state.functions[next(iter(tenant.functions))]
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     hangs_at = now + config.start_timeout_s
     start = Operation(function, now, now + START_S, now + OVERDUE_LEAST_S, hangs_at)
@@ -226,9 +229,9 @@ def hung(cycle: Cycle, id_: WorkerId) -> None:
 
 
 def _fail(cycle: Cycle, found: ForkedAhead) -> None:
-    need = cycle.state.tenants[found.tenant].need
-    need.failures += 1
-    need.backoff_until = Seconds(cycle.now + backoff_s(need.failures, cycle.config))
+    figures = cycle.state.tenants[found.tenant].fork_figures
+    figures.failures += 1
+    figures.backoff_until = Seconds(cycle.now + backoff_s(figures.failures, cycle.config))
 
 
 def _end_start(cycle: Cycle, found: ForkedAhead) -> None:

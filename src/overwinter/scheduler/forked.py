@@ -1,4 +1,4 @@
-"""Records of a process forked ahead, and of a tenant's need of such processes."""
+"""Records of a process forked ahead, and of what decides whether more are forked for a tenant."""
 
 import msgspec
 
@@ -24,8 +24,8 @@ class ForkedAhead(msgspec.Struct, eq=False):
     """Whether it is stopping; its exit is awaited."""
 
 
-class Need(msgspec.Struct):
-    """The figures that determine a tenant's need of processes forked ahead."""
+class ForkFigures(msgspec.Struct):
+    """The figures that decide whether processes are forked ahead for a tenant."""
 
     function: FunctionId = FunctionId("")
     """The last function that was started; empty: none."""

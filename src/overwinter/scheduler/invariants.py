@@ -142,7 +142,7 @@ def _check_tenants(cycle: Cycle) -> None:
             f"the spare workers of {id_} are wrong"
         )
         draining = {worker.id for worker in own if not worker.stopping and worker.drain and worker.drain.until is None}
-        assert set(tenant.draining) == draining, f"the draining workers of tenant {id_} are wrong"
+        assert set(tenant.draining_without_limit) == draining, f"the draining workers of tenant {id_} are wrong"
         starting = {worker.id: worker.since for worker in own if worker.start is not None}
         assert list(tenant.starting) == sorted(starting, key=starting.__getitem__), f"the starts of {id_} are wrong"
         serving = {worker.id for worker in own if worker.is_serving}

@@ -162,7 +162,7 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
         worker.drain = Drain(why, until)
     elif worker.drain.until is None:
         worker.drain = Drain(worker.drain.why, until)
-    draining = cycle.state.tenants[worker.tenant].draining
+    draining = cycle.state.tenants[worker.tenant].draining_without_limit
     cycle.places_changed = True
     slots_changed(cycle, worker)
     if worker.is_idle:
@@ -186,7 +186,7 @@ def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
 def cancel_drain(cycle: Cycle, worker: Worker, function: Function) -> None:
     """Cancel the drain of a worker, which serves this function again."""
     worker.drain = None
-    cycle.state.tenants[worker.tenant].draining.pop(worker.id, None)
+    cycle.state.tenants[worker.tenant].draining_without_limit.pop(worker.id, None)
     if worker.is_serving:
         # It was draining when it became ready, or its time slice was given up.
         begin_time_slice(cycle, worker, function)
@@ -253,7 +253,7 @@ def _owners_in_progress(worker: Worker) -> list[OperationOwner]:
 def _leave_tenant(cycle: Cycle, worker: Worker) -> None:
     tenant = cycle.state.tenants[worker.tenant]
     tenant.spare.pop(worker.id, None)
-    tenant.draining.pop(worker.id, None)
+    tenant.draining_without_limit.pop(worker.id, None)
     cycle.places_changed = True
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overwinter.core.ids import Address, FunctionId, TenantId, WorkerId
-from overwinter.scheduler.forked import Need
+from overwinter.scheduler.forked import ForkFigures
 
 if TYPE_CHECKING:
     from overwinter.scheduler.state import Worker
@@ -22,18 +22,20 @@ class Tenant(msgspec.Struct):
     """The number of its functions that have or await each block in a host store."""
     spare: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its idle workers for which no request waits, the one spare longest first."""
-    draining: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
+    draining_without_limit: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its workers that drain without a time limit."""
     starting: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its workers that start, the one that began first comes first."""
     time_slice_ends: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
-    """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
+    """A heap of the ends of the time slices of its serving workers; entries of workers that no longer serve are removed
+    later.
+    """
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that wait for a place for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that have a worker and wait for a place for one more."""
-    need: Need = msgspec.field(default_factory=Need)
-    """Its need for processes forked ahead."""
+    fork_figures: ForkFigures = msgspec.field(default_factory=ForkFigures)
+    """The figures that decide whether processes are forked ahead for it."""
 
     def hold(self, addresses: Iterable[Address]) -> None:
         """Count a function with these blocks."""

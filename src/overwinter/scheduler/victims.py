@@ -77,7 +77,8 @@ class FutureClaims:
         """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
         given_back = [
-            resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
+            resources.of_worker(each.point, each.nbytes)
+            for each in cycle.state.tenants[mine].draining_without_limit.values()
         ]
         if self._process_for(function, wanted) is not None:
             given_back.append(ahead.claim(cycle))
@@ -168,7 +169,7 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
     `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
     drains without a time limit, or one whose start lasts longer than the drain timeout.
     """
-    draining = () if own else (each for each in tenant.draining.values() if each.start is None)
+    draining = () if own else (each for each in tenant.draining_without_limit.values() if each.start is None)
     if (leaving := next(iter(draining), None)) is not None:
         return leaving, cycle.now
     ends, workers = tenant.time_slice_ends, cycle.state.workers
