@@ -5,7 +5,9 @@ from contextlib import suppress
 
 
 class Drain:
-    """Counts open requests, and refuses new ones during a drain. Used on the event loop's thread only."""
+    """Counts open requests, and records whether a drain has begun, during which `RequestMiddleware` refuses new ones.
+    Used on the event loop's thread only.
+    """
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the maximum time for accepted requests."""

@@ -62,14 +62,14 @@ class ApplicationRequest:
             self.outcomes.in_slo += slo_s is not None and seconds <= slo_s
 
     def failed(self, error: str) -> None:
-        """Handle a refused stage, which ends the request."""
+        """Handle the failure of the request: a stage was refused, or the deadline passed before one began."""
         if self.counted:
             self.outcomes.refused[error] += 1
 
 
 class Applications:
     """All applications of a scenario. `ids` numbers requests; requests before `settle_s` are not counted; `slos`: the
-    SLOs of the functions.
+    SLOs of the functions in ms.
     """
 
     def __init__(
