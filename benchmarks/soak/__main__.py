@@ -2,9 +2,10 @@
 
 `python -m benchmarks.soak [--minutes 10] [--seed N]` deploys 200 functions of three tenants: variants with retrained
 heads of eight models of the zoo at full size. Three of the models have a stateful handler, one of these a tokenizer;
-four allow batches, so that their variants share runs. Some variants of each have dedicated workers, and some refuse
-requests that would be late. They are called at random rates, sometimes many of a family at once, each with two inputs.
-Meanwhile workers and zygotes are killed, and functions are deployed, updated, removed, unloaded and loaded.
+four allow batches, so that their variants share runs. Some variants of each have separate workers
+(`isolation = "function"`), and some refuse requests that would be late. They are called at random rates, sometimes many
+of a family at once, each request with one of two different inputs of its function. Meanwhile workers and zygotes are
+killed, and functions are deployed, updated, removed, unloaded and loaded.
 
 Every answer is compared with plain PyTorch's for the versions that may have answered between request and answer: once
 an update or a removal is confirmed, no later request may be answered by the version before. Answers must be equal bit
@@ -15,10 +16,11 @@ each of them while nothing else happens, and removes all. The first round is the
 caches. The reference is the idle node after it: no function is deployed, so only the daemon and its base zygote run.
 The node is measured again after each round.
 
-A refusal is explained if its reason was true: its function was removed or updated (404) or unloaded (503), its worker
-and that of its retry were killed (500), it could not be answered within its SLO and its function refuses late requests
-(503), or it had no answer within its timeout while all cores of the node were in use (504). Any other refusal counts as
-lost. So do a request without an answer, and a change that the node refuses without a kill.
+A refusal is explained if its reason was true: its function was removed or updated (404) or unloaded (503), it failed in
+every attempt and a process was killed shortly before or meanwhile (500), it could not be answered within its SLO and
+its function refuses late requests (503), or it had no answer within its timeout while all cores of the node were
+claimed (504). Any other refusal counts as lost. So do a request without an answer, and a change that the node refuses
+without a kill. `requests` in the result counts refused changes too.
 
 At the end the benchmark reads the node's journal: what the scheduler did, whether it had a core free meanwhile, and
 that a replay gives the same actions.
@@ -55,8 +57,10 @@ BETWEEN_CHANGES_S = (0.1, 1.0)
 BETWEEN_KILLS_S = (0.5, 4.0)
 ZYGOTES_SHARE = 0.2
 """The share of zygotes among the kills."""
-RETURNS_SHARE = 0.5
-"""The share of changes that bring back an absent or unloaded function, if there is one."""
+CHANGES_TO_ABSENT_SHARE = 0.5
+"""The share of changes for which a function is drawn from those not deployed or unloaded, if there is one; the others
+draw from all.
+"""
 VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
 """The parts of messages that vary: versions and times."""
 UNDISTURBED_RATE = 20.0
@@ -86,7 +90,7 @@ class Soak:
         self.refusals: Counter[str] = Counter()
         self.events = NodeEvents()
         self.expired: list[tuple[Span, str]] = []
-        """The requests that timed out, with a message if one was not due to overload."""
+        """The requests that timed out, each with the line to print if overload does not explain it."""
         self._random = Random(options.seed)
         self.seed = options.seed
         self._variants = 0
@@ -172,7 +176,7 @@ class Soak:
         random = Random(f"{self.seed} changes {self.rounds}")
         while not over.wait(random.uniform(*BETWEEN_CHANGES_S)):
             absent = [member for member in self.members if member.state != "present"]
-            member = random.choice(absent if absent and random.random() < RETURNS_SHARE else self.members)
+            member = random.choice(absent if absent and random.random() < CHANGES_TO_ABSENT_SHARE else self.members)
             self._change(member, random.choice(CHANGES[member.state]))
 
     def kill_processes(self, over: threading.Event) -> None:
@@ -202,7 +206,7 @@ class Soak:
         return True
 
     def _change_with_retries(self, member: Member, what: str) -> None:
-        """Make a change, again if a kill interrupted it."""
+        """Make a change; repeat it as long as the node refuses, up to RETRIES attempts."""
         if not any(self._change(member, what) for _ in range(RETRIES)):
             raise RuntimeError(f"{what} of {member.name} fails")
 
@@ -211,8 +215,8 @@ class Soak:
 
 
 def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str, float]:
-    """Run the warm-up and the rounds in the given time and print their table; return the counts of outcomes, and how
-    much the resources grew. `journal`: the node's journal.
+    """Run the warm-up and the rounds, with `seconds` of requests under changes and kills in all, and print their table;
+    return the counts of outcomes, and how much the resources grew. `journal`: the node's journal.
     """
     print(HEADER)
     readings: list[ResourcesHeld] = []

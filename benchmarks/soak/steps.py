@@ -19,7 +19,7 @@ class JournalSteps:
     def __init__(self, journal: Path) -> None:
         self.counts: Counter[str] = Counter()
         self._free: list[Span] = []
-        """The periods in which not all cores were in use."""
+        """The periods in which not all cores were claimed."""
         since: float | None = None
         with journal.open("rb") as file:
             config, entries = read_journal(file)
@@ -39,7 +39,7 @@ class JournalSteps:
             self._free.append(Span(since, inf))
 
     def overloaded(self, span: Span) -> bool:
-        """Whether all cores were in use for nearly all of that time."""
+        """Whether all cores were claimed for nearly all of that time."""
         met = [each for each in self._free if each.overlaps(span)]
         free_s = sum(min(each.until, span.until) - max(each.begin, span.begin) for each in met)
         return free_s <= FREE_SHARE_MAX * (span.until - span.begin)
