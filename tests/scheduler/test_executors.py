@@ -12,8 +12,7 @@ from overwinter.core.actions import (
 )
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.scheduler import shared_runs
-from overwinter.scheduler.pool import START_MAX_S, START_S
-from overwinter.scheduler.replacement import TIME_SLICE_STARTS
+from overwinter.scheduler.replacement import START_MAX_S, TIME_SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -359,12 +358,11 @@ def test_functions_whose_shared_run_breaks_a_device_run_alone_for_a_while():
     assert all(shared_runs.is_suspect(each) for each in functions)
 
 
-def test_a_start_that_a_tenant_delays_does_not_lengthen_the_time_slices_of_all():
-    world = World(devices=(device(),), start_timeout_s=600.0)
-    world.deploy(pooled("f", timeout_s=3600.0))
-    request = world.arrive("f")
+def test_starts_that_a_tenant_delays_do_not_lengthen_the_time_slices_of_all():
+    world, _ = long_run(pooled("g", tenant="u", timeout_s=3600.0))
+    world.state.pool.start_s = 100.0
+    ready_at = known(world).executor.ready_at
+    world.arrive("g")
     world.load_blocks()
-    world.now += 100.0
-    world.settle()
-    assert isinstance(world.answers[request], Reply)
-    assert START_S < world.state.pool.start_s <= START_MAX_S
+    until_killed(world)
+    assert world.now == ready_at + TIME_SLICE_STARTS * START_MAX_S + 5.0

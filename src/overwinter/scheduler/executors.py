@@ -20,7 +20,7 @@ from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.device_runs import end_operation, expire_removed, put_back
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
-from overwinter.scheduler.pool import START_MAX_S, Device, DeviceOwner, Executor
+from overwinter.scheduler.pool import Device, DeviceOwner, Executor
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
 
@@ -57,7 +57,7 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
     if executor is None or executor.stopping or executor.ready_at is not None:
         return
     pool = cycle.state.pool
-    pool.start_s = smoothed(pool.start_s, min(cycle.now - executor.since, START_MAX_S))
+    pool.start_s = smoothed(pool.start_s, cycle.now - executor.since)
     executor.since = executor.ready_at = cycle.now
     cycle.timers.disarm(id_)
     cycle.devices_changed = True

@@ -30,10 +30,6 @@ OUT_FAILURES = 3
 """The consecutive failures after which a device is out of service until its backoff is over."""
 START_S = 1.0
 """The assumed time of the start of an executor before one was measured."""
-START_MAX_S = 5.0
-"""The longest start that is counted: a tenant can delay its own starts, and time slices of all tenants follow from the
-time of a start.
-"""
 SMOOTHING = 0.2
 UNPLACED_SWAPS = 64
 """After this many runs that brought blocks, a device is tried again with as many bytes as found no places before: by

@@ -10,6 +10,8 @@ from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
 
 TIME_SLICE_STARTS = 10
 """How long an executor may serve its owner when others wait for a device, as a multiple of the time of a start."""
+START_MAX_S = 5.0
+"""The longest time of a start that counts for this: a tenant can delay its own starts."""
 
 
 def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
@@ -21,7 +23,7 @@ def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Seque
         return time_slice_ends(cycle, device, owner, fitting)
     if _is_kept(cycle, device, owner, fitting):
         return idle_since(device) + KEPT_FOR_TENANT_S
-    return idle_since(device) + cycle.state.pool.start_s if _behind_s(cycle, device, owner) else cycle.now
+    return idle_since(device) + _start_s(cycle) if _behind_s(cycle, device, owner) else cycle.now
 
 
 def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
@@ -29,7 +31,7 @@ def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: S
     slice is longer if the device's tenant has had less device time than this owner's: by what it is behind, but at most
     by what another one may have had more. Before the end of the slice, only this end is computed.
     """
-    executor, start_s = device.executor, cycle.state.pool.start_s
+    executor, start_s = device.executor, _start_s(cycle)
     if executor is None or executor.ready_at is None or executor.stopping:
         return inf
     ends = executor.ready_at + TIME_SLICE_STARTS * start_s
@@ -40,6 +42,10 @@ def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: S
         return inf
     latest = ends + TIME_SLICE_STARTS * start_s + cycle.config.drain_timeout_s
     return max(ends, min(latest, cycle.now + _behind_s(cycle, device, owner)))
+
+
+def _start_s(cycle: Cycle) -> float:
+    return min(cycle.state.pool.start_s, START_MAX_S)
 
 
 def _is_kept(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> bool:
@@ -58,7 +64,7 @@ def _behind_s(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
     takes.
     """
     behind_s = 0.0 if device.owner is None else device_order.behind_s(cycle, device.owner[0], owner[0])
-    return behind_s if behind_s > cycle.state.pool.start_s else 0.0
+    return behind_s if behind_s > _start_s(cycle) else 0.0
 
 
 def is_wanted(cycle: Cycle, device: Device) -> bool:
