@@ -173,7 +173,7 @@ class HostStore:
 
     def drop(self, addresses: Iterable[Address]) -> int:
         """Remove blocks, if resident, and return their bytes; memory is free once the last mapping has ended. Takes
-        0.1 s per GiB.
+        0.15 s per GiB.
         """
         wanted = tuple(addresses)
         freed = self.begin_drop(wanted)
