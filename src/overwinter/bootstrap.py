@@ -40,6 +40,7 @@ from overwinter.node.telemetry import Telemetry
 from overwinter.node.thread_shares import ThreadShares
 from overwinter.node.threads import Threads, default_count
 from overwinter.node.traffic import TrafficSplits
+from overwinter.node.unreported import UnreportedProcesses
 from overwinter.node.upkeep import TMPFS_SHARE, UnneededBlocks, watch_host_capacity
 from overwinter.node.verifying import KillUsers, Verifier
 from overwinter.node.zygote_process import ZygoteSettings
@@ -152,6 +153,7 @@ def _periodic_tasks(parts: Parts, host_bytes: int | None, kill_users: KillUsers)
         verifier.run(faults),
         KeptBlocks(parts.processes, parts.hosts.root, parts.log).run(faults),
         ThreadShares(parts.processes, parts.processes.zygotes.groups, parts.log).run(faults),
+        UnreportedProcesses(parts.processes.zygotes, parts.processes.forks).run(faults),
     ]
 
 

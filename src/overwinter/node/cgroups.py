@@ -148,6 +148,11 @@ class Groups:
             self._tenants[tenant] = place
         return place / ("cgroup.threads" if _is_version_2(place) else "tasks")
 
+    def listings(self) -> dict[TenantId, Path]:
+        """Return the file that lists the processes of each tenant's group; in version 2 it lists their threads."""
+        names = ("cgroup.procs", "cgroup.threads")
+        return {tenant: place / names[_is_version_2(place)] for tenant, place in self._tenants.items()}
+
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants and of demoted processes, if they are empty."""
         for tenant, place in list(self._tenants.items()):
@@ -306,7 +311,6 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
 
 
 def _is_version_2(place: Path) -> bool:
-    """Whether the group is of version 2."""
     return (place / "cgroup.type").exists()
 
 

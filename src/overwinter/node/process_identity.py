@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from overwinter.node.process_stat import PARENT, count_of
+
 PROC_MAGIC = 0x9FA0
 _STATFS = ctypes.c_long * 32
 """Larger than the structure that the C library fills; its first field is the type of the filesystem."""
 _libc = ctypes.CDLL(None, use_errno=True)
-
-PARENT_FIELD = 1
-"""The index of the parent in /proc/PID/stat, counted from the end of the name."""
 
 
 def child_of(parent: int, pid: int) -> int | None:
@@ -27,12 +26,8 @@ def child_of(parent: int, pid: int) -> int | None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    try:
-        forked_by = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[PARENT_FIELD])
-    except (FileNotFoundError, ProcessLookupError):
-        forked_by = None
     # If the process ended meanwhile, another process with its pid may have been read.
-    if forked_by == parent or has_ended(pidfd):
+    if count_of(pid, PARENT) == parent or has_ended(pidfd):
         return pidfd
     os.close(pidfd)
     raise ValueError(f"process {pid} was not forked by the zygote that reports it")

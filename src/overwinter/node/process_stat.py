@@ -1,8 +1,8 @@
 """Reads the kernel's counts of a process from /proc/PID/stat, which any process may read."""
 
 STAT_BYTES = 4096
-PAGE_FAULTS, THREADS = 7, 17
-"""The fields behind the name of the process: pages added or copied without reading a disk, and threads."""
+PARENT, PAGE_FAULTS, THREADS = 1, 7, 17
+"""The fields behind the name of the process: the parent, pages added or copied without reading a disk, threads."""
 
 
 def count_of(pid: int, field: int) -> int:
