@@ -1,7 +1,7 @@
 """Serves a model without Overwinter: a plain PyTorch process that loads it, runs it once and waits.
 
 `python -m benchmarks.plain MODEL INPUTS LOADER WEIGHTS ...` builds the model without memory for its weights (on the
-meta device, the variant with the least memory), loads them from the file, answers once, prints its process id and a
+meta device, which needs the least memory), loads them from the file, answers once, prints its process id and a
 digest, and waits for the end of its input. With several files it forks one process per file after all imports, as a
 pre-forking server does; if all are the same file, after loading the model.
 """
@@ -43,8 +43,8 @@ class PlainProcesses:
 
 
 class ForkedProcesses:
-    """Processes forked from one that has the model, which is in `pids` too; all are alive until closed, and each has
-    answered.
+    """Processes forked from one that has imported PyTorch and, if all weights are one file, has loaded the model. That
+    process is in `pids` too. All are alive until closed, and each has answered.
     """
 
     def __init__(self, model: str, weights: Sequence[Path], inputs: Path) -> None:
@@ -76,9 +76,9 @@ def answered(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return int(line[0]), line[1]
 
 
-def save(state: State, place: Path) -> None:
-    """Write the weights, each tensor separately; `place` has no suffix."""
-    torch.save({name: tensor.clone() for name, tensor in state.items()}, place.with_suffix(".pt"))
+def save(state: State, path: Path) -> None:
+    """Write the weights to one file, each tensor with its own storage; `path` has no suffix."""
+    torch.save({name: tensor.clone() for name, tensor in state.items()}, path.with_suffix(".pt"))
 
 
 def fill(module: torch.nn.Module, state: State) -> None:
@@ -98,7 +98,7 @@ def loaded(name: str, loader: str, weights: str) -> torch.nn.Module:
     return module
 
 
-def answer(module: torch.nn.Module, inputs: State) -> None:
+def answer(module: torch.nn.Module, inputs: zoo.Inputs) -> None:
     """Answer once, print the process id and a digest of the answer, and wait."""
     with torch.inference_mode():
         outputs = flatten(module(**inputs))

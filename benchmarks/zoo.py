@@ -66,8 +66,8 @@ def build(name: str, small: bool = False, seed: int = 0) -> Model:
 
 
 def randomise_constants(module: nn.Module) -> None:
-    """Change, in place, all tensors that are initialised with zeros or ones: training would, and equal tensors would be
-    stored once.
+    """Change, in place, all one-dimensional parameters and the running statistics. Most are initialised with zeros or
+    ones, which training would change, and equal tensors would be stored once.
     """
     for path, parameter in module.named_parameters():
         if parameter.dim() == 1 and "bias" in path.rpartition(".")[2]:
@@ -196,7 +196,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dssm": Recipe(
         "Tetris",
-        lambda small: DSSM(SMALL_VOCABULARY, hidden=16, meaning=8) if small else DSSM(),
+        lambda small: DSSM(SMALL_VOCABULARY, hidden=16, embedding=8) if small else DSSM(),
         partial(tokens, ("query", "document"), 20000, 64),
     ),
     "mlp": Recipe("", lambda small: MLP(32, 48, 48, 16) if small else MLP(512, 768, 768, 256), features),

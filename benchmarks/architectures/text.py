@@ -44,17 +44,17 @@ class DSSM(nn.Module):
     The first layer sums the rows of the trigrams that occur, which is the product with their counts. Id 0 pads.
     """
 
-    def __init__(self, vocabulary: int = 20000, hidden: int = 300, meaning: int = 128) -> None:
+    def __init__(self, vocabulary: int = 20000, hidden: int = 300, embedding: int = 128) -> None:
         super().__init__()
         self.trigrams = nn.Embedding(vocabulary, hidden, padding_idx=0)
         self.hidden = nn.Linear(hidden, hidden)
-        self.meaning = nn.Linear(hidden, meaning)
+        self.embedding = nn.Linear(hidden, embedding)
 
     def forward(self, query: Tensor, document: Tensor) -> Tensor:
         """Return the cosine of the angle between the two embeddings."""
         return f.cosine_similarity(self.embed(query), self.embed(document), dim=1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embed one text as (batch, meaning)."""
+        """Embed one text as (batch, embedding)."""
         words = torch.tanh(self.trigrams(ids).sum(dim=1))
-        return torch.tanh(self.meaning(torch.tanh(self.hidden(words))))
+        return torch.tanh(self.embedding(torch.tanh(self.hidden(words))))

@@ -91,7 +91,7 @@ def case_of(kind: Kind, seed: int, number: int) -> str:
 
 
 def judged(attacked: AttackedNode, reply: Reply | None) -> Reply | None:
-    """Count the answer if it is unexpected or contains data of another tenant, and return it."""
+    """Count the answer if it is an unforeseen 5xx or contains data of another tenant, and return it."""
     attacked.tally.judge(reply)
     found = None if reply is None else canary_in(reply.body)
     if found:

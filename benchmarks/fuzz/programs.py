@@ -1,4 +1,4 @@
-"""Kind 4: mutated encoded programs. They must be refused or run, without ending a worker or an unexpected failure."""
+"""Kind 4: mutated encoded programs. They must be refused or run. No worker may end, and no other failure may occur."""
 
 from random import Random
 from typing import Any
@@ -67,7 +67,7 @@ class Programs:
                 self._deploy(mutant, program, manifest)
 
     def _screened(self, mutant: bytes) -> Program | None:
-        """Return the program if it is valid; anything but ProgramError is an unexpected failure."""
+        """Return the program if it is valid; anything but ProgramError is an unforeseen failure."""
         try:
             program = decode_program(mutant)
             validate(program)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks.fuzz.kind import Attacker, Try
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import FAILURE_KINDS, is_unexpected
+from benchmarks.hostile.verdicts import FAILURE_KINDS, is_failed_outcome
 from benchmarks.measure import print_result
 
 KILLS = "calls"
@@ -29,7 +29,7 @@ def longest(records: Sequence[Record], past_tries: Sequence[Try], what: str) -> 
 
 
 def count_records(records: Sequence[Record], attacker: Attacker) -> None:
-    """Count the wrong, missing and unexpected answers to the neighbour."""
+    """Count the wrong, missing and failed answers to the neighbour."""
     tally = attacker.attacked.tally
     downs = attacker.attacked.restarts
     for each in records:
@@ -46,7 +46,7 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
             tally.note(f"the neighbour got {each.outcome}: {each.said[:80]}")
             # A request is tried twice; if every worker is killed, its failure is expected.
             killed = attempt.kind == KILLS and SIGKILL in each.said
-            if is_unexpected(each.outcome, each.said) and not killed:
+            if is_failed_outcome(each.outcome) and not killed:
                 tally.add("unforeseen_5xx", f"the neighbour got {each.outcome}: {each.said}")
 
 

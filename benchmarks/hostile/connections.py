@@ -153,7 +153,7 @@ SENT: dict[str, Callable[[Random], Parts]] = {
     "slow": slow,
     "paths": paths,
 }
-"""What is sent on one connection. Any answer is allowed except an unexpected 5xx."""
+"""What is sent on one connection. Any answer is allowed except an unforeseen 5xx."""
 
 
 @contextlib.contextmanager

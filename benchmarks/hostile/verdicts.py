@@ -10,8 +10,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
 EXAMPLES_MAX = 3
 """The most examples of each failure by each case."""
-UNEXPECTED = "internal error ("
-"""The beginning of the node's answer to an unexpected error."""
+INTERNAL_ERROR = "internal error ("
+"""The beginning of the node's answer to an unforeseen error."""
 FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 """Signals that a process causes itself; others are sent to it, including those of limits."""
 
@@ -27,7 +27,7 @@ class Example(NamedTuple):
 
 
 class Tally:
-    """The tries and failures by kind of attack and case."""
+    """The tries and failures by kind of attack, with examples."""
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
@@ -58,17 +58,17 @@ class Tally:
         self.notes[f"{kind}/{case}: {message}"] += 1
 
     def total(self, failure: FailureKind) -> int:
-        """Return the sum over all kinds."""
+        """Return the number of these failures over all kinds of attack."""
         return sum(counts[failure] for counts in self.counts.values())
 
     def judge(self, reply: Reply | None) -> None:
-        """Count an unexpected answer; a missing answer is no failure by itself."""
-        fault = unexpected(reply)
+        """Count an unforeseen 5xx; a missing answer is no failure by itself."""
+        fault = unforeseen(reply)
         if fault:
             self.add("unforeseen_5xx", fault)
 
 
-def unexpected(reply: Reply | None) -> str:
+def unforeseen(reply: Reply | None) -> str:
     """Return the text of a 5xx that is neither a function's failure nor a refusal; otherwise empty."""
     if reply is None or reply.status < 500 or reply.status in (503, 504, 507):
         return ""
@@ -76,11 +76,11 @@ def unexpected(reply: Reply | None) -> str:
         return f"status {reply.status}: {reply.said}"
     # A function's failure is JSON with its own words; a server's error page is not.
     is_json = reply.headers.get("content-type", "").startswith("application/json")
-    return "" if is_json and not reply.said.startswith(UNEXPECTED) else f"500: {reply.said}"
+    return "" if is_json and not reply.said.startswith(INTERNAL_ERROR) else f"500: {reply.said}"
 
 
-def is_unexpected(outcome: str, said: str) -> bool:
-    """Whether the error of a well-behaved client is unexpected: any 500, because its function does not fail."""
+def is_failed_outcome(outcome: str) -> bool:
+    """Whether a well-behaved client got a 5xx that is no refusal: its function does not fail."""
     return outcome.startswith("5") and outcome not in ("503", "504", "507")
 
 

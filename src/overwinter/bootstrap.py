@@ -42,7 +42,7 @@ from overwinter.node.threads import Threads, default_count
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.unreported import UnreportedProcesses
 from overwinter.node.upkeep import TMPFS_SHARE, UnneededBlocks, watch_host_capacity
-from overwinter.node.verifying import KillUsers, Verifier
+from overwinter.node.verifying import KillBlockReaders, Verifier
 from overwinter.node.zygote_process import ZygoteSettings
 from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.profiler import Profiler
@@ -122,7 +122,7 @@ async def _assembled(
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
-        watches = [tasks.create_task(watch) for watch in _periodic_tasks(parts, host_bytes, effects.kill_users)]
+        watches = [tasks.create_task(watch) for watch in _periodic_tasks(parts, host_bytes, effects.kill_block_readers)]
         try:
             deploys.restore()
             traffic.restore()
@@ -138,10 +138,14 @@ async def _assembled(
             await telemetry.close()
 
 
-def _periodic_tasks(parts: Parts, host_bytes: int | None, kill_users: KillUsers) -> list[Coroutine[Any, Any, None]]:
+def _periodic_tasks(
+    parts: Parts, host_bytes: int | None, kill_block_readers: KillBlockReaders
+) -> list[Coroutine[Any, Any, None]]:
     """Return the periodic tasks, not yet started."""
     config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
-    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.has_spare_core, kill_users, parts.log)
+    verifier = Verifier(
+        parts.hosts, config.verify_share, lambda: published.has_spare_core, kill_block_readers, parts.log
+    )
     assert config.scheduler.memory_bytes is not None
     footprints = Footprints(published.expected_bytes, parts.processes, config.scheduler.memory_bytes, post)
     return [

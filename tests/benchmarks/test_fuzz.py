@@ -16,7 +16,7 @@ from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
 from benchmarks.hostile.exchange import ATTACKER, HungError, Reply, connect, exchange
 from benchmarks.hostile.neighbour import Record
-from benchmarks.hostile.verdicts import Tally, fatal_signal, unexpected
+from benchmarks.hostile.verdicts import Tally, fatal_signal, unforeseen
 
 VALID = {"inputs": [{"name": "x", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}], "id": "a", "deep": {"er": [None]}}
 
@@ -116,7 +116,7 @@ def reply(status, body, kind="application/json"):
     ],
 )
 def test_a_500_is_unexpected_unless_it_is_a_functions_own(answer, failure):
-    assert bool(unexpected(answer)) == failure
+    assert bool(unforeseen(answer)) == failure
 
 
 def test_only_signals_that_a_process_brings_upon_itself_are_fatal():

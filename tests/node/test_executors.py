@@ -692,8 +692,8 @@ def test_a_damaged_block_ends_the_executor_that_may_have_it(rig, pool):
     async def scene():
         executor = await pool.start()
         await pool.run(executor, function)
-        assert pool.effects.kill_users("", "0" * 64) == []
-        assert len(pool.effects.kill_users("", next(iter(function.weights)))) == 1
+        assert pool.effects.kill_block_readers("", "0" * 64) == []
+        assert len(pool.effects.kill_block_readers("", next(iter(function.weights)))) == 1
         await until(lambda: rig.exits(executor))
         assert rig.exits(executor)[0].lost_blocks
 

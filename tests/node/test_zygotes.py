@@ -323,7 +323,7 @@ class Double:
 FORGED = {
     "nonsense": "end.send(b'\\xc1')",
     "an answer to no question": "channel.send(Pong())",
-    "an unexpected program": "channel.send(CompilationEnded())",
+    "an unexpected program": "channel.send(PreparationEnded())",
     "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
     "a fork of another's": "channel.send(Forked(victim), [smaps()])",
     "an end of another's": "channel.send(Exited(victim, 0))",
@@ -547,7 +547,7 @@ def test_a_worker_that_is_not_forked_yet_ends_if_a_block_changed(rig):
         os.kill(base.pid, signal.SIGSTOP)
         starting = asyncio.create_task(rig.start_worker(ada))
         await until(lambda: base.workers)
-        assert len(rig.effects.worker_actions.kill_users(ada.deployed.store, ada.deployed.files()[-1])) == 1
+        assert len(rig.effects.worker_actions.kill_block_readers(ada.deployed.store, ada.deployed.files()[-1])) == 1
         os.kill(base.pid, signal.SIGCONT)
         with pytest.raises(AssertionError, match="lost_blocks=True"):
             await starting
@@ -563,7 +563,7 @@ def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
         other, draining = await rig.start_worker(ada), await rig.start_worker(handled)
         rig.registry.remove(handled.deployed.id)
         source = handled.deployed.manifest.handler.source.address
-        assert len(rig.effects.worker_actions.kill_users(handled.deployed.store, source)) == 1
+        assert len(rig.effects.worker_actions.kill_block_readers(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))
         assert rig.exits(draining.worker)[0].lost_blocks
         await answers(rig, other)

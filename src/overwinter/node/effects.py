@@ -137,9 +137,12 @@ class NodeEffects:
             case _:
                 assert_never(action)
 
-    def kill_users(self, store: StoreName, address: Address) -> list[str]:
+    def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
         """Kill the processes that may use a damaged block, which was dropped from a host store; return their names."""
-        return [*self.worker_actions.kill_users(store, address), *self.executors.kill_users(store, address)]
+        return [
+            *self.worker_actions.kill_block_readers(store, address),
+            *self.executors.kill_block_readers(store, address),
+        ]
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)

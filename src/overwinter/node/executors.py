@@ -317,7 +317,7 @@ class Executors:
         if process.preparing is not None and process.preparing.function == function and not process.warms_up:
             self._prepared(process, interrupted=True)
 
-    def kill_users(self, store: StoreName, address: Address) -> list[str]:
+    def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
         killed = []
         for process in list(self._executors.values()):

@@ -146,7 +146,7 @@ class Forks:
     # What zygotes report
 
     def forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A requested process is running; without a descriptor it has ended already."""
+        """A requested process is running; without `pidfd` it has ended already."""
         process = zygote.workers.get(message.worker)
         if process is None or pidfd is None:
             close_all([fd for fd in (pidfd, smaps) if fd is not None])

@@ -86,7 +86,7 @@ class Processes:
     # Messages of zygotes
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A requested process is running; without a descriptor it has ended already."""
+        """A requested process is running; without `pidfd` it has ended already."""
         self.forks.forked(zygote, message, pidfd, smaps)
         self.forks.ask_waiting()
 
@@ -95,18 +95,18 @@ class Processes:
         self.forks.ended(zygote, worker, status, reason)
         self.forks.ask_waiting()
 
-    def zygote_idle(self, zygote: ZygoteProcess) -> None:
+    def zygote_can_fork(self, zygote: ZygoteProcess) -> None:
         """A zygote is ready, or has finished a preparation."""
         if zygote.tenant is not None:
             self._preparing.advance(zygote.tenant)
             self.ahead.advance(zygote.tenant)
         self.forks.ask_waiting()
 
-    def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
+    def zygote_lost(self, zygote: ZygoteProcess, in_preparation: bool) -> None:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
-            self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.compilation_timed_out)
+            self._registry.zygote_lost(zygote.tenant, culprit if in_preparation else None, zygote.preparation_timed_out)
         self.forks.lost(zygote)
         self.forks.ask_waiting()
         if zygote.tenant is not None:

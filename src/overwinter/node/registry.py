@@ -141,13 +141,13 @@ class Registry:
         """A worker that was forked ahead is ready to be used."""
         self._post(WorkerReady(process.worker))
 
-    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, compilation_timed_out: bool) -> None:
-        """Report that a tenant's zygote, or with None every zygote, has lost its prepared programs. It was compiling
-        `culprit`; with `compilation_timed_out` the compilation timed out.
+    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, preparation_timed_out: bool) -> None:
+        """Report that a tenant's zygote, or with None every zygote, has lost its prepared programs. It was
+        preparing `culprit`; with `preparation_timed_out` that took too long.
         """
         warmed_up = None if culprit is None else self.functions.get(culprit)
         if warmed_up is not None:
-            left = 0 if compilation_timed_out else max(0, warmed_up.warm_ups - 1)
+            left = 0 if preparation_timed_out else max(0, warmed_up.warm_ups - 1)
             for function in self.functions.values():
                 if function.program_key == warmed_up.program_key:
                     function.warm_ups = min(function.warm_ups, left)

@@ -38,7 +38,7 @@ class StoppedError(Exception):
     """The node stops while a block is copied or verified."""
 
 
-KillUsers = Callable[[StoreName, Address], list[str]]
+KillBlockReaders = Callable[[StoreName, Address], list[str]]
 """Kills the processes that may use a dropped block; returns their names."""
 
 
@@ -50,14 +50,14 @@ class Verifier:
         hosts: HostStores,
         share: float,
         has_spare_core: Callable[[], bool],
-        kill_users: KillUsers,
+        kill_block_readers: KillBlockReaders,
         log: Callable[[str], None],
     ) -> None:
         """Create it. `has_spare_core`: that of `Published`. The thread calls it after each chunk of a block."""
         self._hosts = hosts
         self._share = share
         self._has_spare_core = has_spare_core
-        self._kill_users = kill_users
+        self._kill_block_readers = kill_block_readers
         self._log = log
         self._thread = Threads(1, "verifier", _lower_priority)
         self._closing = threading.Event()
@@ -133,7 +133,7 @@ class Verifier:
         self._due_pause_s += (clock.now() - self._begun) * (1 / self._share - 1)
 
     def _report(self, name: StoreName, address: Address) -> None:
-        workers = self._kill_users(name, address)
+        workers = self._kill_block_readers(name, address)
         replaced = f"; replaced: {', '.join(workers)}" if workers else ""
         self._log(f"block {address} changed in memory and is read from disk again{replaced}")
 

@@ -156,7 +156,7 @@ class WorkerActions:
             self._processes.stop(action.ahead, kill=True)
         self._post(WorkerExited(action.worker, error, reason, lost_blocks))
 
-    def kill_users(self, store: StoreName, address: Address) -> list[str]:
+    def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
         """Kill the workers that may have mapped a damaged block, which was dropped from a host store."""
         lost = []
         for process in self._processes.workers():
@@ -229,7 +229,7 @@ class WorkerActions:
             # The worker's exit is about to reach the scheduler.
             return
         message = function.bind()
-        lacking = [message.blocks[place][0] for place in process.bindings.lacking(message)]
+        lacking = [message.blocks[index][0] for index in process.bindings.lacking(message)]
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:

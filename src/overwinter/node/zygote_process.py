@@ -58,7 +58,7 @@ class ZygoteProcess:
         self.tenant = tenant
         self.limits = limits
         self.number = 0
-        """The number of the order by which the base zygote forked it."""
+        """The number in the message by which the base zygote was asked to fork it."""
         self.process: subprocess.Popen[bytes] | None = None
         """The process object, if the node itself started it."""
         self.pid: int | None = None
@@ -76,7 +76,7 @@ class ZygoteProcess:
         """The checks since it last had something to do."""
         self.too_small = False
         """Whether it was asked for a worker larger than its limits."""
-        self.compilation_timed_out = False
+        self.preparation_timed_out = False
         self.last_fork_failed = False
         """Whether its last fork failed, and none of its workers has ended since that."""
         near_end, self.far_end = pair()

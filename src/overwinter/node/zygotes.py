@@ -22,7 +22,6 @@ from overwinter.node.process_identity import child_of, is_smaps_of
 from overwinter.node.zygote_process import ForkLimits, Pending, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
-    CompilationEnded,
     Exited,
     Forked,
     ForkFailed,
@@ -31,13 +30,14 @@ from overwinter.worker.messages import (
     KillZygote,
     Ping,
     Pong,
+    PreparationEnded,
     Prepare,
     Up,
 )
 from overwinter.worker.sandbox import zygote_uid_of
 
-GONE_S = 5.0
-"""How long a close waits until the processes of a zygote have ended, before it kills them."""
+BASE_EXIT_S = 5.0
+"""How long a close waits until the process that started the base zygote has ended, before it kills that too."""
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
 CHECKS_PER_TIMEOUT = 4
@@ -52,18 +52,18 @@ class ZygoteListener(Protocol):
     """Receives the events of zygotes; implemented by the owner of the workers."""
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A requested worker is running; without a descriptor it has ended already."""
+        """A requested worker is running; without `pidfd` it has ended already."""
         ...
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
         """A worker ended, or could not be forked."""
         ...
 
-    def zygote_idle(self, zygote: ZygoteProcess) -> None:
+    def zygote_can_fork(self, zygote: ZygoteProcess) -> None:
         """A zygote is ready, or has finished a preparation."""
         ...
 
-    def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
+    def zygote_lost(self, zygote: ZygoteProcess, in_preparation: bool) -> None:
         """The zygote and its programs are lost; its workers are dead, and still to be reported."""
         ...
 
@@ -200,7 +200,7 @@ class Zygotes:
                 continue
             zygote.pending[answer] += 1
             if zygote.pending[answer] > self._checks_allowed(zygote, answer):
-                zygote.compilation_timed_out = answer == "program"
+                zygote.preparation_timed_out = answer == "program"
                 self.lose(zygote, f"it did not answer in time ({answer})")
         self._listener.checked()
 
@@ -215,7 +215,7 @@ class Zygotes:
         return ceil(CHECKS_PER_TIMEOUT * allowed_s / self._settings.zygote_timeout_s)
 
     def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
-        """Let a tenant's zygote compile a program; it cannot fork meanwhile."""
+        """Let a tenant's zygote compile a program and run it once; it cannot fork meanwhile."""
         self.mark_used(zygote)
         self._ask(zygote, order, "program", fds)
 
@@ -265,9 +265,9 @@ class Zygotes:
                 self._came_up(zygote, message, fds)
             case Pong():
                 self._settle(zygote, "pong")
-            case CompilationEnded():
+            case PreparationEnded():
                 self._settle(zygote, "program")
-                self._listener.zygote_idle(zygote)
+                self._listener.zygote_can_fork(zygote)
             case Forked(worker):
                 self._settle(zygote, worker)
                 pid = zygote.channel.sender
@@ -307,7 +307,7 @@ class Zygotes:
             self._report_lacks(message.lacking)
             self._failures = 0
             self.up.set()
-        self._listener.zygote_idle(zygote)
+        self._listener.zygote_can_fork(zygote)
 
     def _report_lacks(self, lacks: Iterable[str]) -> None:
         for lack in set(lacks) - self._reported:
@@ -319,7 +319,7 @@ class Zygotes:
     def end(self, zygote: ZygoteProcess) -> None:
         """Stop a tenant's zygote that is not needed any more."""
         self._drop(zygote)
-        self._listener.zygote_lost(zygote, in_warm_up=False)
+        self._listener.zygote_lost(zygote, in_preparation=False)
 
     def lose(self, zygote: ZygoteProcess, why: str) -> None:
         """Kill a zygote and its workers if they still run; with the base zygote all others end too."""
@@ -334,9 +334,9 @@ class Zygotes:
             self._failures += "up" in zygote.pending
             # Restart first, because the callbacks may ask the new base zygote to fork workers again.
             self._restart()
-        self._listener.zygote_lost(zygote, in_warm_up="program" in zygote.pending)
+        self._listener.zygote_lost(zygote, in_preparation="program" in zygote.pending)
         for other in others:
-            self._listener.zygote_lost(other, in_warm_up=False)
+            self._listener.zygote_lost(other, in_preparation=False)
 
     def _drop(self, zygote: ZygoteProcess) -> None:
         self._loop.remove_reader(zygote.channel.fileno())
@@ -387,9 +387,9 @@ class Zygotes:
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    """Wait until all processes of a zygote have ended, and kill it after a while."""
+    """Wait until this process has ended; kill it after BASE_EXIT_S."""
     try:
-        process.wait(GONE_S)
+        process.wait(BASE_EXIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -42,12 +42,12 @@ class Resource:
         self._draining: dict[TenantId, int] = {}
 
     def fits(self, amount: int, taken: int | None = None) -> bool:
-        """Whether this much more fits, in addition to what is taken or reserved."""
+        """Whether this much more fits. `taken`: the amount to assume as taken, in place of the present one."""
         present = self.taken if taken is None else taken
         return self.capacity is None or present + amount <= self.capacity or (self.alone and not present)
 
     def short(self, amount: int) -> int:
-        """Return the amount that must be freed before this much more fits."""
+        """Return the amount that must be freed before this much more fits; not for a resource with `alone`."""
         return 0 if self.capacity is None or self.fits(amount) else self.taken + amount - self.capacity
 
     @property

@@ -29,14 +29,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lacking = _enter(sys.argv[5:])
     _lower_session()
-    unshared = namespaces.enter()
+    namespace_faults = namespaces.enter()
     sandbox.die_with_parent(parent)
-    if not unshared:
+    if not namespace_faults:
         _fork(end)
     from overwinter.worker import zygote
 
     names = [name for name in imports.replace(" ", "").split(",") if name]
-    zygote.main(end, names, unshared, lacking, uses_gpus)
+    zygote.main(end, names, namespace_faults, lacking, uses_gpus)
 
 
 def _enter(groups: list[str]) -> list[str]:

@@ -181,15 +181,15 @@ class Exited(_Message, frozen=True):
     status: int
 
 
-class CompilationEnded(_Message, frozen=True):
-    """A compilation has ended, successfully or not."""
+class PreparationEnded(_Message, frozen=True):
+    """A preparation has ended, successfully or not."""
 
 
 class Pong(_Message, frozen=True):
     """The answer to a ping."""
 
 
-FromZygote = Up | Forked | ForkFailed | Exited | CompilationEnded | Pong
+FromZygote = Up | Forked | ForkFailed | Exited | PreparationEnded | Pong
 
 # node -> worker
 

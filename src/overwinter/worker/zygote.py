@@ -34,7 +34,6 @@ from overwinter.worker.heap import release_code, release_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import SelfMeasurement
 from overwinter.worker.messages import (
-    CompilationEnded,
     Exited,
     Forget,
     Forked,
@@ -44,6 +43,7 @@ from overwinter.worker.messages import (
     KillZygote,
     Ping,
     Pong,
+    PreparationEnded,
     Prepare,
     TakeOver,
     ToBase,
@@ -92,7 +92,7 @@ class Zygote:
         self._children: dict[int, WorkerId | None] = {}
         """The worker of each child process; None for a tenant's zygote."""
         self._zygotes: dict[int, int] = {}
-        """The tenants' zygotes, by the numbers of their orders."""
+        """The process ids of the tenants' zygotes, by `ForkZygote.number`."""
         self._main_of_fork: MainFunction | None = None
 
     def serve(self) -> MainFunction:
@@ -125,7 +125,7 @@ class Zygote:
             case Prepare():
                 assert self._resources.programs is not None, "the base zygote has no programs"
                 self._resources.programs.prepare(message, fds)
-                self._send(CompilationEnded())
+                self._send(PreparationEnded())
             case Forget(program):
                 assert self._resources.programs is not None, "the base zygote has no programs"
                 self._resources.programs.forget(program)
@@ -194,7 +194,7 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _send(self, message: Exited | ForkFailed | CompilationEnded | Pong) -> None:
+    def _send(self, message: Exited | ForkFailed | PreparationEnded | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
@@ -226,7 +226,7 @@ def _enter_group(group: int) -> None:
     try:
         os.write(group, b"0")
     except OSError as error:
-        # The worker then uses the base zygote's share of the cores.
+        # This process then stays in the group of its parent.
         sys.stderr.write(f"not in its tenant's control group: {error}\n")
     os.close(group)
 
@@ -262,7 +262,8 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
         keep = [end, *buffers] if measurement is None else [end, *buffers, measurement.fd]
         uses_gpu = message.device is not None and message.device.kind == "cuda"
         resources.sandbox.enter(message.uid, limits, keep, "gpu" if uses_gpu else "worker")
-        # If the zygote died before the first call, this process had another parent by then.
+        # The change of user has reset the setting. If the zygote died meanwhile, this process has another parent, and
+        # ends.
         die_with_parent(parent)
         if message.ahead:
             resources.sandbox.lower_limits(_limits(_wait_for_take_over(end), len(slots)))
@@ -274,7 +275,7 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
             Worker(socket.socket(fileno=end), slots, prepared, measurement).work()
         status = 0
     except ChannelClosedError:
-        # The node has closed the zygote's channel, and the worker ends with the zygote.
+        # The node has closed the zygote's channel, or that of this process, which was forked ahead.
         pass
     except BaseException:  # noqa: BLE001 - any exception ends the process here
         traceback.print_exc()
@@ -353,11 +354,11 @@ def _serve(
     Zygote(Resources(channel, wakeup, sandbox, programs)).serve()()
 
 
-def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], uses_gpus: bool) -> None:
+def main(end: int, imports: list[str], namespace_faults: list[str], lacking: list[str], uses_gpus: bool) -> None:
     """Serve the channel whose descriptor is `end`, after importing `imports`.
 
-    `unshared` contains the reasons why this process has no separate namespaces; it is empty if it has them. `lacking`
-    names the other protections that are missing. `uses_gpus`: whether it forks executors of GPUs.
+    `namespace_faults` contains the reasons why this process has no separate namespaces; it is empty if it has them.
+    `lacking` names the other protections that are missing. `uses_gpus`: whether it forks executors of GPUs.
     """
     faulthandler.enable()
     # Standard output is a pipe here and in all forks. Without line buffering the output of a function would be delayed.
@@ -366,16 +367,16 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str], 
     _set_process_name("ow-base-zygote")
     # This process inherits the orphans of tenants' zygotes, and ends them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Use one thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
+    # Use one thread before any fork: a child of a process with an OpenMP team hangs (docs/decisions/first-run.md).
     torch.set_num_threads(1)
     for fault in import_ahead(imports):
         sys.stderr.write(f"{fault}\n")
-    lacking = [*lacking, *unshared]
+    lacking = [*lacking, *namespace_faults]
     threads_max = None
-    if not unshared:
+    if not namespace_faults:
         # The driver of a GPU names its threads through /proc, and uses no GPU if that fails.
-        places = [*python_paths(), *(gpu_paths() if uses_gpus else ())]
-        lacking += namespaces.show_only(places, writable_proc=uses_gpus)
+        paths = [*python_paths(), *(gpu_paths() if uses_gpus else ())]
+        lacking += namespaces.show_only(paths, writable_proc=uses_gpus)
         if os.geteuid() != 0:
             namespaces.drop_privileges()
             # In this namespace the user has no other processes.
