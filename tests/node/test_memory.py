@@ -39,6 +39,32 @@ def test_private_memory_grows_by_private_pages_only():
     assert sharing.pss >= sharing.private + sharing.shared
 
 
+PROTECT = f"""
+import ctypes, mmap, sys
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+own = mmap.mmap(-1, 24 * {MIB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+own[:] = b"x" * (24 * {MIB})
+address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+for allowed in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_WRITE, mmap.PROT_READ, 0):
+    assert libc.mprotect(address, 24 * {MIB}, allowed) == 0
+    print("held", flush=True), sys.stdin.readline()
+"""
+
+
+def test_pages_that_were_written_are_private_whatever_may_be_done_with_them_later():
+    with subprocess.Popen([sys.executable, "-c", PROTECT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        seen = []
+        for _ in range(4):
+            assert process.stdout.readline() == b"held\n"
+            with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
+                seen.append(process_memory(smaps).private)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+    assert min(seen) > 24 * MIB
+    assert max(seen) - min(seen) < MIB
+
+
 def test_the_sum_of_all_mappings_equals_the_kernels_sum():
     fields = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     with open("/proc/self/smaps", "rb", buffering=0) as smaps:

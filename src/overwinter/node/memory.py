@@ -44,8 +44,9 @@ def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
         pss += int(found[2])
         if permissions[3:] == b"s":
             shared += int(found[2])
-        elif permissions[:2] == b"rw":
-            private += int(found[3]) + int(found[4])
+        else:
+            # A process may protect pages from being read or written after it has written to them.
+            private += int(found[4]) + (int(found[3]) if permissions[1:2] == b"w" else 0)
     return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
 
 
