@@ -1,35 +1,33 @@
-"""Ends processes that tenants' zygotes forked and did not report, which only a compromised zygote has.
+"""Ends tenants' zygotes that have processes which they did not report. Only a compromised zygote has such processes.
 
 Nothing would count the memory of such a process, or stop it when its function is removed. It is in the control group of
-its tenant, where the kernel lists it whatever its parent is. Without control groups it is not found.
+its tenant, where the kernel lists it whatever its parent is. Without control groups it is not found. With a zygote the
+base zygote ends all its processes (worker/orphans.py).
 """
 
 import asyncio
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Set
-from contextlib import suppress
-from functools import partial
+import signal
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TypeVar
 
 from overwinter.core.ids import TenantId
 from overwinter.node.faults import Faults
 from overwinter.node.forks import Forks
-from overwinter.node.process_identity import has_ended, kill
-from overwinter.node.process_stat import PARENT, count_of
 from overwinter.node.threads import Threads
 from overwinter.node.zygotes import Zygotes
 
 T = TypeVar("T")
 
 CHECK_INTERVAL_S = 1.0
-UNKNOWN_CHECKS = 5
-"""The consecutive checks after which an unknown process is ended. One that is being forked, or has just ended, may be
-unknown before that.
+CHECKS = 5
+"""The consecutive checks with unknown processes after which a zygote is ended. A process that is being forked, or has
+just ended, may be unknown in one.
 """
-ENDED_MAX = 256
-"""The most processes of a tenant that one check ends, because a descriptor is opened for each."""
+KILLED = 1 << (signal.SIGKILL - 1)
+"""The bit of a pending SIGKILL in /proc/PID/status."""
 
 
 class UnreportedProcesses:
@@ -39,8 +37,8 @@ class UnreportedProcesses:
         self._zygotes = zygotes
         self._forks = forks
         self._reader = Threads(1, "unreported processes")
-        self._unknown: dict[TenantId, dict[int, int]] = {}
-        """The unknown processes of each tenant, with the number of consecutive checks; the first found are first."""
+        self._checks: dict[TenantId, int] = {}
+        """The consecutive checks in which a tenant had unknown processes. They may replace each other."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
@@ -50,33 +48,26 @@ class UnreportedProcesses:
                 await self.check()
 
     async def check(self) -> None:
-        """Look for unknown processes, and end those that were unknown in the last checks too."""
+        """Look for unknown processes; end the zygotes of tenants that had some in the last checks too."""
         listings = self._zygotes.groups.listings()
         listed = await self._read(lambda: {tenant: _listed(listing) for tenant, listing in listings.items()})
         # What is reported after this was read is known here.
         pids = {process.pid for process in self._forks.living()} | {zygote.pid for zygote in self._zygotes.every()}
         found = await self._read(lambda: _unknown(listed, pids))
-        unknown: dict[TenantId, dict[int, int]] = {}
-        for tenant, processes in found.items():
-            before = self._unknown.get(tenant, {})
-            checks = {pid: count + 1 for pid, count in before.items() if pid in processes}
-            unknown[tenant] = checks | dict.fromkeys(processes - checks.keys(), 1)
-        self._unknown = unknown
-        for tenant, counts in unknown.items():
-            lasting = [pid for pid, count in counts.items() if count >= UNKNOWN_CHECKS][self._expected(tenant) :]
+        checks, self._checks = self._checks, {}
+        for tenant, unknown in found.items():
             zygote = self._zygotes.tenants.get(tenant)
-            parents = await self._read(partial(_end, lasting[:ENDED_MAX], listings[tenant])) if lasting else set()
-            if zygote is not None and zygote.pid in parents:
-                self._zygotes.lose(zygote, "it forked processes that it did not report")
+            # Those that it has yet to report may be unknown.
+            if zygote is None or len(unknown) <= len(zygote.pending):
+                continue
+            self._checks[tenant] = checks.get(tenant, 0) + 1
+            if self._checks[tenant] >= CHECKS:
+                del self._checks[tenant]
+                self._zygotes.lose(zygote, f"it has {len(unknown)} processes that it did not report")
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Run what reads files of the kernel in the thread for it."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
-
-    def _expected(self, tenant: TenantId) -> int:
-        """Return how many processes of a tenant may still be reported."""
-        zygote = self._zygotes.tenants.get(tenant)
-        return 0 if zygote is None else len(zygote.pending)
 
 
 def _listed(listing: Path) -> set[int]:
@@ -88,31 +79,14 @@ def _listed(listing: Path) -> set[int]:
 
 
 def _unknown(listed: Mapping[TenantId, set[int]], known: Set[int | None]) -> dict[TenantId, set[int]]:
-    """Return the listed processes of each tenant that are not known. Reads /proc."""
+    """Return the listed processes of each tenant that are not known and were not killed. Reads /proc."""
     found = {}
     for tenant, numbers in listed.items():
         left = numbers.difference(known)
         for process in numbers.intersection(known) if left else ():
             left -= _threads_of(process)
-        found[tenant] = {process for process in map(_process_of, left) if process is not None}
+        found[tenant] = {process for process in map(_living_process_of, left) if process is not None}
     return found
-
-
-def _end(processes: Collection[int], listing: Path) -> set[int]:
-    """End these processes of a control group; return their parents."""
-    pidfds: dict[int, int] = {}
-    parents: set[int] = set()
-    for pid in processes:
-        with suppress(OSError):
-            pidfds[pid] = os.pidfd_open(pid)
-    # Another process may have got a pid before its descriptor was opened.
-    listed = set(map(_process_of, _listed(listing)))
-    for pid, pidfd in pidfds.items():
-        if pid in listed and not has_ended(pidfd):
-            parents.add(count_of(pid, PARENT))
-            kill(pidfd)
-        os.close(pidfd)
-    return parents
 
 
 def _threads_of(process: int) -> set[int]:
@@ -122,11 +96,12 @@ def _threads_of(process: int) -> set[int]:
         return set()
 
 
-def _process_of(thread: int) -> int | None:
-    """Return the process of a thread; None if it has ended."""
+def _living_process_of(thread: int) -> int | None:
+    """Return the process of a thread; None if it has ended or was killed: it may still have much memory to free."""
     try:
         status = Path(f"/proc/{thread}/status").read_text()
     except OSError:
         return None
-    named = re.search(r"^Tgid:\s*(\d+)$", status, re.MULTILINE)
-    return None if named is None else int(named[1])
+    fields = dict(re.findall(r"^(Tgid|SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE))
+    pending = int(fields.get("SigPnd", "0"), 16) | int(fields.get("ShdPnd", "0"), 16)
+    return None if pending & KILLED or "Tgid" not in fields else int(fields["Tgid"])

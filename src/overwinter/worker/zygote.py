@@ -51,6 +51,7 @@ from overwinter.worker.messages import (
     Up,
     Waiting,
 )
+from overwinter.worker.orphans import kill_orphans
 from overwinter.worker.process import STACK_BYTES, Worker
 from overwinter.worker.programs import Programs
 from overwinter.worker.python_paths import python_paths
@@ -81,6 +82,8 @@ class Resources(NamedTuple):
     sandbox: Sandbox
     programs: Programs | None
     """None in the base zygote, which has no programs."""
+    has_namespaces: bool = False
+    """Whether this process has namespaces of its own; in a tenant's zygote False."""
 
 
 class Zygote:
@@ -91,8 +94,8 @@ class Zygote:
         self._channel = resources.channel
         self._children: dict[int, WorkerId | None] = {}
         """The worker of each child process; None for a tenant's zygote."""
-        self._zygotes: dict[int, int] = {}
-        """The process ids of the tenants' zygotes, by `ForkZygote.number`."""
+        self._zygotes: dict[int, ForkZygote] = {}
+        """The tenants' zygotes, by process id."""
         self._main_of_fork: MainFunction | None = None
 
     def serve(self) -> MainFunction:
@@ -119,9 +122,9 @@ class Zygote:
             case ForkZygote():
                 self._fork_zygote(message, fds)
             case KillZygote(number):
-                pid = self._zygotes.get(number)
-                if pid in self._children:
-                    os.kill(pid, signal.SIGKILL)
+                for pid, order in self._zygotes.items():
+                    if order.number == number:
+                        os.kill(pid, signal.SIGKILL)
             case Prepare():
                 assert self._resources.programs is not None, "the base zygote has no programs"
                 self._resources.programs.prepare(message, fds)
@@ -161,7 +164,7 @@ class Zygote:
             return
         close_all(fds)
         self._children[pid] = None
-        self._zygotes[message.number] = pid
+        self._zygotes[pid] = message
 
     def _reap(self) -> None:
         while True:
@@ -178,36 +181,19 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            if pid in self._zygotes.values():
-                self._kill_orphans(pid)
+            self._children.pop(pid, None)
+            if pid in self._zygotes:
+                # Its orphans are children of this process now. In a shared namespace another node may use its user id.
+                uid = self._zygotes.pop(pid).uid if self._resources.has_namespaces else None
+                kill_orphans(self._children, uid)
             elif worker is not None:
                 self._send(Exited(worker, os.waitstatus_to_exitcode(status)))
-            self._children.pop(pid, None)
-            self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
-
-    def _kill_orphans(self, zygote: int) -> None:
-        """Kill the orphans of a tenant's zygote that has ended, which are the base zygote's children now. They normally
-        die with their parent.
-        """
-        for pid in _children_of(os.getpid()):
-            if pid not in self._children and pid != zygote:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
 
     def _send(self, message: Exited | ForkFailed | PreparationEnded | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
             os._exit(0)
-
-
-def _children_of(parent: int) -> list[int]:
-    try:
-        with open(f"/proc/{parent}/task/{parent}/children") as children:
-            return [int(pid) for pid in children.read().split()]
-    except OSError:
-        # The kernel does not list children.
-        return []
 
 
 def _own_smaps() -> int:
@@ -343,6 +329,7 @@ def _serve(
     child_ended: tuple[socket.socket, socket.socket],
     sandbox: Sandbox,
     programs: Programs | None = None,
+    has_namespaces: bool = False,
 ) -> None:
     wakeup, alarm = child_ended
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -351,7 +338,7 @@ def _serve(
     channel: Channel[Order] = Channel(socket.socket(fileno=end), incoming)  # type: ignore[arg-type]
     channel.send(up, [smaps])
     os.close(smaps)
-    Zygote(Resources(channel, wakeup, sandbox, programs)).serve()()
+    Zygote(Resources(channel, wakeup, sandbox, programs, has_namespaces)).serve()()
 
 
 def main(end: int, imports: list[str], namespace_faults: list[str], lacking: list[str], uses_gpus: bool) -> None:
@@ -388,4 +375,4 @@ def main(end: int, imports: list[str], namespace_faults: list[str], lacking: lis
     gc.freeze()
     release_heap()
     release_code()
-    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), sandbox)
+    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), sandbox, has_namespaces=not namespace_faults)

@@ -1,0 +1,46 @@
+"""Kills the processes that a tenant's zygote leaves when it ends. They normally die with their parent; those of a
+compromised zygote may not, and may fork others while they are killed.
+"""
+
+import os
+import signal
+from collections.abc import Collection
+from contextlib import suppress
+
+
+def kill_orphans(known: Collection[int], uid: int | None) -> None:
+    """Kill the children of this process that are not `known`, and all processes of a user that this process's pid
+    namespace contains; `uid` None: of no user. Waits some milliseconds.
+    """
+    if uid is not None:
+        _kill_all_of(uid)
+    for pid in _children():
+        if pid not in known:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _kill_all_of(uid: int) -> None:
+    """Kill the processes of a user together: the kernel lets none of them fork meanwhile."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    own = os.getpid()
+    try:
+        with open(f"/proc/{own}/task/{own}/children") as children:
+            return [int(pid) for pid in children.read().split()]
+    except OSError:
+        # The kernel does not list children.
+        return []

@@ -1,0 +1,65 @@
+"""What a tenant's zygote leaves is killed, also processes that replace themselves, and nothing else is."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.nodes import parents_of_all
+
+UID = 0x7FFF0000
+CODE = """
+import ctypes, json, os, sys, time
+from overwinter.worker.orphans import kill_orphans
+
+uid = int(sys.argv[1]) or None
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+known = os.fork()
+if known == 0:
+    time.sleep(600)
+there, here = os.pipe()
+zygote = os.fork()
+if zygote == 0:
+    if uid:
+        os.setresuid(uid, uid, uid)
+    for _ in range(3):
+        if os.fork() == 0:
+            # Without a separate user, processes that replace themselves may survive.
+            for generation in range(1_000_000):
+                if generation == 3:
+                    os.write(here, b"x")
+                if uid is None:
+                    time.sleep(600)
+                time.sleep(0.001)
+                if os.fork():
+                    os._exit(0)
+    if uid is None:
+        os.write(here, b"xxx")
+    time.sleep(600)
+for _ in range(3):
+    os.read(there, 1)
+os.kill(zygote, 9)
+os.waitpid(zygote, 0)
+kill_orphans({known}, uid)
+time.sleep(0.2)
+print(json.dumps([os.getpid(), known]), flush=True)
+sys.stdin.readline()
+os.kill(known, 9)
+"""
+"""Kills what a process leaves that forked three others; prints the processes that should be left."""
+
+
+@pytest.mark.parametrize("uid", [0, UID])
+def test_orphans_are_killed_and_known_children_are_not(uid):
+    if uid and os.geteuid() != 0:
+        pytest.skip("only root gives processes a user of their own")
+    command = [sys.executable, "-c", CODE, str(uid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        left = json.loads(process.stdout.readline())
+        parents = parents_of_all()
+        children = [pid for pid, parent in parents.items() if parent == left[0]]
+        assert children == left[1:]
+        assert uid not in {os.stat(f"/proc/{pid}").st_uid for pid in parents if uid and os.path.exists(f"/proc/{pid}")}
+        process.communicate("\n")
