@@ -46,7 +46,7 @@ def device_for(name: str, nbytes: int) -> CudaDevice:
 
 
 def route_to(device: CudaDevice, host: Mapping[Address, torch.Tensor]) -> Route:
-    """Return the route of blocks in host memory, registered, to a device. The link is real."""
+    """Return the route of registered blocks in host memory to a GPU, which uses its own link, not the modelled one."""
     return Route(device.host(host), link_of(1e12, 0.0))
 
 
@@ -90,7 +90,7 @@ def stored_with_answer(model: Model, variant: int = 0) -> Stored:
 
 
 def measure_model(model: Model, group_bytes: int, rounds: int) -> dict[str, float]:
-    """Measure one row of the first table, in seconds, and the bandwidths in bytes a second."""
+    """Measure one row of the first table: seconds, the bytes of all blocks, and the ratio `over expected`."""
     stored, (request, module) = stored_with_answer(model), native(model)
     nbytes = stored.function.nbytes
     device = device_for("a", nbytes)
@@ -186,7 +186,7 @@ def print_models(models: list[Model], group_bytes: int, rounds: int) -> dict[str
     print("\nmilliseconds; `expected`: grouped over the larger of transfer and resident run, plus a group of the")
     print("elbow's size; GB/s: of the transfer of all blocks, and its share of a copy of as many bytes from pinned")
     print("memory")
-    titles = ("MB", "native", "resident", "whole", "by weight", "grouped", "transfer", "expected", "GB/s", "of pinned")
+    titles = ("MB", "native", "resident", "whole", "by weight", "grouped", "transfer", "over exp.", "GB/s", "of pinned")
     print(f"{'model':12}" + "".join(f"{title:>10}" for title in titles))
     figures: dict[str, Any] = {"over_limit": {}, "resident_over_native": {}, "bandwidth_over_pinned": {}, "ms": {}}
     for model in models:

@@ -291,7 +291,7 @@ def main() -> None:
         "over the expected time, the larger of transfer and resident run, plus a group of the elbow's size;\n"
         "`to control`: the same with the control's run"
     )
-    titles = ("control", "whole", "by weight", "grouped", "peer", "transfer", "expected", "to control")
+    titles = ("control", "whole", "by weight", "grouped", "peer", "transfer", "over exp.", "to control")
     print(f"{'model':16}{'MB':>8}" + "".join(f"{title:>12}" for title in titles))
     over_limit, over_control, shares = {}, {}, {}
     for name in options.models:

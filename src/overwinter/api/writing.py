@@ -36,7 +36,8 @@ class ElementWriter:
 
     def write(self, tensor: Tensor) -> Steps[msgspec.Raw]:
         """Return the JSON of a tensor's elements as a flat list. Raises CallerError when JSON cannot represent them,
-        TooLargeError when all tensors exceed the limit, and what `grow` raises.
+        TooLargeError when the JSON of all tensors together exceeds the limit, or this one has more bytes than are left
+        of it, and what `grow` raises.
         """
         if len(tensor.data) > self._left:
             raise self._too_long(tensor)
@@ -94,7 +95,7 @@ class ElementWriter:
         text += piece
 
     def _too_long(self, tensor: Tensor) -> TooLargeError:
-        why = f"takes more than the {self._bytes_max} bytes that an answer in JSON may have"
+        why = f"is too large for an answer in JSON, which may have {self._bytes_max} bytes"
         return TooLargeError(_ask_binary(tensor.name, why))
 
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Print once and exit. This is the default without a terminal.")
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="SECONDS", help="Time between updates.")
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="NUMBER", help="Most functions to show. [default: as many as fit]"
+    "--limit",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Most functions to show, except with --json. [default: all; while it updates, as many as fit]",
 )
 @node_url
 @as_json

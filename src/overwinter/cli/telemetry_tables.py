@@ -78,7 +78,7 @@ _ACTIVITY = (
     Column("WORKERS", "word", 5),
     Column("RUN", drop_order=11),
     Column("QUEUE"),
-    Column("SHARED", drop_order=2),
+    Column("IN SHARED RUNS", drop_order=2),
     Column("RATE/S", drop_order=14),
     Column("P50", drop_order=10),
     Column("P99"),
