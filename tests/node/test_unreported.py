@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 
-from overwinter.core.ids import WorkerId
 from overwinter.node.unreported import CHECKS, UnreportedProcesses
 from overwinter.node.zygote_process import ForkLimits, ZygoteProcess
 
@@ -78,7 +77,7 @@ def test_a_zygote_with_a_process_that_it_did_not_report_is_ended(rig, whose):
         worker = await rig.start_worker(modest)
         with double(rig, whose) as zygote:
             # It may still be reported.
-            zygote.pending[WorkerId(7)] = 0
+            zygote.pending["up"] = 0
             for _ in range(CHECKS + 1):
                 await watch.check()
             assert rig.processes.zygotes.tenants["eve"] is zygote

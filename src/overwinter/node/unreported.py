@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TypeVar
@@ -51,14 +52,14 @@ class UnreportedProcesses:
         """Look for unknown processes; end the zygotes of tenants that had some in the last checks too."""
         listings = self._zygotes.groups.listings()
         listed = await self._read(lambda: {tenant: _listed(listing) for tenant, listing in listings.items()})
-        # What is reported after this was read is known here.
+        # What was listed is known here, has ended, or is yet to be reported.
         pids = {process.pid for process in self._forks.living()} | {zygote.pid for zygote in self._zygotes.every()}
+        unreported = Counter(tenant for zygote in self._zygotes.every() for tenant in zygote.unreported_tenants())
         found = await self._read(lambda: _unknown(listed, pids))
         checks, self._checks = self._checks, {}
         for tenant, unknown in found.items():
             zygote = self._zygotes.tenants.get(tenant)
-            # Those that it has yet to report may be unknown.
-            if zygote is None or len(unknown) <= len(zygote.pending):
+            if zygote is None or len(unknown) <= unreported[tenant]:
                 continue
             self._checks[tenant] = checks.get(tenant, 0) + 1
             if self._checks[tenant] >= CHECKS:

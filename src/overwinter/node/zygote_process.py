@@ -93,9 +93,13 @@ class ZygoteProcess:
         """Whether it has too many answers yet to send to be asked for one more process of this tenant."""
         if len(self.pending) < TENANT_PENDING_MAX:
             return False
-        asked = [process for answer in self.pending if (process := self.workers.get(answer)) is not None]  # type: ignore[arg-type]
-        own = sum(process.tenant == tenant for process in asked)
+        own = sum(each == tenant for each in self.unreported_tenants())
         return len(self.pending) >= PENDING_MAX or own >= TENANT_PENDING_MAX
+
+    def unreported_tenants(self) -> list[TenantId | None]:
+        """Return the tenant of each process that it was asked for and has yet to report, itself included."""
+        asked = [process.tenant for answer in self.pending if (process := self.workers.get(answer)) is not None]  # type: ignore[arg-type]
+        return [*asked, self.tenant] if "up" in self.pending else asked
 
     @property
     def is_idle(self) -> bool:
