@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left, group_of
+from overwinter.node.cgroup_files import group_of
+from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left
 from overwinter.worker.launch import SESSION_NICE
 
 from .rig import Function, Rig, Same, until
@@ -83,7 +84,7 @@ def test_the_threads_of_all_groups_are_counted(parents):
         async def scene():
             worker = await rig.start_worker(Function(Same(), X))
             await until(lambda: groups.threads()[0] > before)
-            groups.demote(worker.pid)
+            groups.demote(worker.pid, None)
             assert groups.threads()[0] > before
 
         rig.run(scene())
@@ -141,7 +142,9 @@ def test_demoted_processes_compete_as_one_and_get_only_idle_cores_except_those_t
     groups.make()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
-        place, other = (groups.demote(child.pid) for child in children)
+        place, other = (groups.demote(child.pid, "ada") for child in children)
+        listed = [int(pid) for listing in groups.listings()["ada"] for pid in listing.read_text().split()]
+        assert listed == [child.pid for child in children]
         every = place.parent
         assert other.parent == every
         assert other != place

@@ -42,10 +42,10 @@ def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
     try:
         pidfd, own = os.pidfd_open(over.pid), os.pidfd_open(lives.pid)
         over.communicate()
-        assert demote(groups, lives.pid, pidfd) is None
+        assert demote(groups, lives.pid, pidfd, None) is None
         assert not is_behind(lives.pid)
         assert is_closed(pidfd)
-        restore = demote(groups, lives.pid, own)
+        restore = demote(groups, lives.pid, own, None)
         assert is_behind(lives.pid)
         assert is_closed(own)
         assert (restore is not None) == grouped

@@ -52,7 +52,7 @@ def double(rig: Rig, whose: str):
         process = subprocess.Popen(command, pass_fds=[*group, zygote.far_end.fileno()], stdout=subprocess.PIPE)
     rig.processes.zygotes.tenants["eve"] = zygote
     rig.processes.zygotes.listen(zygote)
-    listing = rig.processes.zygotes.groups.listings()["eve"]
+    [listing] = rig.processes.zygotes.groups.listings()["eve"]
     assert process.stdout is not None
     with process, process.stdout:
         assert process.stdout.readline() == b"forked\n"

@@ -19,13 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overwinter.core.ids import TenantId
+from overwinter.node.cgroup_files import group_of, number_in
 
 NAME_PREFIX = "overwinter-"
 IDLE_SUFFIX = "-idle"
 """The suffix of the group of all demoted processes, next to the node's own group."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
 """The controllers, and the consequence of not having each."""
-PROCESS = Path("/proc/self")
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 TASKS_USUAL = 32_768
 """The limit of processes and threads that is assumed if the system does not report one."""
@@ -62,7 +62,7 @@ class Groups:
         """The parent of the tenants' groups; None: tenants have no groups."""
         self._demoted_parent: Path | None = None
         """The parent of the groups of demoted processes; None: nothing was demoted."""
-        self._demoted: set[Path] = set()
+        self._demoted: dict[Path, TenantId | None] = {}
         """The groups of demoted processes."""
         self._restored: set[Path] = set()
         """Those of them that have their CPU weight again, because their process is ending."""
@@ -148,10 +148,14 @@ class Groups:
             self._tenants[tenant] = place
         return place / ("cgroup.threads" if _is_version_2(place) else "tasks")
 
-    def listings(self) -> dict[TenantId, Path]:
-        """Return the file that lists the processes of each tenant's group; in version 2 it lists their threads."""
-        names = ("cgroup.procs", "cgroup.threads")
-        return {tenant: place / names[_is_version_2(place)] for tenant, place in self._tenants.items()}
+    def listings(self) -> dict[TenantId, list[Path]]:
+        """Return the files that list each tenant's processes, also demoted ones; in version 2 they list threads."""
+        name = {True: "cgroup.threads", False: "cgroup.procs"}
+        places = {tenant: [place] for tenant, place in self._tenants.items()}
+        for place, tenant in list(self._demoted.items()):
+            if tenant is not None:
+                places.setdefault(tenant, []).append(place)
+        return {tenant: [each / name[_is_version_2(each)] for each in found] for tenant, found in places.items()}
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants and of demoted processes, if they are empty."""
@@ -161,7 +165,7 @@ class Groups:
                 self._lowered.discard(tenant)
         for place in list(self._demoted):
             if _remove(place):
-                self._demoted.discard(place)
+                del self._demoted[place]
 
     def lower(self, tenants: Collection[TenantId]) -> None:
         """Give these tenants a lower weight than all others, until the next call."""
@@ -193,9 +197,9 @@ class Groups:
         """Whether tenants have separate groups, and processes can be demoted."""
         return self._tenants_parent is not None
 
-    def demote(self, pid: int) -> Path:
-        """Demote a process, so that it gets only idle cores; return its group. Raise OSError if that fails. Takes
-        milliseconds.
+    def demote(self, pid: int, tenant: TenantId | None) -> Path:
+        """Demote a process of a tenant, so that it gets only idle cores; return its group. Raise OSError if that fails.
+        Takes milliseconds.
         """
         parent = self._demoted_parent or self._make_demoted_parent()
         self._last_demoted += 1
@@ -206,7 +210,7 @@ class Groups:
             (place / "cgroup.procs").write_text(f"{pid}")
         finally:
             # From now on, it is removed as soon as it is empty.
-            self._demoted.add(place)
+            self._demoted[place] = tenant
         return place
 
     def _make_demoted_parent(self) -> Path:
@@ -270,46 +274,6 @@ class Groups:
         self._tenants_parent = self._demoted_parent = None
 
 
-def group_of(controller: str, process: Path = PROCESS) -> Path | None:
-    """The group of this process in the hierarchy that has the controller; None if the system does not report it."""
-    for hierarchy, place in _memberships(process):
-        if controller in hierarchy:
-            return place
-    return None
-
-
-def number_in(path: Path) -> int | None:
-    """Return the number in a file of the kernel; None unless it is above zero."""
-    try:
-        number = int(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return number if number > 0 else None
-
-
-def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
-    """Yield the controllers of each hierarchy, and this process's group in it."""
-    mounts = list(_hierarchies(process))
-    for line in _read(process / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
-        for kind, root, mounted, options in mounts if path else ():
-            place = mounted / os.path.relpath(path, root)
-            if controllers and kind == "cgroup" and set(controllers.split(",")) <= options:
-                yield set(controllers.split(",")), place
-            elif not controllers and kind == "cgroup2":
-                # Only controllers that the group passes on to its children.
-                yield set(_read(place / "cgroup.subtree_control").split()), place
-
-
-def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
-    """The mounted hierarchies: the version, the group at the root, the mount point, the options."""
-    for line in _read(process / "mountinfo").splitlines():
-        place, _, mount = line.partition(" - ")
-        fields, kind, options = place.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
-        if len(fields) > 4 and kind in ("cgroup", "cgroup2"):
-            yield kind, fields[3], Path(fields[4]), set(options.split(","))
-
-
 def _is_version_2(place: Path) -> bool:
     return (place / "cgroup.type").exists()
 
@@ -345,13 +309,6 @@ def _make_idle(place: Path) -> None:
 def _end_idle(place: Path) -> None:
     if (place / "cpu.idle").exists():
         (place / "cpu.idle").write_text("0")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _locked(place: Path, how: int) -> int | None:

@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.config import NodeConfig
-from overwinter.node.cgroups import CONTROLLERS, group_of
+from overwinter.node.cgroup_files import group_of
+from overwinter.node.cgroups import CONTROLLERS
 from overwinter.node.limits import workers_most
 from overwinter.node.pressure import available_bytes
 from overwinter.store.disk import free_bytes

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from overwinter.core.ids import TenantId
 from overwinter.node.cgroups import Groups
 from overwinter.node.process_identity import has_ended
 
@@ -35,15 +36,15 @@ class Demotion(NamedTuple):
         self.groups.ended(self.place)
 
 
-def demote(groups: Groups, pid: int, pidfd: int) -> Demotion | None:
-    """Demote the process, and close `pidfd`. Takes milliseconds. If the process has ended, another process with its pid
-    is not affected.
+def demote(groups: Groups, pid: int, pidfd: int, tenant: TenantId | None) -> Demotion | None:
+    """Demote the process of a tenant, and close `pidfd`. Takes milliseconds. If the process has ended, another process
+    with its pid is not affected.
 
     Returns None if its CPU weight cannot be restored.
     """
     try:
         if not has_ended(pidfd):
-            return Demotion(groups, groups.demote(pid))
+            return Demotion(groups, groups.demote(pid, tenant))
     except OSError:
         # There is no group, or the process has ended.
         _make_idle(pid, pidfd)

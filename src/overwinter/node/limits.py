@@ -15,7 +15,8 @@ from pathlib import Path
 from overwinter.core.config import WORKERS_MOST
 from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
-from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL, group_of, number_in
+from overwinter.node.cgroup_files import group_of, number_in
+from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.worker.gpu_files import gpus

@@ -144,7 +144,7 @@ class OveruseCheck:
             return
         # The node closes its own descriptor when the process ends, while the thread may still use it.
         pidfd = os.dup(process.pidfd)
-        demoting = partial(demote, processes.zygotes.groups, process.pid, pidfd)
+        demoting = partial(demote, processes.zygotes.groups, process.pid, pidfd, process.tenant)
         process.demoted(await asyncio.get_running_loop().run_in_executor(self._thread, demoting))
 
     def _record_demotion(

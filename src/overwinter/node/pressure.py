@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overwinter.core.events import Event, MemoryPressure
-from overwinter.node.cgroups import number_in
+from overwinter.node.cgroup_files import number_in
 from overwinter.node.faults import Faults
 
 MEMINFO = Path("/proc/meminfo")

@@ -1,8 +1,8 @@
 """Ends tenants' zygotes that have processes which they did not report. Only a compromised zygote has such processes.
 
 Nothing would count the memory of such a process, or stop it when its function is removed. It is in the control group of
-its tenant, where the kernel lists it whatever its parent is. Without control groups it is not found. With a zygote the
-base zygote ends all its processes (worker/orphans.py).
+its tenant, or in that of a demoted process, where the kernel lists it whatever its parent is. Without control groups it
+is not found. With a zygote the base zygote ends all its processes (worker/orphans.py).
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,7 +52,7 @@ class UnreportedProcesses:
     async def check(self) -> None:
         """Look for unknown processes; end the zygotes of tenants that had some in the last checks too."""
         listings = self._zygotes.groups.listings()
-        listed = await self._read(lambda: {tenant: _listed(listing) for tenant, listing in listings.items()})
+        listed = await self._read(lambda: {tenant: _listed(files) for tenant, files in listings.items()})
         # What was listed is known here, has ended, or is yet to be reported.
         pids = {process.pid for process in self._forks.living()} | {zygote.pid for zygote in self._zygotes.every()}
         unreported = Counter(tenant for zygote in self._zygotes.every() for tenant in zygote.unreported_tenants())
@@ -71,12 +72,13 @@ class UnreportedProcesses:
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
 
-def _listed(listing: Path) -> set[int]:
-    """Return the processes or threads that a control group's file lists; none if the group was removed."""
-    try:
-        return {int(number) for number in listing.read_text().split()}
-    except OSError:
-        return set()
+def _listed(files: Iterable[Path]) -> set[int]:
+    """Return the processes or threads that the files of control groups list; none if a group was removed."""
+    found: set[int] = set()
+    for file in files:
+        with suppress(OSError):
+            found.update(map(int, file.read_text().split()))
+    return found
 
 
 def _unknown(listed: Mapping[TenantId, set[int]], known: Set[int | None]) -> dict[TenantId, set[int]]:
