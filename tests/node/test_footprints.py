@@ -6,7 +6,8 @@ import torch
 from overwinter.core.profile import Point
 from overwinter.node import accounting
 from overwinter.node.accounting import Accounting
-from overwinter.node.footprints import EVERY_S, Footprints
+from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, Footprints
+from overwinter.node.process_stat import lacks_first_thread
 from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
 
@@ -50,6 +51,22 @@ def setup(assets):
     modules = [dict(vars(module)) for module in list(sys.modules.values())]
     values = [value for module in modules for value in module.values()]
     return {"kept": (modules, [dict(vars(value)) for value in values if isinstance(value, type)])}
+"""
+
+
+LEADERLESS = f"""
+import ctypes, threading, time
+
+def grow():
+    time.sleep(0.1)
+    kept = bytearray(b"x") * {HEAP}
+    time.sleep(600)
+
+def preprocess(inputs, state):
+    if inputs["x"].sum() > 0:
+        threading.Thread(target=grow).start()
+        ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread only
+    return inputs
 """
 
 
@@ -99,6 +116,27 @@ def test_a_footprint_includes_the_heap_but_no_pages_shared_with_the_zygote(scene
     # The system may have reclaimed a few pages.
     assert 0.9 * HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
     assert scene.taken(plain) < 48 * MIB
+
+
+def test_a_worker_that_ends_its_first_thread_is_stopped(scene):
+    worker, plain = scene.start(LEADERLESS), scene.start()
+    scene.check()
+
+    async def end_first_thread() -> None:
+        scene.rig.begin(worker, x=torch.ones(2, WIDTH))
+        await until(lambda: lacks_first_thread(worker.pid))
+
+    scene.rig.run(end_first_thread())
+    for _ in range(HIDDEN_CHECKS - 1):
+        scene.check()
+    assert scene.rig.exits(worker.worker) == []
+    scene.check()
+    scene.rig.run(until(lambda: scene.rig.exits(worker.worker)))
+    [end] = scene.rig.exits(worker.worker)
+    assert "first thread" in end.reason
+    for _ in range(HIDDEN_CHECKS):
+        scene.check()
+    assert scene.rig.exits(plain.worker) == []
 
 
 def test_a_footprint_includes_unusually_large_page_tables(scene):

@@ -22,6 +22,8 @@ from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.memory import anonymous_bytes, excess_table_bytes
+from overwinter.node.process_identity import has_ended
+from overwinter.node.process_stat import lacks_first_thread
 from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
@@ -42,6 +44,8 @@ REPORTED_CHANGE = 1 / 128
 NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
 
+HIDDEN_CHECKS = 5
+"""The consecutive checks after which a worker is stopped whose first thread has ended."""
 AHEAD_BYTES_MAX = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
 """The most memory of a process forked ahead: like a worker, it is stopped when it is far beyond its need."""
 
@@ -74,6 +78,8 @@ class Footprints:
         self._most_bytes = most_bytes
         self._post = post
         self._seen: dict[WorkerId, _Seen] = {}
+        self._hidden: dict[WorkerId, int] = {}
+        """The consecutive checks in which a worker's first thread had ended: the kernel then shows no memory."""
         self._last_bytes = 0
         self._last_at = Seconds(0.0)
 
@@ -95,6 +101,9 @@ class Footprints:
             nbytes = _measured(process)
             if nbytes is not None:
                 self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, nbytes)
+            else:
+                self._hidden.setdefault(process.worker, 0)
+        self._end_hidden(workers)
         total = sum(seen.nbytes for seen in self._seen.values())
         expected = self._expected()
         if total > self._most_bytes:
@@ -137,6 +146,14 @@ class Footprints:
             mib = self._seen[process.worker].nbytes >> 20
             self._processes.forks.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
+    def _end_hidden(self, workers: list[WorkerProcess]) -> None:
+        """Stop workers that have ended their first thread, which takes their memory out of the measurement."""
+        hidden = [process for process in workers if process.worker in self._hidden and _lacks_first_thread(process)]
+        self._hidden = {process.worker: self._hidden[process.worker] + 1 for process in hidden}
+        for process in hidden:
+            if self._hidden[process.worker] >= HIDDEN_CHECKS:
+                self._processes.forks.give_up(process, "its first thread has ended")
+
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
         """Stop processes forked ahead that use far more than their claim."""
         for process in ahead:
@@ -152,8 +169,15 @@ class Footprints:
         return min(EVERY_S, max(EVERY_LEAST_S, (self._most_bytes - total) * passed_s / grown / CHECKS_AHEAD))
 
 
+def _lacks_first_thread(process: WorkerProcess) -> bool:
+    """Whether the first thread of a worker has ended, and others have not."""
+    assert process.pid is not None
+    assert process.pidfd is not None, "it was forked"
+    return lacks_first_thread(process.pid) and not has_ended(process.pidfd)
+
+
 def _measured(process: WorkerProcess) -> int | None:
-    """The memory of a worker; None: it is ending, and its memory is not released yet."""
+    """The memory of a worker; None: it is ending, and its memory is not released yet, or its first thread has ended."""
     assert process.pid is not None, "a worker without a process has no memory"
     private = anonymous_bytes(process.pid)
     if private is None:

@@ -1,15 +1,29 @@
 """Reads the kernel's counts of a process from /proc/PID/stat, which any process may read."""
 
 STAT_BYTES = 4096
-PARENT, PAGE_FAULTS, THREADS = 1, 7, 17
+STATE, PARENT, PAGE_FAULTS, THREADS = 0, 1, 7, 17
 """The fields behind the name of the process: the parent, pages added or copied without reading a disk, threads."""
 
 
 def count_of(pid: int, field: int) -> int:
     """Return a count of a process; 0 if it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            # The name, in brackets, may contain anything.
-            return int(file.read(STAT_BYTES).rpartition(b")")[2].split()[field])
+        return int(_fields(pid)[field])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def lacks_first_thread(pid: int) -> bool:
+    """Whether the first thread of a process has ended; the kernel then shows no memory and no files of the process,
+    although others of its threads may run.
+    """
+    try:
+        return _fields(pid)[STATE] == b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _fields(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        # The name, in brackets, may contain anything.
+        return file.read(STAT_BYTES).rpartition(b")")[2].split()
