@@ -447,6 +447,7 @@ async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None
     seen = set()
     while not rig.exits(worker):
         seen |= {process.smaps is not None and os.readlink(f"/proc/self/fd/{process.smaps}")} - {False}
+        assert process.smaps is not None or process.inherited_bytes == 0
         await asyncio.sleep(0.002)
     assert "/dev/zero" not in seen
     await gone(process.pid)

@@ -153,7 +153,9 @@ class Forks:
             self._end_soon(zygote, process)
             return
         process.forked(zygote.channel.sender, pidfd, smaps)
-        process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
+        if smaps is not None or zygote.tenant is None:
+            # Otherwise it could never be found that the process has copied these pages.
+            process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
         self._loop.add_reader(pidfd, self._process_exited, zygote, process)
 
     def ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
