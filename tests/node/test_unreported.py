@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 
-from overwinter.node.unreported import CHECKS, UnreportedProcesses
+from overwinter.node import unreported
+from overwinter.node.unreported import CHECKS, CHECKS_OF_MANY, MANY, UnreportedProcesses
 from overwinter.node.zygote_process import ForkLimits, ZygoteProcess
 
 from .rig import Function, Rig, Same
@@ -68,8 +69,12 @@ def double(rig: Rig, whose: str):
                         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("whose", ["a child", "orphans that replace themselves"])
-def test_a_zygote_with_a_process_that_it_did_not_report_is_ended(rig, whose):
+@pytest.mark.parametrize(
+    ("whose", "many", "checks"),
+    [("a child", MANY, CHECKS), ("a child", 0, CHECKS_OF_MANY), ("orphans that replace themselves", MANY, CHECKS)],
+)
+def test_a_zygote_with_a_process_that_it_did_not_report_is_ended(rig, monkeypatch, whose, many, checks):
+    monkeypatch.setattr(unreported, "MANY", many)
     watch = UnreportedProcesses(rig.processes.zygotes, rig.processes.forks)
     modest = Function(Same(), X, tenant="ada")
 
@@ -82,7 +87,7 @@ def test_a_zygote_with_a_process_that_it_did_not_report_is_ended(rig, whose):
                 await watch.check()
             assert rig.processes.zygotes.tenants["eve"] is zygote
             zygote.pending.clear()
-            for _ in range(CHECKS - 1):
+            for _ in range(checks - 1):
                 await watch.check()
             assert rig.processes.zygotes.tenants["eve"] is zygote
             await watch.check()

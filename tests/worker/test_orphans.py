@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks.nodes import parents_of_all
+from overwinter.worker import orphans
 
 UID = 0x7FFF0000
 CODE = """
@@ -63,3 +64,20 @@ def test_orphans_are_killed_and_known_children_are_not(uid):
         assert children == left[1:]
         assert uid not in {os.stat(f"/proc/{pid}").st_uid for pid in parents if uid and os.path.exists(f"/proc/{pid}")}
         process.communicate("\n")
+
+
+def test_a_user_is_killed_as_soon_as_a_process_can_be_forked(monkeypatch):
+    forks, killed = iter([OSError(), OSError(), 7]), []
+
+    def fork():
+        found = next(forks)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(orphans, "_children", lambda: [1, 2])
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: killed.append(-pid))
+    orphans.kill_orphans({1}, UID)
+    assert killed == [2, 2, -7, 2]

@@ -28,6 +28,10 @@ CHECKS = 5
 """The consecutive checks with unknown processes after which a zygote is ended. A process that is being forked, or has
 just ended, may be unknown in one.
 """
+MANY, CHECKS_OF_MANY = 64, 2
+"""More unknown processes than that are never being forked at a time. They may use up all process ids, so the zygote is
+ended sooner.
+"""
 KILLED = 1 << (signal.SIGKILL - 1)
 """The bit of a pending SIGKILL in /proc/PID/status."""
 
@@ -63,7 +67,7 @@ class UnreportedProcesses:
             if zygote is None or len(unknown) <= unreported[tenant]:
                 continue
             self._checks[tenant] = checks.get(tenant, 0) + 1
-            if self._checks[tenant] >= CHECKS:
+            if self._checks[tenant] >= (CHECKS if len(unknown) <= MANY else CHECKS_OF_MANY):
                 del self._checks[tenant]
                 self._zygotes.lose(zygote, f"it has {len(unknown)} processes that it did not report")
 

@@ -4,28 +4,37 @@ compromised zygote may not, and may fork others while they are killed.
 
 import os
 import signal
+import time
 from collections.abc import Collection
 from contextlib import suppress
+
+ATTEMPTS, PAUSE_S = 50, 0.01
+"""How often killing the processes of a user is tried while no process can be forked for it, and the pause between."""
 
 
 def kill_orphans(known: Collection[int], uid: int | None) -> None:
     """Kill the children of this process that are not `known`, and all processes of a user that this process's pid
-    namespace contains; `uid` None: of no user. Waits some milliseconds.
+    namespace contains; `uid` None: of no user. Waits some milliseconds, longer if they use all process ids.
     """
-    if uid is not None:
-        _kill_all_of(uid)
-    for pid in _children():
-        if pid not in known:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    for _ in range(ATTEMPTS):
+        all_are_killed = uid is None or _kill_all_of(uid)
+        for pid in _children():
+            if pid not in known:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        if all_are_killed:
+            return
+        time.sleep(PAUSE_S)
 
 
-def _kill_all_of(uid: int) -> None:
-    """Kill the processes of a user together: the kernel lets none of them fork meanwhile."""
+def _kill_all_of(uid: int) -> bool:
+    """Kill the processes of a user together: the kernel lets none of them fork meanwhile. Return False if this process
+    cannot fork.
+    """
     try:
         pid = os.fork()
     except OSError:
-        return
+        return False
     if pid == 0:
         try:
             os.setgroups([])
@@ -34,6 +43,7 @@ def _kill_all_of(uid: int) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
+    return True
 
 
 def _children() -> list[int]:
