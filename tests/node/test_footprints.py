@@ -1,5 +1,8 @@
 """The memory of workers is reported as the kernel counts it, whenever it has changed."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from overwinter.core.profile import Point
 from overwinter.node import accounting
 from overwinter.node.accounting import Accounting
 from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, Footprints
+from overwinter.node.memory import anonymous_bytes
 from overwinter.node.process_stat import lacks_first_thread
 from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
@@ -160,6 +164,25 @@ def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(s
     scene.rig.run(accounts.measure_copies())
     scene.check()
     assert scene.taken(worker) == before + copied
+
+
+def test_pages_that_the_zygote_has_dropped_count_for_the_workers_that_still_share_them(scene):
+    worker, other = scene.start(), scene.start()
+    before = worker.inherited_bytes
+    accounts = Accounting(None, None, scene.rig.processes, None, print)
+    scene.rig.run(accounts.measure_copies())
+    assert worker.inherited_bytes == before
+    worker.dropped_by_zygote += 1
+    scene.rig.run(accounts.measure_copies())
+    part = re.search(r"^Pss_Anon: +(\d+) kB", Path(f"/proc/{worker.pid}/smaps_rollup").read_text(), re.MULTILINE)
+    held = anonymous_bytes(worker.pid)
+    assert abs(worker.inherited_bytes - (held - int(part[1]) * 1024)) < 4 * MIB
+    assert worker.inherited_bytes < before
+    assert other.inherited_bytes == before
+    # It was measured once.
+    worker.inherited_bytes = 7
+    scene.rig.run(accounts.measure_copies())
+    assert worker.inherited_bytes == 7
 
 
 def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(scene, monkeypatch):

@@ -397,6 +397,22 @@ def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
     calm.run(asyncio.wait_for(scene(), START_S))
 
 
+def test_workers_know_that_their_zygote_was_told_to_drop_a_program(rig):
+    ada = function("drops", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        process = await rig.start_worker(ada)
+        assert process.forked_as in zygote.workers
+        rig.processes.prepare("ada", ada.deployed.id, "f" * 64)
+        await until(lambda: process.dropped_by_zygote == 1)
+        later = await rig.start_worker(ada)
+        assert later.dropped_by_zygote == 0
+
+    rig.run(scene())
+
+
 ORDERED = "order, fds = channel.receive()\n"
 LIES = {
     "itself": ("channel.send(Forked(order.worker), [smaps()])", True),

@@ -63,6 +63,8 @@ class _Faults(NamedTuple):
     last: int = 0
     measured: int = 0
     """How many there were at its last measurement."""
+    dropped_by_zygote: int = 0
+    """How many programs its zygote had dropped by then."""
     turn: int = 0
     """The number of that measurement."""
 
@@ -109,13 +111,21 @@ class Accounting:
         smaps = self._processes.worker_smaps()
         self._faults = {worker: self._faults_of(worker) for worker in smaps}
         copied = {worker: faults.last - faults.measured for worker, faults in self._faults.items()}
-        due = [worker for worker, pages in copied.items() if pages * PAGE_BYTES > COPIED_BYTES]
+        dropped = {process.worker: process.dropped_by_zygote for process in self._processes.workers()}
+        due = [
+            worker
+            for worker, pages in copied.items()
+            if pages * PAGE_BYTES > COPIED_BYTES or dropped[worker] > self._faults[worker].dropped_by_zygote
+        ]
         due = sorted(due, key=lambda worker: self._faults[worker].turn)[:COPIES_MEASURED_MAX]
         if not due:
             return
         self._turn += 1
         for worker in due:
-            self._faults[worker] = self._faults[worker]._replace(measured=self._faults[worker].last, turn=self._turn)
+            known = self._faults[worker]
+            self._faults[worker] = known._replace(
+                measured=known.last, turn=self._turn, dropped_by_zygote=dropped[worker]
+            )
         files = deque(_duplicate(smaps[worker]) for worker in due)
         try:
             measured = await asyncio.to_thread(_measure, files)
@@ -165,10 +175,16 @@ class Accounting:
         self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
     def _update_inherited(self, worker: WorkerId, memory: ProcessMemory) -> None:
-        """Update the memory that the worker still shares with its zygote; it never grows."""
+        """Update the memory that the worker still shares with its zygote; it never grows. If the zygote has dropped
+        programs since the fork, other workers alone may share some of it, and each counts its part.
+        """
         process = self._processes.process(worker)
         held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
-        if process is not None and held is not None:
+        if process is None or held is None:
+            return
+        if process.dropped_by_zygote:
+            process.inherited_bytes = max(0, held - memory.anonymous)
+        else:
             process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
 
     def _due(self) -> dict[WorkerId, int]:

@@ -87,6 +87,8 @@ class ContainedProcess:
         self._kill_requested = False
         self.smaps: int | None = None
         """The descriptor of the file with the kernel's figures of its memory."""
+        self.dropped_by_zygote = 0
+        """How many programs its zygote was told to drop after the fork."""
         self.inherited_bytes = 0
         """The memory that it shares with its zygote, as last measured."""
         self.failure: Failure | None = None

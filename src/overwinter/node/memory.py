@@ -18,7 +18,7 @@ TABLES_USUAL_BYTES = 8 << 20
 """The page tables that a process has at most for its libraries, blocks and usual memory."""
 
 _MAPPINGS = re.compile(
-    rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
+    rb"^[0-9a-f]+-[0-9a-f]+ (....) \S+ \S+ (\d+).*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
     rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
     re.MULTILINE,
 )
@@ -38,16 +38,17 @@ def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
         return None
     if not text:
         return None
-    private = pss = shared = 0
-    for found in _MAPPINGS.finditer(text):
-        permissions = found[1]
-        pss += int(found[2])
+    private = pss = shared = anonymous = 0
+    for permissions, inode, own_pss, clean, dirty in _MAPPINGS.findall(text):
+        is_writable = permissions[1:2] == b"w"
+        pss += int(own_pss)
         if permissions[3:] == b"s":
-            shared += int(found[2])
+            shared += int(own_pss)
         else:
             # A process may protect pages from being read or written after it has written to them.
-            private += int(found[4]) + (int(found[3]) if permissions[1:2] == b"w" else 0)
-    return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
+            private += int(dirty) + (int(clean) if is_writable else 0)
+            anonymous += int(own_pss) if is_writable or inode == b"0" else 0
+    return ProcessMemory(private * KIB, pss * KIB, shared * KIB, anonymous * KIB)
 
 
 def anonymous_bytes(pid: int) -> int | None:

@@ -93,6 +93,8 @@ class Preparing:
                 # Retry at the next check, unless its exit arrives first.
                 return
             del unneeded[program]
+            for worker in zygote.workers.values():
+                worker.dropped_by_zygote += 1
         if not unneeded:
             self._unneeded.pop(tenant, None)
 

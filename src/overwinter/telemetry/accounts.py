@@ -25,6 +25,8 @@ class ProcessMemory(NamedTuple):
     """All mapped memory, where a page that n processes map counts 1/n."""
     shared: int
     """The part of it in shared mappings: weights and buffers."""
+    anonymous: int = 0
+    """The part of it in private mappings that are writable or of no file."""
 
 
 class FileMemory(NamedTuple):
