@@ -1,5 +1,7 @@
 """Workers that use most of the threads of all workers are ended, and no others."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,12 @@ def setup(assets):
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 """
 
+STARTS = f"""
+for _ in range({USUAL}):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("started", flush=True)
+"""
+
 
 @pytest.mark.parametrize(
     ("excess", "ended"), [(0, []), (100, [2]), (850, [2, 3]), (1400, [2, 3, 5]), (10_000, [2, 3, 5, 1, 4])]
@@ -27,6 +35,26 @@ def test_the_largest_workers_of_the_tenant_with_the_most_threads_are_ended_first
     counts = {1: 300, 2: 400, 3: 800, 4: 100, 5: 350, 6: USUAL}
     tenants = {1: "a", 2: "a", 3: "b", 4: "b", 5: "a", 6: "a"}
     assert to_end(counts, tenants.get, excess) == ended
+
+
+def test_a_zygote_with_threads_is_ended_before_any_worker(rig):
+    lost = []
+    threads = f"import threading, time\n{STARTS}time.sleep(600)"
+    with (
+        subprocess.Popen([sys.executable, "-c", threads], stdout=subprocess.PIPE) as double,
+        subprocess.Popen(["sleep", "600"]) as honest,
+    ):
+        assert double.stdout.readline() == b"started\n"
+        zygotes = {name: SimpleNamespace(pid=process.pid) for name, process in (("eve", double), ("ada", honest))}
+        processes = SimpleNamespace(
+            workers=lambda: pytest.fail("no worker is looked at"),
+            zygotes=SimpleNamespace(tenants=zygotes, lose=lambda zygote, why: lost.append(zygote)),
+        )
+        watch = ThreadShares(processes, SimpleNamespace(threads=lambda: (4 * THREADS - 1, 4 * THREADS)), print)
+        rig.run(watch.check())
+        double.kill()
+        honest.kill()
+    assert lost == [zygotes["eve"]]
 
 
 def test_a_worker_with_many_threads_is_ended_when_most_are_in_use(rig):

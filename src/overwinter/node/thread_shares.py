@@ -2,7 +2,8 @@
 
 All processes of the node's control groups together may have a bounded number of threads (`cgroups.py`), and no tenant
 could wake a function if the sleeping threads of others used all of them. So when most are in use, workers are ended:
-each time the one with the most threads of the tenant with the most.
+each time the one with the most threads of the tenant with the most. Before that, tenants'
+zygotes with many threads are ended.
 """
 
 import asyncio
@@ -45,13 +46,21 @@ class ThreadShares:
     async def check(self) -> None:
         """End workers if most threads are in use."""
         taken, most = self._groups.threads()
-        if most is None or taken <= FULL * most:
+        if most is None or taken <= FULL * most or self._end_zygotes():
             return
         pids = {each.worker: each.pid for each in self._processes.workers() if each.pid is not None and not each.over}
         counts = await asyncio.get_running_loop().run_in_executor(self._reader, partial(_counts, pids))
         tenants = {each.worker: each.family.tenant for each in self._processes.workers() if each.worker in counts}
         for worker in to_end(counts, tenants.get, taken - int(ENOUGH * most)):
             self._end(worker, counts[worker], most)
+
+    def _end_zygotes(self) -> bool:
+        """End the tenants' zygotes with threads, which only a compromised one has; return whether there are some."""
+        zygotes = self._processes.zygotes
+        found = [each for each in zygotes.tenants.values() if count_of(each.pid or 0, THREADS) > USUAL]
+        for zygote in found:
+            zygotes.lose(zygote, "it has threads")
+        return bool(found)
 
     def _end(self, worker: WorkerId, count: int, most: int) -> None:
         process = self._processes.process(worker)

@@ -46,7 +46,7 @@ _CLOSE_RANGE = (0, 4)
 """None, CLOSE_RANGE_CLOEXEC. CLOSE_RANGE_UNSHARE gives a thread descriptors of its own."""
 _IOCTL = (0x5401, 0x5450, 0x5451)
 """TCGETS, FIONCLEX, FIOCLEX."""
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -150,6 +150,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         "ioctl": _one_of(1, *_IOCTL),
         "fcntl": _one_of(1, *_FCNTL),
         "close_range": _one_of(2, *_CLOSE_RANGE),
+        # It copies pages that a process shares with its zygote without page faults, by which the node notices copies.
+        "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_COLLAPSE), _REFUSE, _ALLOW],
     }
     # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
     # clone.
@@ -178,6 +180,7 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
             _low(2),
             *((_EQUAL, 0, 1, _MADV_HUGEPAGE), _IGNORE),
             *((_EQUAL, 0, 1, mmap.MADV_REMOVE), _REFUSE),
+            *((_EQUAL, 0, 1, _MADV_COLLAPSE), _REFUSE),
             _ALLOW,
         ],
         "prctl": _one_of(0, *_PRCTL),
