@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from overwinter.node.memory import directory_memory, process_memory
+from overwinter.telemetry.accounts import ProcessMemory
 
 MIB = 1 << 20
 GROW = f"""
@@ -21,16 +22,21 @@ held()
 """
 
 
-def test_private_memory_grows_by_private_pages_only():
-    with subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def measured(code: str, times: int) -> list[ProcessMemory]:
+    """Return the memory of a process that runs this code, each time that it reports that it holds some."""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         seen = []
-        for _ in range(3):
+        for _ in range(times):
             assert process.stdout.readline() == b"held\n"
             with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
                 seen.append(process_memory(smaps))
             process.stdin.write(b"\n")
             process.stdin.flush()
-    first, grown, sharing = seen
+    return seen
+
+
+def test_private_memory_grows_by_private_pages_only():
+    first, grown, sharing = measured(GROW, 3)
     assert 24 * MIB <= grown.private - first.private < 28 * MIB
     assert grown.shared - first.shared < MIB
     # The kernel also counts these as private, because no other process maps them.
@@ -53,14 +59,7 @@ for allowed in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_WRITE, mmap.PROT_REA
 
 
 def test_pages_that_were_written_are_private_whatever_may_be_done_with_them_later():
-    with subprocess.Popen([sys.executable, "-c", PROTECT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        seen = []
-        for _ in range(4):
-            assert process.stdout.readline() == b"held\n"
-            with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
-                seen.append(process_memory(smaps).private)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
+    seen = [memory.private for memory in measured(PROTECT, 4)]
     assert min(seen) > 24 * MIB
     assert max(seen) - min(seen) < MIB
 
