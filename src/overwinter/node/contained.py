@@ -45,6 +45,8 @@ class ContainedProcess:
     answer_check: AnswerCheck
     is_demoted = False
     """Whether it gets only idle cores, until it is killed."""
+    dropped_by_zygote = 0
+    """How many programs its zygote was told to drop after the fork."""
     _demotion: Demotion | None = None
     """Restores the CPU weight of a demoted process."""
 
@@ -87,8 +89,6 @@ class ContainedProcess:
         self._kill_requested = False
         self.smaps: int | None = None
         """The descriptor of the file with the kernel's figures of its memory."""
-        self.dropped_by_zygote = 0
-        """How many programs its zygote was told to drop after the fork."""
         self.inherited_bytes = 0
         """The memory that it shares with its zygote, as last measured."""
         self.failure: Failure | None = None

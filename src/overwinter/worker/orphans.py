@@ -18,10 +18,9 @@ def kill_orphans(known: Collection[int], uid: int | None) -> None:
     """
     for _ in range(ATTEMPTS):
         all_are_killed = uid is None or _kill_all_of(uid)
-        for pid in _children():
-            if pid not in known:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in set(_children()).difference(known):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         if all_are_killed:
             return
         time.sleep(PAUSE_S)
