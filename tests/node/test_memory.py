@@ -38,10 +38,12 @@ def measured(code: str, times: int) -> list[ProcessMemory]:
 def test_private_memory_grows_by_private_pages_only():
     first, grown, sharing = measured(GROW, 3)
     assert 24 * MIB <= grown.private - first.private < 28 * MIB
+    assert 24 * MIB <= grown.anonymous - first.anonymous < 28 * MIB
     assert grown.shared - first.shared < MIB
     # The kernel also counts these as private, because no other process maps them.
     assert 16 * MIB <= sharing.shared - grown.shared < 17 * MIB
     assert abs(sharing.private - grown.private) < MIB
+    assert abs(sharing.anonymous - grown.anonymous) < MIB
     assert sharing.pss >= sharing.private + sharing.shared
 
 
