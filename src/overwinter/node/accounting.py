@@ -4,7 +4,8 @@ Periodically, a thread compares the tables of the scheduler and of the host stor
 expected memory of workers with their actual memory. The node continues meanwhile, so a difference counts only if it is
 found in two consecutive passes. Each is logged once, and counted.
 
-Every second, the workers are measured that may have copied many of the pages which they shared with their zygote.
+Every second, the workers are measured that may have copied many of the pages which they shared with their zygote, and
+those whose zygote has dropped programs.
 """
 
 import asyncio

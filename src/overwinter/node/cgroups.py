@@ -150,12 +150,11 @@ class Groups:
 
     def listings(self) -> dict[TenantId, list[Path]]:
         """Return the files that list each tenant's processes, also demoted ones; in version 2 they list threads."""
-        name = {True: "cgroup.threads", False: "cgroup.procs"}
         places = {tenant: [place] for tenant, place in self._tenants.items()}
         for place, tenant in list(self._demoted.items()):
             if tenant is not None:
                 places.setdefault(tenant, []).append(place)
-        return {tenant: [each / name[_is_version_2(each)] for each in found] for tenant, found in places.items()}
+        return {tenant: [_listing(place) for place in found] for tenant, found in places.items()}
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants and of demoted processes, if they are empty."""
@@ -272,6 +271,10 @@ class Groups:
         self._demoted.clear()
         self._restored.clear()
         self._tenants_parent = self._demoted_parent = None
+
+
+def _listing(place: Path) -> Path:
+    return place / ("cgroup.threads" if _is_version_2(place) else "cgroup.procs")
 
 
 def _is_version_2(place: Path) -> bool:

@@ -24,7 +24,7 @@ CHECK_INTERVAL_S = 0.25
 FULL, ENOUGH = 0.75, 0.5
 """Workers are ended when this share of the threads is in use, until the second share is."""
 USUAL = 8
-"""A worker with as many threads is not ended: as many workers as a node may have then leave threads free."""
+"""A worker or zygote with as many threads is not ended: as many as a node may have then leave threads free."""
 
 
 class ThreadShares:
@@ -55,11 +55,13 @@ class ThreadShares:
             self._end(worker, counts[worker], most)
 
     def _end_zygotes(self) -> bool:
-        """End the tenants' zygotes with threads, which only a compromised one has; return whether there are some."""
+        """End the tenants' zygotes with more than USUAL threads, which only a compromised one has; return whether there
+        were some.
+        """
         zygotes = self._processes.zygotes
         found = [each for each in zygotes.tenants.values() if count_of(each.pid or 0, THREADS) > USUAL]
         for zygote in found:
-            zygotes.lose(zygote, "it has threads")
+            zygotes.lose(zygote, f"it has more than {USUAL} threads")
         return bool(found)
 
     def _end(self, worker: WorkerId, count: int, most: int) -> None:

@@ -18,14 +18,14 @@ class ProcessMemory(NamedTuple):
     """The memory of one process, in bytes."""
 
     private: int
-    """The writable private mappings. Weights and buffers are excluded: the kernel reports a shared page as private as
-    long as only one process maps it.
+    """The pages of private mappings that it has written to and shares with none. Weights and buffers are excluded:
+    the kernel reports a shared page as private as long as only one process maps it.
     """
     pss: int
     """All mapped memory, where a page that n processes map counts 1/n."""
     shared: int
     """The part of it in shared mappings: weights and buffers."""
-    anonymous: int = 0
+    anonymous: int
     """The part of it in private mappings that are writable or of no file."""
 
 
