@@ -87,8 +87,9 @@ class Scene:
     def expected(self) -> dict[int, int]:
         return {id_: worker.expected_bytes for id_, worker in self.state.workers.items()}
 
-    def start(self, handler=None, known=True):
-        worker = self.rig.run(self.rig.start_worker(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
+    def start(self, handler=None, known=True, tenant="t"):
+        function = Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler, tenant=tenant)
+        worker = self.rig.run(self.rig.start_worker(function))
         if known:
             self.state.workers[worker.worker] = Worker(
                 worker.worker, "f@1", "t", Point(1, 1, 1, 1, 0.0), 60.0, 0.0, None
@@ -113,6 +114,13 @@ def scene(rig):
     return Scene(rig)
 
 
+@pytest.fixture
+def ungrouped(scene):
+    """A scene on a system where no control group counts the memory of tenants."""
+    scene.rig.processes.zygotes.groups.memory = None
+    return scene
+
+
 def test_a_footprint_includes_the_heap_but_no_pages_shared_with_the_zygote(scene):
     greedy, plain = scene.start(GREEDY), scene.start()
     scene.check()
@@ -130,8 +138,12 @@ def test_a_worker_that_ends_its_first_thread_is_stopped(scene):
         await until(lambda: lacks_first_thread(worker.pid))
 
     scene.rig.run(end_first_thread())
+    memory = scene.rig.processes.zygotes.groups.memory
+    if memory is not None:
+        scene.rig.run(until(lambda: memory.charged_bytes("t") > HEAP))
     for _ in range(HIDDEN_CHECKS - 1):
         scene.check()
+    assert memory is None or scene.taken(worker) + scene.taken(plain) > 0.9 * HEAP
     assert scene.rig.exits(worker.worker) == []
     scene.check()
     scene.rig.run(until(lambda: scene.rig.exits(worker.worker)))
@@ -148,7 +160,29 @@ def test_a_footprint_includes_unusually_large_page_tables(scene):
     assert 16 * MIB < scene.taken(greedy) - scene.taken(plain) < 40 * MIB
 
 
-def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(scene, monkeypatch):
+def test_memory_of_a_tenant_that_no_process_shows_counts_for_its_workers_in_equal_parts(scene):
+    if scene.rig.processes.zygotes.groups.memory is None:
+        pytest.skip("no control groups count the memory of tenants")
+    greedy, plain, other = scene.start(GREEDY), scene.start(), scene.start(tenant="bob")
+    scene.check()
+    before = [scene.taken(worker) for worker in (greedy, plain, other)]
+    # As if it had a way to hide what it has.
+    greedy.inherited_bytes += HEAP
+    scene.check()
+    changes = [scene.taken(worker) - taken for worker, taken in zip((greedy, plain, other), before, strict=True)]
+    assert abs(changes[0] + changes[1]) < 8 * MIB
+    assert abs(changes[1] - HEAP // 2) < 8 * MIB
+    assert abs(changes[2]) < MIB
+    # The process that had the memory has ended.
+    greedy.kill()
+    scene.rig.run(until(lambda: scene.rig.exits(greedy.worker)))
+    plain.inherited_bytes -= 1
+    scene.check()
+    assert abs(scene.taken(plain) - before[1]) < MIB
+
+
+def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(ungrouped, monkeypatch):
+    scene = ungrouped
     monkeypatch.setattr(accounting, "COPIED_BYTES", MIB)
     worker, plain = scene.start(COPIES), scene.start()
     scene.check()
@@ -184,7 +218,8 @@ def test_pages_that_the_zygote_has_dropped_count_for_the_workers_that_still_shar
     assert worker.inherited_bytes == 7
 
 
-def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(scene, monkeypatch):
+def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(ungrouped, monkeypatch):
+    scene = ungrouped
     monkeypatch.setattr(accounting, "COPIED_BYTES", MIB)
     monkeypatch.setattr(accounting, "COPIES_MEASURED_MAX", 1)
     workers = [scene.start(COPIES), scene.start(COPIES)]

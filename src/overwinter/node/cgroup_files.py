@@ -1,4 +1,4 @@
-"""Finds the control groups of a process, and reads the kernel's files about them."""
+"""Finds the control groups of a process, reads the kernel's files about them, and removes empty ones."""
 
 import os
 from collections.abc import Iterator
@@ -22,6 +22,17 @@ def number_in(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return number if number > 0 else None
+
+
+def remove_group(place: Path) -> bool:
+    """Remove an empty group; return whether it was removed."""
+    try:
+        place.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:

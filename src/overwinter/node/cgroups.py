@@ -3,8 +3,8 @@
 All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
 one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
 others (`core_shares.py`). Workers that get only idle cores are in a second group next to it, with one group below it
-for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is not bounded here: see
-docs/decisions/sandbox.md.
+for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
+tenant (`tenant_memory.py`), but not bounded: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
 process from outside takes 6 to 20 ms, during which no process of the system can fork.
@@ -19,12 +19,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overwinter.core.ids import TenantId
-from overwinter.node.cgroup_files import group_of, number_in
+from overwinter.node.cgroup_files import group_of, number_in, remove_group
+from overwinter.node.tenant_memory import TenantMemory
 
 NAME_PREFIX = "overwinter-"
 IDLE_SUFFIX = "-idle"
 """The suffix of the group of all demoted processes, next to the node's own group."""
-CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
+CONTROLLERS = {
+    "pids": "threads are not bounded together",
+    "cpu": "cores are not shared among tenants",
+    "memory": "memory that the processes of a tenant do not show is not found",
+}
 """The controllers, and the consequence of not having each."""
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 TASKS_USUAL = 32_768
@@ -66,13 +71,17 @@ class Groups:
         """The groups of demoted processes."""
         self._restored: set[Path] = set()
         """Those of them that have their CPU weight again, because their process is ending."""
+        self.memory: TenantMemory | None = None
+        """The groups that count each tenant's memory; None: there are none."""
         self._tenants: dict[TenantId, Path] = {}
         self._lowered: set[TenantId] = set()
         """The tenants with a lowered weight."""
         self._last, self._last_demoted = 0, 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
-            if parent is not None and os.access(parent, os.W_OK):
+            if controller == "memory" and parent is not None and not _counts_memory(parent):
+                self._lacks(controller, "it has control groups version 2")
+            elif parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
             else:
                 self._lacks(controller, "the system does not let this node create one")
@@ -93,6 +102,8 @@ class Groups:
                 _bound(controller, place)
                 if controller == "cpu":
                     self._allow_tenants(place)
+                elif controller == "memory":
+                    self.memory = TenantMemory(place)
             except OSError as error:
                 del self._parents[controller]
                 self._lacks(controller, error)
@@ -120,8 +131,9 @@ class Groups:
     # Groups of tenants
 
     @contextmanager
-    def entry(self, tenant: TenantId | None) -> Iterator[list[int]]:
-        """Open the tenant's group, which a forked process enters by writing "0" to the descriptor.
+    def entry(self, tenant: TenantId | None, counts_memory: bool = True) -> Iterator[list[int]]:
+        """Open the tenant's groups, which a forked process enters by writing "0" to each descriptor. The one that
+        counts its memory is left out unless `counts_memory`.
 
         Yields no descriptor for the tenant None, without groups, or if the system allows no more.
         """
@@ -129,6 +141,8 @@ class Groups:
         with suppress(OSError):
             if self._tenants_parent is not None and tenant is not None:
                 fds.append(os.open(self._group_of(tenant, self._tenants_parent), os.O_WRONLY | os.O_CLOEXEC))
+            if self.memory is not None and tenant is not None and counts_memory:
+                fds.append(self.memory.open(tenant))
         try:
             yield fds
         finally:
@@ -158,12 +172,14 @@ class Groups:
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants and of demoted processes, if they are empty."""
+        if self.memory is not None:
+            self.memory.keep(tenants)
         for tenant, place in list(self._tenants.items()):
-            if tenant not in tenants and _remove(place):
+            if tenant not in tenants and remove_group(place):
                 del self._tenants[tenant]
                 self._lowered.discard(tenant)
         for place in list(self._demoted):
-            if _remove(place):
+            if remove_group(place):
                 del self._demoted[place]
 
     def lower(self, tenants: Collection[TenantId]) -> None:
@@ -270,7 +286,7 @@ class Groups:
         self._tenants.clear()
         self._demoted.clear()
         self._restored.clear()
-        self._tenants_parent = self._demoted_parent = None
+        self._tenants_parent = self._demoted_parent = self.memory = None
 
 
 def _listing(place: Path) -> Path:
@@ -281,11 +297,19 @@ def _is_version_2(place: Path) -> bool:
     return (place / "cgroup.type").exists()
 
 
+def _counts_memory(place: Path) -> bool:
+    """Whether tenants' groups can be created below a group of the memory controller: only in version 1."""
+    return (place / "memory.usage_in_bytes").exists()
+
+
 def _bound(controller: str, place: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
         (place / "pids.max").write_text(f"{most}")
+    elif controller == "memory":
+        # It is only counted.
+        return
     elif _is_version_2(place):
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * cores // NODE_DIVISOR)}")
     else:
@@ -345,16 +369,5 @@ def _remove_left(place: Path) -> None:
 def _remove_all(place: Path) -> bool:
     """Remove a group and those below it; return whether it was removed."""
     for below in place.glob("*/"):
-        _remove(below)
-    return _remove(place)
-
-
-def _remove(place: Path) -> bool:
-    """Remove an empty group; return whether it was removed."""
-    try:
-        place.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+        remove_group(below)
+    return remove_group(place)

@@ -10,15 +10,18 @@ has a fixed claim, and is stopped when it takes far more.
 Pages that a fork shares with its zygote do not count for the worker as long as neither writes to them. At the fork
 their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared, within
 a second or two if the worker may have written to many of them.
+
+Memory that a tenant's control group has, and its processes do not show, counts for all of its workers in equal parts.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nlargest
 from typing import NamedTuple
 
 from overwinter.core.events import Event, MemoryMeasured
-from overwinter.core.ids import Seconds, WorkerId
+from overwinter.core.ids import Seconds, TenantId, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.memory import anonymous_bytes, excess_table_bytes
@@ -43,6 +46,9 @@ REPORTED_CHANGE = 1 / 128
 """The largest unreported change of all workers together, as a share of the limit."""
 NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
+UNATTRIBUTED_BYTES = 32 << 20
+"""So much of a tenant's memory may be in none of its processes: one that is being forked, or has just ended, has some.
+"""
 
 HIDDEN_CHECKS = 5
 """The consecutive checks after which a worker is stopped whose first thread has ended."""
@@ -80,6 +86,8 @@ class Footprints:
         self._seen: dict[WorkerId, _Seen] = {}
         self._hidden: dict[WorkerId, int] = {}
         """The consecutive checks in which a worker's first thread had ended: the kernel then shows no memory."""
+        self._unattributed: dict[TenantId, int] = {}
+        """The memory of each tenant that none of its processes shows."""
         self._last_bytes = 0
         self._last_at = Seconds(0.0)
 
@@ -97,21 +105,23 @@ class Footprints:
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
         self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
-        for process, cpu_time_s in self._to_measure(workers):
+        computed = self._to_measure(workers)
+        for process, cpu_time_s in computed:
             nbytes = _measured(process)
             if nbytes is not None:
                 self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, nbytes)
             else:
                 self._hidden.setdefault(process.worker, 0)
         self._end_hidden(workers)
-        total = sum(seen.nbytes for seen in self._seen.values())
+        self._find_unattributed(workers, {process.tenant for process, _ in computed if process.tenant is not None})
+        taken = self._taken(workers)
+        total = sum(taken.values())
         expected = self._expected()
         if total > self._most_bytes:
-            self._end_measuring(
-                [process for process in workers if process.worker not in expected and not process.is_ahead]
-            )
+            measuring = [process for process in workers if process.worker not in expected and not process.is_ahead]
+            self._end_measuring(measuring, taken)
         self._end_ahead([process for process in workers if process.is_ahead])
-        self._report(expected)
+        self._report(expected, taken)
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
@@ -130,20 +140,44 @@ class Footprints:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].cpu_time_s)
 
-    def _report(self, expected: Mapping[WorkerId, int]) -> None:
+    def _find_unattributed(self, workers: Iterable[WorkerProcess], tenants: Iterable[TenantId]) -> None:
+        """Compare what the control groups of these tenants have with what their processes show."""
+        zygotes, living = self._processes.zygotes, {process.tenant for process in workers}
+        memory = zygotes.groups.memory
+        if memory is None:
+            return
+        self._unattributed = {tenant: nbytes for tenant, nbytes in self._unattributed.items() if tenant in living}
+        for tenant in tenants:
+            zygote = zygotes.tenants.get(tenant)
+            shown = sum(self._seen[process.worker].nbytes for process in workers if process.tenant == tenant)
+            if zygote is not None and zygote.pid is not None:
+                shown += anonymous_bytes(zygote.pid) or 0
+            unattributed = memory.charged_bytes(tenant) - shown
+            self._unattributed[tenant] = unattributed if unattributed > UNATTRIBUTED_BYTES else 0
+
+    def _taken(self, workers: Iterable[WorkerProcess]) -> dict[WorkerId, int]:
+        """Return the memory that counts for each worker, with its part of what none of its tenant's processes shows."""
+        number = Counter(process.tenant for process in workers if not process.is_ahead)
+        taken = {}
+        for process in workers:
+            hidden = 0 if process.tenant is None or process.is_ahead else self._unattributed.get(process.tenant, 0)
+            taken[process.worker] = self._seen[process.worker].nbytes + hidden // max(1, number[process.tenant])
+        return taken
+
+    def _report(self, expected: Mapping[WorkerId, int], taken: Mapping[WorkerId, int]) -> None:
         changed = {
-            worker: seen.nbytes
-            for worker, seen in self._seen.items()
-            if worker in expected and abs(seen.nbytes - expected[worker]) > NOISE_BYTES
+            worker: nbytes
+            for worker, nbytes in taken.items()
+            if worker in expected and abs(nbytes - expected[worker]) > NOISE_BYTES
         }
         change = sum(abs(nbytes - expected[worker]) for worker, nbytes in changed.items())
         if change > REPORTED_CHANGE * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 
-    def _end_measuring(self, measuring: list[WorkerProcess]) -> None:
+    def _end_measuring(self, measuring: list[WorkerProcess], taken: Mapping[WorkerId, int]) -> None:
         """Stop workers that only measure profiles, in favour of those that serve."""
         for process in measuring:
-            mib = self._seen[process.worker].nbytes >> 20
+            mib = taken[process.worker] >> 20
             self._processes.forks.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_hidden(self, workers: list[WorkerProcess]) -> None:

@@ -126,10 +126,12 @@ class Forks:
         """Ask a zygote for a process; raises one of REQUEST_ERRORS."""
         # Only the base zygote can give a process its own user.
         sent = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
-        # A process that a tenant's zygote forks is in the zygote's group from the start.
-        with self._zygotes.groups.entry(process.tenant if zygote.tenant is None else None) as group:
-            sent = msgspec.structs.replace(sent, grouped=bool(group))
-            zygote.channel.send(sent, [process.far_end.fileno(), process.output.far_end, *process.buffer_fds(), *group])
+        # A process that a tenant's zygote forks is in the zygote's groups from the start.
+        tenant = process.tenant if zygote.tenant is None else None
+        with self._zygotes.groups.entry(tenant, counts_memory=order.device is None) as groups:
+            sent = msgspec.structs.replace(sent, groups=len(groups))
+            own = [process.far_end.fileno(), process.output.far_end, *process.buffer_fds()]
+            zygote.channel.send(sent, [*own, *groups])
         process.asked = True
         process.close_far_end()
         zygote.pending[order.worker] = 0

@@ -160,8 +160,8 @@ class Zygotes:
         zygote.number = self._last
         order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), limits.memory_bytes, limits.mapped_bytes)
         try:
-            with self.groups.entry(tenant) as group:
-                self.base.channel.send(order, [zygote.far_end.fileno(), *group])
+            with self.groups.entry(tenant) as groups:
+                self.base.channel.send(order, [zygote.far_end.fileno(), *groups])
         except (ChannelClosedError, OSError):
             zygote.close()
             return None

@@ -21,7 +21,7 @@ class ForkWorker(_Message, frozen=True):
     """Fork a worker.
 
     Descriptors: its end of a channel, a pipe for its output, then for each concurrent run a buffer for inputs and one
-    for outputs; if it is `grouped`, finally the file by which it enters its tenant's control group.
+    for outputs; finally the files by which it enters its tenant's control groups.
     """
 
     worker: WorkerId
@@ -33,8 +33,8 @@ class ForkWorker(_Message, frozen=True):
     """The address space that it needs in addition, for blocks and buffers."""
     measured_cores: int | None = None
     """The cores of a worker that is measured; None: the worker serves requests."""
-    grouped: bool = False
-    """Whether it enters its tenant's control group; otherwise it stays in the group of its zygote."""
+    groups: int = 0
+    """The number of its tenant's control groups that it enters; without one it stays in those of its zygote."""
     ahead: bool = False
     """Whether the function is still unknown: the worker enters its sandbox and waits for its limits (`TakeOver`)."""
     device: DeviceConfig | None = None
@@ -49,8 +49,8 @@ class Ping(_Message, frozen=True):
 
 
 class ForkZygote(_Message, frozen=True):
-    """Fork a tenant's zygote. Descriptors: its end of a channel, and optionally the file by which it enters its
-    tenant's control group.
+    """Fork a tenant's zygote. Descriptors: its end of a channel, and the files by which it enters its tenant's
+    control groups, if there are any.
     """
 
     number: int

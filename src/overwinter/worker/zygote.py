@@ -230,11 +230,11 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
-        group = fds.pop() if message.grouped else None
+        groups = [fds.pop() for _ in range(message.groups)]
         smaps = _own_smaps()
-        # In its tenant's group this could take long, and the node would wait for the base zygote.
+        # In its tenant's groups this could take long, and the node would wait for the base zygote.
         resources.channel.send(Forked(message.worker), [smaps])
-        if group is not None:
+        for group in groups:
             _enter_group(group)
         end, output, *buffers = fds
         for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,60 @@
+"""The control groups in which the kernel counts the memory of each tenant, where the system has them.
+
+What a process shows of its memory may be too little: a handler can make system calls that the readers of `/proc` do not
+expect. The kernel charges each page to the group of the process that touched it first, whatever that process does with
+it later. So memory that a tenant's group has, and its processes do not show, is found here (`footprints.py`).
+Executors are not in these groups: they have the memory of a device.
+"""
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from overwinter.core.ids import TenantId
+from overwinter.node.cgroup_files import remove_group
+
+STAT_BYTES = 4096
+_CHARGED = re.compile(rb"^(?:rss|shmem) (\d+)$", re.MULTILINE)
+"""Pages of no file, and those of files in memory, such as buffers."""
+
+
+class TenantMemory:
+    """The groups of tenants below the node's group of the memory controller, in control groups version 1: groups of
+    version 2 that single threads may enter have no memory controller.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+        self._tenants: dict[TenantId, Path] = {}
+        self._last = 0
+
+    def open(self, tenant: TenantId) -> int:
+        """Open the file by which a process with one thread enters the tenant's group; raise OSError without one."""
+        place = self._tenants.get(tenant)
+        if place is None:
+            self._last += 1
+            place = self._parent / f"{self._last}"
+            place.mkdir()
+            self._tenants[tenant] = place
+        return os.open(place / "tasks", os.O_WRONLY | os.O_CLOEXEC)
+
+    def charged_bytes(self, tenant: TenantId) -> int:
+        """Return the memory that the tenant's workers and zygote have, as the kernel counts it; 0 without a group."""
+        place = self._tenants.get(tenant)
+        if place is None:
+            return 0
+        try:
+            stat = os.open(place / "memory.stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            return sum(map(int, _CHARGED.findall(os.read(stat, STAT_BYTES))))
+        finally:
+            os.close(stat)
+
+    def keep(self, tenants: Collection[TenantId]) -> None:
+        """Remove the groups of all other tenants, if they are empty."""
+        for tenant in self._tenants.keys() - tenants:
+            if remove_group(self._tenants[tenant]):
+                del self._tenants[tenant]
