@@ -4,7 +4,7 @@ import torch
 
 from overwinter.core.ids import FamilyId, WorkerId
 from overwinter.node import recent_output
-from overwinter.node.recent_output import BYTES_MAX, LINES_MAX, OutputLine, RecentOutput, Records
+from overwinter.node.recent_output import CHARACTERS_MAX, LINES_MAX, OutputLine, RecentOutput, Records
 
 from .rig import Function, Same, until
 
@@ -44,7 +44,7 @@ def test_the_oldest_lines_are_dropped_first():
     many, long = RecentOutput(), RecentOutput()
     for number in range(LINES_MAX + 5):
         many.add(OutputLine(0.0, WorkerId(1), f"{number}"))
-        long.add(OutputLine(0.0, WorkerId(1), "x" * (BYTES_MAX // 4)))
+        long.add(OutputLine(0.0, WorkerId(1), "x" * (CHARACTERS_MAX // 4)))
     assert [line.text for line in many.lines()] == [f"{number}" for number in range(5, LINES_MAX + 5)]
     assert len(long.lines()) == 4
 

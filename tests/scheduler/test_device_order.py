@@ -62,7 +62,7 @@ def test_a_request_that_has_waited_for_long_is_overtaken_a_bounded_number_of_tim
         assert begun.get(request, len(begun)) - before <= LONG_EVERY * (waiting + 1)
 
 
-@pytest.mark.parametrize("order", ["overwinter", "rrc", "fifo", "deadline"])
+@pytest.mark.parametrize("order", ["overwinter", "rrc", "fifo", "due-time"])
 def test_tenants_get_equal_device_time_whatever_their_slos_priorities_and_functions(order):
     world = World(devices=(DEVICE,), device_isolation="none", policy=Policy(device_order=order))
     seconds = {"greedy": 1.0, "more": 2.0, "modest": 1.0}

@@ -453,7 +453,7 @@ def test_whatever_happens_to_functions_that_share_runs_every_request_has_one_ans
     points = tuple(Point(1, 9, batch, runs, 0.02 + 0.01 * batch) for batch in batches)
     own = {"late": late, "concurrency": runs, "profile": Profile(weight_bytes=20, macs=1, points=points)}
     members = [member(name, slo_ms=slo, **own) for name, slo in zip(NAMES, slos, strict=True)]
-    policy = Policy(batching=rule, order="any" if rule == "greedy" else "deadline")
+    policy = Policy(batching=rule, order="any" if rule == "greedy" else "due-time")
     world = family(*members, policy=policy, cores=cores, workers_max=workers, backoff_first_s=0.1)
     for order, name in orders:
         happens(world, order, name)

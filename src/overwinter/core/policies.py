@@ -13,8 +13,8 @@ Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
 KeepAlive = Literal["unlimited", "fixed", "history"]
 Eviction = Literal["cost-aware", "lru"]
 WorkerEviction = Literal["cost-aware", "lru"]
-Order = Literal["deadline", "any"]
-DeviceOrder = Literal["rrc", "fifo", "deadline", "overwinter"]
+Order = Literal["due-time", "any"]
+DeviceOrder = Literal["rrc", "fifo", "due-time", "overwinter"]
 DeviceBinding = Literal["missing-bytes", "torpor", "random", "native", "infless"]
 DeviceEviction = Literal["cost-aware", "torpor", "lru"]
 DeviceAhead = Literal["nothing", "programs", "replicas"]
@@ -53,15 +53,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Which idle worker is stopped first when others need its resources."""
     eviction: Eviction = "cost-aware"
     """Which function's blocks are evicted from a full host store."""
-    order: Order = "deadline"
-    """Whose request gets the next free core; with `any` the kernel shares the cores."""
+    order: Order = "due-time"
+    """Whose request gets the next free core: the one due first; with `any` the kernel shares the cores."""
     eager: bool = True
     """Whether waiting requests may start further workers between two periods; the first worker always starts at once.
     """
     reserves: bool = False
     """Whether the cores of a worker stay reserved for it while it is idle."""
     shares: bool = True
-    """Whether simulated workers share their weights. Real workers always do."""
+    """Whether the scaler assumes that workers share their weights, as simulated workers then do; real ones
+    always share them.
+    """
     period_s: float = 10.0
     """The seconds between two decisions on the number of workers."""
     history: int = 6
@@ -83,7 +85,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     arrival, or by due time.
     """
     device_binding: DeviceBinding = "missing-bytes"
-    """Which free device a request gets: the one with the least transfer time, by Torpor's algorithm 1, or at random;
+    """Which free device a request gets: the one on which its run waits least for blocks, by Torpor's algorithm 1, or at
+    random;
     `native` and `infless` bind a function to one device for good, or until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"

@@ -1,7 +1,8 @@
 """Forks workers ahead, and uses one of them for the next start of a function.
 
-A tenant's zygote forks them after it has prepared all requested programs. Until a start uses such a worker, the worker
-holds nothing of any function. Then it is a worker like any other, with the worker id of that start. If it has ended, or
+A tenant's zygote forks them after it has prepared all requested programs. Until a start uses such a worker, it has
+the tenant's compiled programs, but no weights, assets or handler. Then it is a worker like any other, with the worker
+id of that start. If it has ended, or
 its limits are too low, the start forks a worker as usual.
 """
 
@@ -61,7 +62,7 @@ class AheadProcesses:
         self.advance(tenant)
 
     def check(self) -> None:
-        """Retry zygotes that could not fork when they were asked."""
+        """Ask for the requested processes whose zygote was busy, or had programs to compile, until now."""
         for tenant in {
             process.family.tenant for worker, process in self.workers.items() if self._limits[worker] is None
         }:
@@ -93,8 +94,8 @@ class AheadProcesses:
             if self._limits[worker] is None and process.family.tenant == tenant
         ]
 
-    def gone(self, process: WorkerProcess) -> None:
-        """Remove a process that has ended."""
+    def remove(self, process: WorkerProcess) -> None:
+        """Remove a process that has ended or has become a worker, if it is one of these."""
         if self.workers.get(process.worker) is process:
             del self.workers[process.worker], self._limits[process.worker]
 
@@ -129,6 +130,6 @@ class AheadProcesses:
         except REQUEST_ERRORS:
             self._forker.forks.kill(process)
             return None
-        self.gone(process)
+        self.remove(process)
         process.take_over(order.worker, function, load)
         return process

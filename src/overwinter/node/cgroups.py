@@ -102,7 +102,7 @@ class Groups:
                 _bound(controller, place)
                 if controller == "cpu":
                     self._allow_tenants(place)
-                elif controller == "memory":
+                elif controller == "memory" and self.memory is None:
                     self.memory = TenantMemory(place)
             except OSError as error:
                 del self._parents[controller]

@@ -142,17 +142,19 @@ class Footprints:
 
     def _find_unattributed(self, workers: Iterable[WorkerProcess], tenants: Iterable[TenantId]) -> None:
         """Compare what the control groups of these tenants have with what their processes show."""
-        zygotes, living = self._processes.zygotes, {process.tenant for process in workers}
+        zygotes = self._processes.zygotes
         memory = zygotes.groups.memory
         if memory is None:
             return
-        self._unattributed = {tenant: nbytes for tenant, nbytes in self._unattributed.items() if tenant in living}
+        shown: Counter[TenantId | None] = Counter()
+        for process in workers:
+            shown[process.tenant] += self._seen[process.worker].nbytes
+        self._unattributed = {tenant: nbytes for tenant, nbytes in self._unattributed.items() if tenant in shown}
         for tenant in tenants:
             zygote = zygotes.tenants.get(tenant)
-            shown = sum(self._seen[process.worker].nbytes for process in workers if process.tenant == tenant)
             if zygote is not None and zygote.pid is not None:
-                shown += anonymous_bytes(zygote.pid) or 0
-            unattributed = memory.charged_bytes(tenant) - shown
+                shown[tenant] += anonymous_bytes(zygote.pid) or 0
+            unattributed = memory.charged_bytes(tenant) - shown[tenant]
             self._unattributed[tenant] = unattributed if unattributed > UNATTRIBUTED_BYTES else 0
 
     def _taken(self, workers: Iterable[WorkerProcess]) -> dict[WorkerId, int]:

@@ -240,7 +240,7 @@ class Processes:
     def _gone(self, process: WorkerProcess, how: str) -> None:
         """Report the end of a worker."""
         self._workers.pop(process.worker, None)
-        self.ahead.gone(process)
+        self.ahead.remove(process)
         failure = process.failure or process.end_failure(how)
         process.listener.worker_exited(process, failure.error, failure.message)
 

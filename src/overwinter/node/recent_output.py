@@ -1,4 +1,4 @@
-"""Keeps the last lines that the code of functions printed, bounded in number and in bytes.
+"""Keeps the last lines that the code of functions printed, bounded in number and in characters.
 
 Functions of a family have the same code in the same workers, so they share one record; each line names the worker. The
 record is dropped with the last function of the family. All records together are bounded too, because a tenant may have
@@ -15,12 +15,12 @@ import msgspec
 from overwinter.core.ids import FamilyId, WorkerId
 
 LINES_MAX = 500
-BYTES_MAX = 32 << 10
-"""The most bytes of text in one record."""
+CHARACTERS_MAX = 32 << 10
+"""The most characters of text in one record."""
 RECORDS_BYTES_MAX = 64 << 20
 """The most memory of all records. Beyond it, each keeps the latest lines in an equal part."""
 CHECK_BYTES = 4 << 20
-"""The bytes of output between two checks of that limit."""
+"""The memory of new lines between two checks of that limit."""
 LINE_BYTES = 128
 """The memory of a line in addition to its text."""
 
@@ -40,7 +40,7 @@ class RecentOutput:
     def __init__(self, grew: Callable[[int], None] = lambda nbytes: None) -> None:
         """Create it. `grew` is called with the memory of each line."""
         self._lines: deque[OutputLine] = deque()
-        self._bytes = 0
+        self._characters = 0
         self._grew = grew
         self.nbytes = 0
         """The memory of all lines."""
@@ -48,9 +48,9 @@ class RecentOutput:
     def add(self, line: OutputLine) -> None:
         """Add a line, and drop the oldest lines beyond the limits."""
         self._lines.append(line)
-        self._bytes += len(line.text)
+        self._characters += len(line.text)
         self.nbytes += _memory_of(line)
-        while len(self._lines) > LINES_MAX or self._bytes > BYTES_MAX:
+        while len(self._lines) > LINES_MAX or self._characters > CHARACTERS_MAX:
             self._drop()
         self._grew(_memory_of(line))
 
@@ -61,7 +61,7 @@ class RecentOutput:
 
     def _drop(self) -> None:
         line = self._lines.popleft()
-        self._bytes -= len(line.text)
+        self._characters -= len(line.text)
         self.nbytes -= _memory_of(line)
 
     def lines(self) -> list[OutputLine]:
@@ -75,7 +75,7 @@ class Records:
     def __init__(self) -> None:
         self._of: WeakValueDictionary[FamilyId, RecentOutput] = WeakValueDictionary()
         self._grown = 0
-        """The bytes received since the last check of all records."""
+        """The memory of the lines added since the last check of all records."""
 
     def of(self, family: FamilyId) -> RecentOutput:
         """Return the family's record, which exists as long as a caller references it."""

@@ -1,4 +1,6 @@
-"""Shares one answer among all callers that ask while it is made, so that expensive answers are made one at a time."""
+"""Computes one answer at a time. All callers that ask during a computation share the next one, so no answer is older
+than its request. Unlike Go's singleflight, a computation in progress is not shared.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable

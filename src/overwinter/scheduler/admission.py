@@ -23,7 +23,6 @@ from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
-from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.counterpart import leave_calls, move_if_unusable
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
@@ -32,6 +31,7 @@ from overwinter.scheduler.limits import never_fits, never_runs
 from overwinter.scheduler.operations import begin_run, begin_start
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
+from overwinter.scheduler.policy_failures import expected_s
 from overwinter.scheduler.sizing import points_to_start
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.wants import (
@@ -100,7 +100,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
     if is_any_device:
         move_if_unusable(cycle, function)
     while function.queue or function.wants_wake or (is_any_device and move_to_worker(cycle, function)):
-        if len(function.queue) > 1 and cycle.policy.order == "deadline" and function.has_slot:
+        if len(function.queue) > 1 and cycle.policy.order == "due-time" and function.has_slot:
             order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
         want = next_want(cycle, function)
         if want is None:

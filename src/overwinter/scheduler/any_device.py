@@ -16,13 +16,13 @@ from math import ceil, inf
 from overwinter.core.ids import RunId, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import counterpart, executors, handler_calls, order, swaps
-from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import backlog_s, could_begin, could_start
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies import worker_or_device
 from overwinter.scheduler.policies.device_binding import transfer_s
 from overwinter.scheduler.policies.worker_or_device import Estimate, Estimates
+from overwinter.scheduler.policy_failures import call_policy, expected_s
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.swaps import owner_of

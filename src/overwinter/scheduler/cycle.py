@@ -34,7 +34,7 @@ class Cycle:
         self.batching = batching.RULES[self.policy.batching]
         self.cores = config.cores or 1
         self.workers_max = config.workers_max or WORKERS_MOST
-        self.orders_cores = self.policy.order == "deadline" and config.cores is not None
+        self.orders_cores = self.policy.order == "due-time" and config.cores is not None
         """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
         self.state = State(pool=Pool({each.name: Device(each) for each in config.devices}))
         self.resources = Resources(config, self.policy)

@@ -28,11 +28,11 @@ from overwinter.scheduler import (
     slices,
     swaps,
 )
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_binding import RULES, Choice
 from overwinter.scheduler.policies.device_queueing import LONG_EVERY
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.pool import Device, DeviceOwner, LastBinding, pool_record
 from overwinter.scheduler.replacement import (
     idle_since,

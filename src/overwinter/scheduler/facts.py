@@ -54,11 +54,11 @@ from overwinter.scheduler import (
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
 from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, release
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, mark_all, smoothed, stop
 from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.retention import evict
 from overwinter.scheduler.sizing import count_arrival

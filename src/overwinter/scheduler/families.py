@@ -10,7 +10,7 @@ import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
 from overwinter.core.ids import FamilyId, Seconds
-from overwinter.scheduler import containment
+from overwinter.scheduler import policy_failures
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.limits import no_device
@@ -25,8 +25,8 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
     """Return a latency model by the profile and settings of a function; a plain model if its numbers make that fail."""
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
-    except containment.FAILURES as error:
-        containment.remember_failure(cycle.state, spec.id, error)
+    except policy_failures.FAILURES as error:
+        policy_failures.remember_failure(cycle.state, spec.id, error)
         return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
 
 

@@ -6,7 +6,7 @@ from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import containment, counterpart, device_ahead, families, homes, order, residency
+from overwinter.scheduler import counterpart, device_ahead, families, homes, order, policy_failures, residency
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -151,7 +151,7 @@ def quarantine(cycle: Cycle) -> None:
     faults = cycle.state.faults
     while faults:
         id_ = next(iter(faults))
-        fault = containment.fault_text(id_, faults.pop(id_))
+        fault = policy_failures.fault_text(id_, faults.pop(id_))
         function = cycle.state.functions.get(id_)
         if function is None:
             continue

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies.worker_eviction import RULES, Idle
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.scheduler.tenant import Tenant
 

@@ -12,11 +12,11 @@ from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
-from overwinter.scheduler.containment import expected_s, shared_run_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.worker_eviction import counted
+from overwinter.scheduler.policy_failures import expected_s, shared_run_s
 from overwinter.scheduler.resources import OperationOwner, bind_owner, run_owner, start_owner, worker_owner
 from overwinter.scheduler.state import Binding, Drain, Function, Worker
 

@@ -19,10 +19,10 @@ from heapq import heappop, heappush
 from itertools import chain, islice
 
 from overwinter.core.ids import FunctionId, TenantId
-from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, order_late
+from overwinter.scheduler.policy_failures import expected_s
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function, QueueName
 from overwinter.scheduler.tenant import Tenant

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler import device_runs, homes, sizing, swaps
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_ahead import Demand, wants_replica
 from overwinter.scheduler.policies.device_binding import least_wait
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of

@@ -11,10 +11,10 @@ from overwinter.core.ids import Seconds
 from overwinter.scheduler import families, homes, idle, residency, victims
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain, stop
 from overwinter.scheduler.policies import keepalive
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
 

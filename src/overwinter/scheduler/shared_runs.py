@@ -21,11 +21,11 @@ from overwinter.core.ids import RequestId
 from overwinter.core.profile import Point
 from overwinter.scheduler import order
 from overwinter.scheduler.answers import expire
-from overwinter.scheduler.containment import shared_run_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send
+from overwinter.scheduler.policy_failures import shared_run_s
 from overwinter.scheduler.state import Function, Worker
 
 SUSPECT_RUNS = 100
@@ -164,7 +164,7 @@ def _fill(cycle: Cycle, shared_run: "_AssembledRun", functions: Sequence[Functio
     """Take the first requests by `_rank` from these functions, the first of which leads."""
     heap = [(FIRST, 0)]
     for number, other in enumerate(functions[1:], 1):
-        if cycle.policy.order == "deadline":
+        if cycle.policy.order == "due-time":
             order.arrange(cycle, other)
         heap.append((_rank(cycle, other, shared_run.run_s), number))
     heapify(heap)

@@ -12,11 +12,11 @@ import msgspec
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Configuration, Point
 from overwinter.scheduler.blocks import missing_bytes
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Family, Function, Worker
 
 RATE_TIME_MIN_S = 0.25

@@ -6,11 +6,11 @@ from math import inf
 import msgspec
 
 from overwinter.core.ids import Address, DeviceId
-from overwinter.scheduler.containment import call_policy, expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
 from overwinter.scheduler.policies.device_eviction import Candidate, Value
+from overwinter.scheduler.policy_failures import call_policy, expected_s
 from overwinter.scheduler.pool import Device, DeviceOwner, Resident, pool_record
 from overwinter.scheduler.state import Function, State
 

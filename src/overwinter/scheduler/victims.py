@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, StoreName, TenantId, WorkerId
 from overwinter.scheduler import ahead
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
@@ -31,6 +30,7 @@ from overwinter.scheduler.ledger import Claim, Resource
 from overwinter.scheduler.operations import TIME_SLICE_WAKES
 from overwinter.scheduler.order import share, tenant_workers_max
 from overwinter.scheduler.policies.eviction import RULES, Candidate
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.tenant import Tenant
 

@@ -9,10 +9,10 @@ import msgspec
 
 from overwinter.scheduler import shared_runs
 from overwinter.scheduler.binding import free_workers, worker_to_bind_in
-from overwinter.scheduler.containment import call_policy
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
 from overwinter.scheduler.policies.batching import Send, Step, Wait
+from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.sizing import keeps_up
 from overwinter.scheduler.state import Function, Worker
 

@@ -33,7 +33,8 @@ def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
             _refuse_removed(cycle, worker, function)
         else:
             may_be_at_fault = not was_stopping and (id_ in at_work or not at_work)
-            _lose_worker(cycle, function, worker, event, was_starting or id_ in worker.binds, may_be_at_fault)
+            was_binding = was_starting or id_ in worker.binds
+            _lose_worker(cycle, function, worker, event, was_binding, may_be_at_fault)
     families.mark(cycle, worker.family)
 
 
@@ -45,7 +46,7 @@ def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _lose_worker(
-    cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_starting: bool, may_be_at_fault: bool
+    cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_binding: bool, may_be_at_fault: bool
 ) -> None:
     """Handle the death of a worker for one of its functions."""
     if event.lost_blocks and function.loaded:
@@ -55,7 +56,7 @@ def _lose_worker(
     spared = event.lost_blocks and not function.lost_blocks
     function.lost_blocks = event.lost_blocks
     if worker.runs or not spared:
-        _retry(cycle, function, worker, event, never_started=was_starting and not function.is_ready)
+        _retry(cycle, function, worker, event, never_bound=was_binding and not function.is_ready)
     if function.unloaded:
         refuse_unloaded(cycle, function)
     cycle.mark(function)
@@ -79,14 +80,15 @@ def record_death(cycle: Cycle, function: Function) -> None:
     families.isolate(cycle, function)
 
 
-def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, never_started: bool) -> None:
+def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, never_bound: bool) -> None:
     """Retry the requests of a dead worker that have attempts left, and refuse the others with a clear error.
 
-    With `never_started` this includes all waiting requests: the worker never started, and there is no other.
+    With `never_bound` this includes all waiting requests: the function was not bound yet in this worker, and no other
+    has it.
     """
     requests = cycle.state.requests
     current = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
-    affected = current or (tuple(function.queue) if never_started else ())
+    affected = current or (tuple(function.queue) if never_bound else ())
     error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
     for id_ in affected:
         request = requests.get(id_)

@@ -82,7 +82,7 @@ def test_in_time_come_those_first_for_which_least_is_brought_then_those_without_
 def test_the_baselines_order_by_arrival_and_by_due_time_after_the_priority_of_requests():
     functions = [waiting("a", arrived=1.0, due=2.0), waiting("b", arrived=0.0, due=3.0), waiting("c", 0.0, 1, 9.0, 9.0)]
     assert in_order(RULES["fifo"], functions) == ["c", "b", "a"]
-    assert in_order(RULES["deadline"], functions) == ["c", "a", "b"]
+    assert in_order(RULES["due-time"], functions) == ["c", "a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ RULES: Mapping[DeviceOrder, Rule] = MappingProxyType(
         "overwinter": least_wait_in_time,
         "rrc": required_requests,
         "fifo": first_in_first_out,
-        "deadline": earliest_due,
+        "due-time": earliest_due,
     }
 )
 EVERYONE: Boundary = (inf, FunctionId(""))
