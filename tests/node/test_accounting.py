@@ -153,7 +153,7 @@ def test_a_worker_may_use_slightly_more_memory_than_its_profile(parts, expected,
     parts.load()
     assert list(parts.world.state.workers) == [1]
     parts.accounting.accounts.workers[1] = MeasuredWorkerMemory(
-        "f@1", ProcessMemory(private, private, 0, private), expected, 0.0
+        "f@1", ProcessMemory(private, private, 0, 0, 0, 1), expected, 0.0
     )
     parts.compare(3)
     assert parts.accounting.accounts.mismatches["workers"] == result

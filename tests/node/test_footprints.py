@@ -9,7 +9,7 @@ from overwinter.core.profile import Point
 from overwinter.node import accounting
 from overwinter.node.accounting import Accounting
 from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, Footprints
-from overwinter.node.memory import anonymous_bytes, process_memory
+from overwinter.node.memory import process_memory
 from overwinter.node.process_stat import lacks_first_thread
 from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
@@ -54,6 +54,20 @@ def setup(assets):
     modules = [dict(vars(module)) for module in list(sys.modules.values())]
     values = [value for module in modules for value in module.values()]
     return {"kept": (modules, [dict(vars(value)) for value in values if isinstance(value, type)])}
+"""
+
+
+MAPPINGS = """
+import mmap
+
+def preprocess(inputs, state):
+    if inputs["x"].sum() > 0:
+        for number in range(20000):
+            state.append(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=1 + number % 2))
+    return inputs
+
+def setup(assets):
+    return []
 """
 
 
@@ -208,14 +222,33 @@ def test_pages_that_the_zygote_has_dropped_count_for_the_workers_that_still_shar
     worker.dropped_by_zygote += 1
     scene.rig.run(accounts.measure_copies())
     with open(os.dup(worker.smaps), "rb", buffering=0) as smaps:
-        part = process_memory(smaps).anonymous
-    assert abs(worker.inherited_bytes - (anonymous_bytes(worker.pid) - part)) < MIB
+        others = process_memory(smaps).others
+    assert abs(worker.inherited_bytes - others) < MIB
     assert worker.inherited_bytes < before
     assert other.inherited_bytes == before
     # It was measured once.
     worker.inherited_bytes = 7
     scene.rig.run(accounts.measure_copies())
     assert worker.inherited_bytes == 7
+
+
+def test_a_worker_with_too_many_mappings_is_stopped(scene, monkeypatch):
+    monkeypatch.setattr(accounting, "COPIED_BYTES", 0)
+    worker, plain = scene.start(MAPPINGS), scene.start()
+    before = worker.inherited_bytes
+    accounts = Accounting(None, None, scene.rig.processes, None, print)
+    scene.rig.run(accounts.measure_copies())
+    assert worker.inherited_bytes > before - 64 * MIB
+
+    async def make_mappings() -> None:
+        await scene.rig.ended(scene.rig.begin(worker, x=torch.ones(2, WIDTH)))
+        await accounts.measure_copies()
+        await until(lambda: scene.rig.exits(worker.worker))
+
+    scene.rig.run(make_mappings())
+    [end] = scene.rig.exits(worker.worker)
+    assert f"{accounting.MAPPINGS_MAX}" in end.reason
+    assert scene.rig.exits(plain.worker) == []
 
 
 def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(ungrouped, monkeypatch):

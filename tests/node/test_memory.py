@@ -22,14 +22,19 @@ held()
 """
 
 
-def measured(code: str, times: int) -> list[ProcessMemory]:
-    """Return the memory of a process that runs this code, each time that it reports that it holds some."""
+def measured(code: str, times: int, mappings_max: int | None = None, forks: bool = False) -> list[ProcessMemory]:
+    """Return the memory of a process that runs this code, or of the one that it forks, each time that it reports that
+    it holds some.
+    """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         seen = []
         for _ in range(times):
             assert process.stdout.readline() == b"held\n"
-            with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
-                seen.append(process_memory(smaps))
+            [pid] = (
+                Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if forks else [process.pid]
+            )
+            with open(f"/proc/{pid}/smaps", "rb", buffering=0) as smaps:
+                seen.append(process_memory(smaps, mappings_max))
             process.stdin.write(b"\n")
             process.stdin.flush()
     return seen
@@ -38,12 +43,11 @@ def measured(code: str, times: int) -> list[ProcessMemory]:
 def test_private_memory_grows_by_private_pages_only():
     first, grown, sharing = measured(GROW, 3)
     assert 24 * MIB <= grown.private - first.private < 28 * MIB
-    assert 24 * MIB <= grown.anonymous - first.anonymous < 28 * MIB
+    assert first.inherited == first.others == grown.inherited == 0
     assert grown.shared - first.shared < MIB
     # The kernel also counts these as private, because no other process maps them.
     assert 16 * MIB <= sharing.shared - grown.shared < 17 * MIB
     assert abs(sharing.private - grown.private) < MIB
-    assert abs(sharing.anonymous - grown.anonymous) < MIB
     assert sharing.pss >= sharing.private + sharing.shared
 
 
@@ -64,6 +68,43 @@ def test_pages_that_were_written_are_private_whatever_may_be_done_with_them_late
     seen = [memory.private for memory in measured(PROTECT, 4)]
     assert min(seen) > 24 * MIB
     assert max(seen) - min(seen) < MIB
+
+
+SHARE = f"""
+import mmap, os, sys
+own = mmap.mmap(-1, 24 * {MIB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+own[:] = b"x" * (24 * {MIB})
+if os.fork():
+    os.wait()
+else:
+    print("held", flush=True), sys.stdin.readline()
+    for at in range(0, 24 * {MIB}, 4096):
+        own[at] = 1
+    print("held", flush=True), sys.stdin.readline()
+"""
+
+
+def test_pages_are_inherited_until_the_process_has_written_to_them():
+    first, copied = measured(SHARE, 2, forks=True)
+    assert 24 * MIB < first.inherited < 40 * MIB
+    # Two processes share these pages.
+    assert abs(first.others - first.inherited / 2) < MIB
+    assert abs(first.inherited - copied.inherited - 24 * MIB) < MIB
+    assert abs(copied.private - first.private - 24 * MIB) < MIB
+
+
+MAP = """
+import mmap, sys
+own = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=1 + number % 2) for number in range(2000)]
+print("held", flush=True), sys.stdin.readline()
+"""
+
+
+def test_mappings_are_counted_and_reading_ends_beyond_the_limit():
+    [every] = measured(MAP, 1)
+    assert 2000 < every.mappings < 2300
+    [few] = measured(MAP, 1, mappings_max=100)
+    assert 100 < few.mappings < 500
 
 
 def test_the_sum_of_all_mappings_equals_the_kernels_sum():

@@ -95,13 +95,14 @@ def test_a_worker_makes_threads_and_no_processes_or_namespaces(machine):
 def test_only_the_executor_of_a_gpu_controls_a_driver_and_shares_memory_without_a_file(machine):
     arch, column = seccomp._AUDIT_ARCH[machine], MACHINES.index(machine)
     ioctl, mmap, fork = (ALLOWED[name][column] for name in ("ioctl", "mmap", "clone"))
-    shared_without_file, grows_down = 0x21, 0x100 | 0x22
+    shared_without_file, grows_down, huge = 0x21, 0x100 | 0x22, 0x40000 | 0x22
     for sandbox in FURTHER:
         code = seccomp._filter(machine, sandbox)
         allowed = ALLOW if sandbox == "gpu" else REFUSE | errno.EPERM
         assert verdict(code, ioctl, arch, (3, 0xC020462A, 0, 0, 0, 0)) == allowed
         assert verdict(code, mmap, arch, (0, 0, 0, shared_without_file, 0, 0)) == allowed
-        assert verdict(code, mmap, arch, (0, 0, 0, grows_down, 0, 0)) == REFUSE | errno.EPERM
+        for flags in (grows_down, huge):
+            assert verdict(code, mmap, arch, (0, 0, 0, flags, 0, 0)) == REFUSE | errno.EPERM
     assert verdict(seccomp._filter(machine, "gpu"), fork, arch, (0x1200011, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
 
 

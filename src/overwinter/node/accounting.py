@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
-from overwinter.node.memory import PAGE_BYTES, anonymous_bytes, directory_memory, process_memory
+from overwinter.node.memory import PAGE_BYTES, directory_memory, process_memory
 from overwinter.node.process_stat import PAGE_FAULTS, count_of
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
@@ -46,6 +46,10 @@ COPIED_BYTES = 64 << 20
 """A worker that may have copied as much since its last measurement is measured again."""
 COPIES_MEASURED_MAX = 8
 """The most workers that are then measured."""
+MAPPINGS_MAX = 16_384
+"""The most mappings of a worker in addition to its blocks. A fresh one has about a thousand. Each takes memory of the
+kernel, and makes a measurement longer.
+"""
 
 
 class Mismatch(NamedTuple):
@@ -127,15 +131,21 @@ class Accounting:
             self._faults[worker] = known._replace(
                 measured=known.last, turn=self._turn, dropped_by_zygote=dropped[worker]
             )
-        files = deque(_duplicate(smaps[worker]) for worker in due)
+        limits = [self._mappings_max(worker) for worker in due]
+        files = deque((_duplicate(smaps[worker]), limit) for worker, limit in zip(due, limits, strict=True))
         try:
             measured = await asyncio.to_thread(_measure, files)
         finally:
-            for file in _take_each(files):
+            for file, _ in _take_each(files):
                 file.close()
-        for worker, memory in zip(due, measured, strict=True):
+        for worker, memory, limit in zip(due, measured, limits, strict=True):
             if memory is not None:
-                self._update_inherited(worker, memory)
+                self._update(worker, memory, limit)
+
+    def _mappings_max(self, worker: WorkerId) -> int:
+        """Return how many mappings a worker may have."""
+        process = self._processes.process(worker)
+        return MAPPINGS_MAX + (0 if process is None else len(process.bindings.inodes))
 
     def _faults_of(self, worker: WorkerId) -> _Faults:
         """Count a worker's page faults, if it has computed since the last time and may copy many pages."""
@@ -151,21 +161,23 @@ class Accounting:
         """Compare once."""
         due = self._due()
         # Duplicates, because the node closes its descriptor when a worker ends, while the thread may still read.
-        files = deque(_duplicate(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps()))
+        limits = [self._mappings_max(worker) for worker in due]
+        zygotes = [(_duplicate(smaps), MAPPINGS_MAX) for smaps in self._processes.zygote_smaps()]
+        files = deque([*zip(map(_duplicate, due.values()), limits, strict=True), *zygotes])
         blocks = self._published.stores()
         # The stores change during the comparison, so only a difference that is seen twice counts.
         try:
             stores, measured = await asyncio.to_thread(lambda: (self._view_stores(blocks), _measure(files)))
         finally:
             # If the node stops before the thread begins, the thread closes none of them.
-            for smaps in _take_each(files):
+            for smaps, _ in _take_each(files):
                 smaps.close()
         now, profiled, accounts = clock.now(), self._published.profiled_memory(), self.accounts
-        for worker, memory in zip(due, measured, strict=False):
+        for worker, memory, limit in zip(due, measured, limits, strict=False):
             known = profiled.get(worker)
             if known is None or memory is None:
                 continue
-            self._update_inherited(worker, memory)
+            self._update(worker, memory, limit)
             accounts.workers[worker] = MeasuredWorkerMemory(known.function, memory, known.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.set_memory(self._statistics.workers[worker], float(memory.private), now)
@@ -175,18 +187,20 @@ class Accounting:
         accounts.passes += 1
         self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
-    def _update_inherited(self, worker: WorkerId, memory: ProcessMemory) -> None:
+    def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> None:
         """Update the memory that the worker still shares with its zygote; it never grows. If the zygote has dropped
-        programs since the fork, other workers alone may share some of it, and each counts its part.
+        programs since the fork, other workers alone may share some of it, and each counts its part. Stop a worker with
+        too many mappings, of which only a part was measured.
         """
         process = self._processes.process(worker)
-        held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
-        if process is None or held is None:
+        if process is None:
             return
-        if process.dropped_by_zygote:
-            process.inherited_bytes = max(0, held - memory.anonymous)
+        if memory.mappings > mappings_max:
+            self._processes.forks.give_up(process, f"it had more than {mappings_max} mappings")
+        elif process.dropped_by_zygote:
+            process.inherited_bytes = memory.others
         else:
-            process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
+            process.inherited_bytes = min(process.inherited_bytes, memory.inherited)
 
     def _due(self) -> dict[WorkerId, int]:
         """Return the workers to measure in this pass, each with its smaps."""
@@ -220,18 +234,18 @@ def _duplicate(fd: int) -> BinaryIO:
     return open(os.dup(fd), "rb", buffering=0)
 
 
-def _take_each(files: deque[BinaryIO]) -> Iterator[BinaryIO]:
+def _take_each(files: deque[tuple[BinaryIO, int]]) -> Iterator[tuple[BinaryIO, int]]:
     """Take the files one by one, each of which only one thread gets."""
     with suppress(IndexError):
         while True:
             yield files.popleft()
 
 
-def _measure(files: deque[BinaryIO]) -> list[ProcessMemory | None]:
+def _measure(files: deque[tuple[BinaryIO, int]]) -> list[ProcessMemory | None]:
     measured = []
-    for smaps in _take_each(files):
+    for smaps, mappings_max in _take_each(files):
         with smaps:
-            measured.append(process_memory(smaps))
+            measured.append(process_memory(smaps, mappings_max))
     return measured
 
 

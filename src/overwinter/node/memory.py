@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,38 +18,58 @@ STATUS_BYTES = 4096
 TABLES_USUAL_BYTES = 8 << 20
 """The page tables that a process has at most for its libraries, blocks and usual memory."""
 
+PIECE_BYTES = 64 << 10
+"""How much text is searched at a time, because other threads wait meanwhile."""
+
 _MAPPINGS = re.compile(
-    rb"^[0-9a-f]+-[0-9a-f]+ (....) \S+ \S+ (\d+).*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
-    rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
+    rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
+    rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) .*\n(?:.*\n)*?Anonymous: +(\d+) ",
     re.MULTILINE,
 )
-
-
+NO_MEMORY = ProcessMemory(0, 0, 0, 0, 0, 0)
+_LAST_LINE = b"\nVmFlags:"
+"""The beginning of the last line about a mapping."""
 _TABLES = re.compile(rb"^VmPTE:\s+(\d+) kB", re.MULTILINE)
 
 
-def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
-    """Return the memory of a process from its `smaps`, which it opened itself; None if it has ended. It takes
-    milliseconds: call it in a thread.
+def process_memory(smaps: BinaryIO, mappings_max: int | None = None) -> ProcessMemory | None:
+    """Return the memory of a process from its `smaps`, which it opened itself; None if it has ended. Reading ends after
+    more than `mappings_max` mappings. It takes milliseconds: call it in a thread.
     """
+    total = NO_MEMORY
     try:
-        smaps.seek(0)
-        text = smaps.read()
+        for text in _pieces(smaps.fileno()):
+            every = [total, *(_memory_of(*mapping) for mapping in _MAPPINGS.findall(text))]
+            total = ProcessMemory(*map(sum, zip(*every, strict=True)))
+            if mappings_max is not None and total.mappings > mappings_max:
+                break
     except OSError:
         return None
-    if not text:
-        return None
-    private = pss = shared = anonymous = 0
-    for permissions, inode, own_pss, clean, dirty in _MAPPINGS.findall(text):
-        is_writable = permissions[1:2] == b"w"
-        pss += int(own_pss)
-        if permissions[3:] == b"s":
-            shared += int(own_pss)
-        else:
-            # A process may protect pages from being read or written after it has written to them.
-            private += int(dirty) + (int(clean) if is_writable else 0)
-            anonymous += int(own_pss) if is_writable or inode == b"0" else 0
-    return ProcessMemory(private * KIB, pss * KIB, shared * KIB, anonymous * KIB)
+    return total if total.mappings else None
+
+
+def _memory_of(permissions: bytes, pss: bytes, clean: bytes, dirty: bytes, anonymous: bytes) -> ProcessMemory:
+    """Return the memory of one mapping from its fields in KiB."""
+    all_pss = int(pss) * KIB
+    if permissions[3:] == b"s":
+        return ProcessMemory(0, all_pss, all_pss, 0, 0, 1)
+    # A process may protect pages from being read or written after it has written to them.
+    private = (int(dirty) + (int(clean) if permissions[1:2] == b"w" else 0)) * KIB
+    of_no_file = int(anonymous) * KIB
+    return ProcessMemory(private, all_pss, 0, max(0, of_no_file - private), max(0, of_no_file - all_pss), 1)
+
+
+def _pieces(smaps: int) -> Iterator[bytes]:
+    """Yield the text in pieces, each about whole mappings."""
+    at, rest = 0, b""
+    # A read at a position does not move that of others who use the descriptor.
+    while data := os.pread(smaps, PIECE_BYTES, at):
+        at, rest = at + len(data), rest + data
+        if len(rest) >= PIECE_BYTES:
+            end = rest.find(b"\n", rest.rfind(_LAST_LINE) + 1) + 1
+            yield rest[:end]
+            rest = rest[end:]
+    yield rest
 
 
 def anonymous_bytes(pid: int) -> int | None:

@@ -25,8 +25,12 @@ class ProcessMemory(NamedTuple):
     """All mapped memory, where a page that n processes map counts 1/n."""
     shared: int
     """The part of it in shared mappings: weights and buffers."""
-    anonymous: int
-    """The part of it in private mappings that are writable or of no file."""
+    inherited: int
+    """The pages of no file that it has in common with other processes, since a fork."""
+    others: int
+    """The part of these that the other processes count as theirs, in equal parts."""
+    mappings: int
+    """The number of mappings."""
 
 
 class FileMemory(NamedTuple):

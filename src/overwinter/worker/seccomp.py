@@ -30,7 +30,7 @@ _THREAD_FLAGS = 0x7D0F00
 """The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
 """The further flags with which it forks: they store the child's id and name the signal at the child's end."""
-_ANONYMOUS, _SHARED, _GROWS_DOWN = 0x20, 0x01, 0x100
+_ANONYMOUS, _SHARED, _GROWS_DOWN, _HUGE = 0x20, 0x01, 0x100, 0x40000
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
 _FURTHER: Mapping[SandboxKind, Mapping[str, Numbers]] = {"zygote": FORKING, "worker": {}, "gpu": GPU}
@@ -231,11 +231,12 @@ _SOCKET = [
     _REFUSE,
     _ALLOW,
 ]
-_ANY_SHARING = [_low(3), (_ANY_BIT, 0, 1, _GROWS_DOWN), _REFUSE, _ALLOW]
+_ANY_SHARING = [_low(3), (_ANY_BIT, 0, 1, _GROWS_DOWN | _HUGE), _REFUSE, _ALLOW]
 _MMAP = [
     _low(3),
-    # Resource limits do not count a mapping that grows down, or shared memory without a file.
-    (_ANY_BIT, 2, 0, _GROWS_DOWN),
+    # Resource limits do not count a mapping that grows down, or shared memory without a file. The kernel does not count
+    # reserved huge pages as memory of a process.
+    (_ANY_BIT, 2, 0, _GROWS_DOWN | _HUGE),
     (_ANY_BIT, 0, 2, _ANONYMOUS),
     (_ANY_BIT, 0, 1, _SHARED),
     _REFUSE,
