@@ -176,9 +176,11 @@ class ContainedProcess:
         """Return the failure by which its end is reported, if the process did not report one itself."""
         return Failure("WorkerError", how)
 
-    def buffer_bytes(self) -> int:
-        """The memory of its buffers."""
-        return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
+    def buffer_bytes(self) -> tuple[int, int]:
+        """The memory of its buffers for inputs, which the node writes, and of those for outputs."""
+        inputs = sum(os.fstat(slot.inputs.fd).st_blocks for slot in self.slots)
+        outputs = sum(os.fstat(slot.outputs.fd).st_blocks for slot in self.slots)
+        return inputs * SECTOR_BYTES, outputs * SECTOR_BYTES
 
     def is_large(self) -> bool:
         """Whether a buffer is larger than the memory that it keeps while nothing runs."""

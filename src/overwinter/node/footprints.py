@@ -61,9 +61,11 @@ class _Seen(NamedTuple):
     inherited_bytes: int
     """What it was known to share with its zygote."""
     nbytes: int
+    own_bytes: int
+    """The part that it has touched itself, which the kernel counts for its tenant: not what the node wrote."""
 
 
-UNSEEN = _Seen(-1.0, 0, 0)
+UNSEEN = _Seen(-1.0, 0, 0, 0)
 
 
 class Footprints:
@@ -107,9 +109,9 @@ class Footprints:
         self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
         computed = self._to_measure(workers)
         for process, cpu_time_s in computed:
-            nbytes = _measured(process)
-            if nbytes is not None:
-                self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, nbytes)
+            measured = _measured(process)
+            if measured is not None:
+                self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, *measured)
             else:
                 self._hidden.setdefault(process.worker, 0)
         self._end_hidden(workers)
@@ -148,7 +150,7 @@ class Footprints:
             return
         shown: Counter[TenantId | None] = Counter()
         for process in workers:
-            shown[process.tenant] += self._seen[process.worker].nbytes
+            shown[process.tenant] += self._seen[process.worker].own_bytes
         self._unattributed = {tenant: nbytes for tenant, nbytes in self._unattributed.items() if tenant in shown}
         for tenant in tenants:
             zygote = zygotes.tenants.get(tenant)
@@ -212,10 +214,14 @@ def _lacks_first_thread(process: WorkerProcess) -> bool:
     return lacks_first_thread(process.pid) and not has_ended(process.pidfd)
 
 
-def _measured(process: WorkerProcess) -> int | None:
-    """The memory of a worker; None: it is ending, and its memory is not released yet, or its first thread has ended."""
+def _measured(process: WorkerProcess) -> tuple[int, int] | None:
+    """The memory of a worker, and the part of it that it has touched itself; None: it is ending, and its memory is not
+    released yet, or its first thread has ended.
+    """
     assert process.pid is not None, "a worker without a process has no memory"
     private = anonymous_bytes(process.pid)
     if private is None:
         return None
-    return max(0, private - process.inherited_bytes) + process.buffer_bytes() + excess_table_bytes(process.pid)
+    inputs, outputs = process.buffer_bytes()
+    own = max(0, private - process.inherited_bytes) + outputs
+    return own + inputs + excess_table_bytes(process.pid), own
