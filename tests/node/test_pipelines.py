@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import struct
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 
@@ -509,6 +510,30 @@ def test_a_pipeline_is_replaced_and_restored(town, pipelines, tmp_path):
     again.restore()
     assert list(again.views()) == []
     again._repository.close()
+
+
+def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_disk(pipelines, monkeypatch):
+    repository, may_return = pipelines._repository, threading.Event()
+    put = repository.put_pipeline
+
+    def put_slowly(*arguments):
+        stored = put(*arguments)
+        assert may_return.wait(5)
+        return stored
+
+    async def scene():
+        await pipelines.deploy(FORK, "tests")
+        monkeypatch.setattr(repository, "put_pipeline", put_slowly)
+        deploying = asyncio.create_task(pipelines.deploy(FORK, "tests"))
+        await until(lambda: [stored.version for stored in repository.pipelines()] == [2])
+        removing = asyncio.create_task(pipelines.remove("fork", None))
+        await asyncio.wait([removing], timeout=0.05)
+        may_return.set()
+        await asyncio.gather(deploying, removing)
+
+    asyncio.run(scene())
+    assert "fork" not in pipelines
+    assert repository.pipelines() == []
 
 
 def test_a_refused_pipeline_leaves_nothing(town, pipelines):

@@ -4,8 +4,8 @@ A new version of a function that would not fit a pipeline is refused, and so is 
 pipeline needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 
 What a check found must still be true when the change is made. So a new pipeline is protected from its check on, before
-it is stored. Deploys of pipelines, removals of versions, promotions and splits, which wait for the disk, are made one
-at a time.
+it is stored. Deploys and removals of pipelines, removals of versions, promotions and splits, which wait for the disk,
+are made one at a time.
 """
 
 import asyncio
@@ -172,14 +172,14 @@ class Pipelines:
         self._being_stored: list[Signatures] = []
         """Those of pipelines that are being stored."""
         self._checking = asyncio.Lock()
+        """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._open_stages: Counter[TenantId] = Counter()
         """The stages of the requests in progress, by tenant."""
-        """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._stage_starts = Starts()
         """The starts of stages: a request may start all stages of a pipeline together."""
         self.changing = FairLock()
-        """Held during the deploy of a pipeline, the removal of versions, a promotion or a split, from the check until
-        the change is made.
+        """Held during the deploy or removal of a pipeline, the removal of versions, a promotion or a split, from the
+        check until the change is made.
         """
 
     # Deploys and removals
@@ -232,9 +232,11 @@ class Pipelines:
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove a pipeline; its requests in progress complete. Raises NotFoundError."""
-        self.view(name, version)
-        await asyncio.to_thread(self._repository.remove_pipeline, name)
-        self._known.pop(name, None)
+        async with self.changing.turn(self.view(name, version).tenant):
+            # It may have been removed or replaced since.
+            self.view(name, version)
+            await asyncio.to_thread(self._repository.remove_pipeline, name)
+            self._known.pop(name, None)
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
         """Return the names of pipelines, and their tenants."""
