@@ -191,7 +191,7 @@ def test_lists_without_elements_are_never_made(
     def refuse(*given: object) -> NoReturn:
         raise AssertionError("lists were made")
 
-    monkeypatch.setattr(elements, "_parse_short", refuse)
+    monkeypatch.setattr(elements, "_parse_whole", refuse)
     row = b"[" * (depth - 1) + b"]" * (depth - 1)
     text = b"[" + b",".join([row] * count) + b"]"
     assert parse_elements("x", datatype, (count, *(1,) * (depth - 2), 0), msgspec.Raw(text)) == b""

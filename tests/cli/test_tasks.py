@@ -33,12 +33,12 @@ def test_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
     assert any(label in shown for label in WEATHER.values())
 
 
-def test_wrong_order_is_named(run: Run, weather: str) -> None:
+def test_unknown_size_is_refused(run: Run, weather: str) -> None:
     wrong = run("deploy", weather, "--name", "wrong", "--option", "samples=5", exit_code=1)
     assert "has no size 'samples'" in wrong.stderr
 
 
-def test_task_brings_its_handler(run: Run, weather: str) -> None:
+def test_a_task_takes_no_handler_and_needs_a_directory(run: Run, weather: str) -> None:
     order = ("deploy", weather, "--name", "twice", "--task", "text-classification", "--handler", "handler.py")
     assert "leave out --handler" in run(*order, exit_code=2).stderr
     assert "need a directory" in run("deploy", "cli_scale:model", "--name", "x", "--task", "y", exit_code=1).stderr

@@ -8,7 +8,7 @@ import torch
 from overwinter.core.profile import Point
 from overwinter.node import accounting
 from overwinter.node.accounting import Accounting
-from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, Footprints
+from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, UNATTRIBUTED_CHECKS, Footprints
 from overwinter.node.memory import process_memory
 from overwinter.node.process_stat import lacks_first_thread
 from overwinter.scheduler.state import State, Worker
@@ -152,12 +152,8 @@ def test_a_worker_that_ends_its_first_thread_is_stopped(scene):
         await until(lambda: lacks_first_thread(worker.pid))
 
     scene.rig.run(end_first_thread())
-    memory = scene.rig.processes.zygotes.groups.memory
-    if memory is not None:
-        scene.rig.run(until(lambda: memory.charged_bytes("t") > HEAP))
     for _ in range(HIDDEN_CHECKS - 1):
         scene.check()
-    assert memory is None or scene.taken(worker) + scene.taken(plain) > 0.9 * HEAP
     assert scene.rig.exits(worker.worker) == []
     scene.check()
     scene.rig.run(until(lambda: scene.rig.exits(worker.worker)))
@@ -182,7 +178,9 @@ def test_memory_of_a_tenant_that_no_process_shows_counts_for_its_workers_in_equa
     before = [scene.taken(worker) for worker in (greedy, plain, other)]
     # As if it had a way to hide what it has.
     greedy.inherited_bytes += HEAP
-    scene.check()
+    for _ in range(UNATTRIBUTED_CHECKS):
+        assert scene.taken(plain) == before[1]
+        scene.check()
     changes = [scene.taken(worker) - taken for worker, taken in zip((greedy, plain, other), before, strict=True)]
     assert abs(changes[0] + changes[1]) < 8 * MIB
     assert abs(changes[1] - HEAP // 2) < 8 * MIB
@@ -190,7 +188,6 @@ def test_memory_of_a_tenant_that_no_process_shows_counts_for_its_workers_in_equa
     # The process that had the memory has ended.
     greedy.kill()
     scene.rig.run(until(lambda: scene.rig.exits(greedy.worker)))
-    plain.inherited_bytes -= 1
     scene.check()
     assert abs(scene.taken(plain) - before[1]) < MIB
 

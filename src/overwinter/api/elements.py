@@ -70,19 +70,19 @@ def parse_elements(
     try:
         if datatype == BYTES:
             check_elements(name, prod(shape), elements_max)
-        if _is_long(datatype, view):
+        if _is_read_in_steps(datatype, view):
             if datatype == BYTES:
                 return (yield from _parse_strings(name, shape, view, depth, elements_max))
             return (yield from _parse_numbers(name, datatype, shape, view, depth))
-        return _parse_short(name, datatype, shape, view, depth)
+        return _parse_whole(name, datatype, shape, view, depth)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CallerError(f"data of input {name!r} is not a list of {datatype}: {error}") from error
     except (struct.error, OverflowError) as error:
         raise CallerError(f"data of input {name!r} has an element outside the range of {datatype}: {error}") from error
 
 
-def _parse_short(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Buffer:
-    """Convert the elements of a short text."""
+def _parse_whole(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Buffer:
+    """Convert elements that are read at once."""
     values = _DECODERS[datatype][depth - 1].decode(view)
     for size in shape[1:depth]:
         if set(map(len, values)) - {size}:
@@ -93,7 +93,7 @@ def _parse_short(name: str, datatype: str, shape: tuple[int, ...], view: memoryv
     return _pack(datatype, values)
 
 
-def _is_long(datatype: str, view: memoryview) -> bool:
+def _is_read_in_steps(datatype: str, view: memoryview) -> bool:
     """Whether this text must be read in pieces."""
     if len(view) > STEP_BYTES:
         return True
@@ -111,8 +111,8 @@ def _is_slow(datatype: str, text: bytes) -> bool:
 
 
 def _parse_strings(name: str, shape: tuple[int, ...], view: memoryview, depth: int, elements_max: int) -> Steps[Buffer]:
-    """Convert strings in a long text. Their number, and all that is between them, are first checked against the shape;
-    then they are read as flat lists.
+    """Convert strings that are read in steps. Their number, and all that is between them, are first checked against
+    the shape; then they are read as flat lists.
     """
     text = bytes(view)
     if b"\0" in text or b"\1" in text:
@@ -165,8 +165,8 @@ def _shape_error(name: str, shape: tuple[int, ...], depth: int) -> CallerError:
 
 
 def _parse_numbers(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
-    """Convert numbers in a long text. Its brackets and commas are first checked against the shape; then it is read as
-    one flat list, piece by piece.
+    """Convert numbers that are read in steps. Their brackets and commas are first checked against the shape; then they
+    are read as one flat list, piece by piece.
     """
     sizes = _sizes(shape, depth)
     skeleton = bytearray()

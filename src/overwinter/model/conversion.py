@@ -55,7 +55,7 @@ class Reference(NamedTuple):
     convert: Callable[[Mapping[str, tuple[int, int]]], "Exported"]
     """Converts the model again, for these ranges of the dynamic sizes."""
     run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """Runs the model twice in a row and returns the outputs of the second call."""
+    """Returns the outputs of a repeated call; it is called after `run`, with the same inputs."""
 
 
 class Exported(msgspec.Struct):

@@ -106,7 +106,8 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
         names.append({})
         for dim, size in enumerate(sizes_of(tensor)):
             if not isinstance(size, int):
-                new = BATCH if dim == 0 and BATCH not in known.values() else f"size_{len(known)}"
+                others = len({*known.values()} - {BATCH})
+                new = BATCH if dim == 0 and BATCH not in known.values() else f"size_{others + 1}"
                 names[-1][dim] = known.setdefault(size.node.expr, new)
     leaves = torch.utils._pytree.tree_leaves(exported.example_inputs) if exported.example_inputs else []
 
@@ -137,7 +138,7 @@ class _Graph(NamedTuple):
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     """Runs the model with inputs and outputs in the program's order."""
     run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """Runs the model twice in a row and returns the outputs of the second call."""
+    """Returns the outputs of a repeated call; it is called after `run`, with the same inputs."""
     examples: list[torch.Tensor]
     """One example per input; empty if the export kept none."""
     labels: list[str]

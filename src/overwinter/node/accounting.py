@@ -145,7 +145,7 @@ class Accounting:
     def _mappings_max(self, worker: WorkerId) -> int:
         """Return how many mappings a worker may have."""
         process = self._processes.process(worker)
-        return MAPPINGS_MAX + (0 if process is None else len(process.bindings.inodes))
+        return MAPPINGS_MAX + (0 if process is None else process.bindings.blocks)
 
     def _faults_of(self, worker: WorkerId) -> _Faults:
         """Count a worker's page faults, if it has computed since the last time and may copy many pages."""
@@ -177,7 +177,8 @@ class Accounting:
             known = profiled.get(worker)
             if known is None or memory is None:
                 continue
-            self._update(worker, memory, limit)
+            if not self._update(worker, memory, limit):
+                continue
             accounts.workers[worker] = MeasuredWorkerMemory(known.function, memory, known.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.set_memory(self._statistics.workers[worker], float(memory.private), now)
@@ -187,20 +188,23 @@ class Accounting:
         accounts.passes += 1
         self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
-    def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> None:
+    def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> bool:
         """Update the memory that the worker still shares with its zygote; it never grows. If the zygote has dropped
         programs since the fork, other workers alone may share some of it, and each counts its part. Stop a worker with
-        too many mappings, of which only a part was measured.
+        too many mappings, of which only a part was measured. Return whether its memory was measured.
         """
         process = self._processes.process(worker)
-        if process is None:
-            return
+        if process is None or process.dismissed:
+            return False
         if memory.mappings > mappings_max:
             self._processes.forks.give_up(process, f"it had more than {mappings_max} mappings")
-        elif process.dropped_by_zygote:
-            process.inherited_bytes = memory.others
+            return False
+        if process.dropped_by_zygote:
+            # Mappings may be moved while they are read, and counted twice.
+            process.inherited_bytes = min(process.inherited_at_fork_bytes, memory.others)
         else:
             process.inherited_bytes = min(process.inherited_bytes, memory.inherited)
+        return True
 
     def _due(self) -> dict[WorkerId, int]:
         """Return the workers to measure in this pass, each with its smaps."""

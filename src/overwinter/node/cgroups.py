@@ -80,7 +80,7 @@ class Groups:
         for controller in CONTROLLERS:
             parent = group_of(controller)
             if controller == "memory" and parent is not None and not _counts_memory(parent):
-                self._lacks(controller, "it has control groups version 2")
+                self._lacks(controller, "only control groups version 1 have one for each tenant")
             elif parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
             else:
@@ -99,11 +99,12 @@ class Groups:
             place = parent / self.name
             try:
                 self._claim(place)
-                _bound(controller, place)
+                if controller == "memory":
+                    self.memory = self.memory or TenantMemory(place)
+                else:
+                    _bound(controller, place)
                 if controller == "cpu":
                     self._allow_tenants(place)
-                elif controller == "memory" and self.memory is None:
-                    self.memory = TenantMemory(place)
             except OSError as error:
                 del self._parents[controller]
                 self._lacks(controller, error)
@@ -135,12 +136,13 @@ class Groups:
         """Open the tenant's groups, which a forked process enters by writing "0" to each descriptor. The one that
         counts its memory is left out unless `counts_memory`.
 
-        Yields no descriptor for the tenant None, without groups, or if the system allows no more.
+        Yields none for the tenant None, and none for a group that does not exist or that the system does not allow.
         """
         fds: list[int] = []
         with suppress(OSError):
             if self._tenants_parent is not None and tenant is not None:
                 fds.append(os.open(self._group_of(tenant, self._tenants_parent), os.O_WRONLY | os.O_CLOEXEC))
+        with suppress(OSError):
             if self.memory is not None and tenant is not None and counts_memory:
                 fds.append(self.memory.open(tenant))
         try:
@@ -307,9 +309,6 @@ def _bound(controller: str, place: Path) -> None:
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
         (place / "pids.max").write_text(f"{most}")
-    elif controller == "memory":
-        # It is only counted.
-        return
     elif _is_version_2(place):
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * cores // NODE_DIVISOR)}")
     else:

@@ -89,7 +89,7 @@ class ContainedProcess:
         self._kill_requested = False
         self.smaps: int | None = None
         """The descriptor of the file with the kernel's figures of its memory."""
-        self.inherited_bytes = 0
+        self.inherited_bytes = self.inherited_at_fork_bytes = 0
         """The memory that it shares with its zygote, as last measured."""
         self.failure: Failure | None = None
         self.ready = False

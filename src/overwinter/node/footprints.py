@@ -15,8 +15,8 @@ Memory that a tenant's control group has, and its processes do not show, counts 
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Set
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ NOISE_BYTES = 256 << 10
 UNATTRIBUTED_BYTES = 32 << 20
 """So much of a tenant's memory may be in none of its processes: one that is being forked, or has just ended, has some.
 """
+UNATTRIBUTED_CHECKS = 5
+"""The consecutive checks in which such memory must be found. A process that has ended may still have to free some."""
 
 HIDDEN_CHECKS = 5
 """The consecutive checks after which a worker is stopped whose first thread has ended."""
@@ -62,7 +64,7 @@ class _Seen(NamedTuple):
     """What it was known to share with its zygote."""
     nbytes: int
     own_bytes: int
-    """The part that it has touched itself, which the kernel counts for its tenant: not what the node wrote."""
+    """The part that the kernel counts for its tenant: without its buffers for inputs, which the node writes."""
 
 
 UNSEEN = _Seen(-1.0, 0, 0, 0)
@@ -88,8 +90,8 @@ class Footprints:
         self._seen: dict[WorkerId, _Seen] = {}
         self._hidden: dict[WorkerId, int] = {}
         """The consecutive checks in which a worker's first thread had ended: the kernel then shows no memory."""
-        self._unattributed: dict[TenantId, int] = {}
-        """The memory of each tenant that none of its processes shows."""
+        self._unattributed: dict[TenantId, deque[int]] = {}
+        """The memory of each tenant that none of its processes showed in the last checks."""
         self._last_bytes = 0
         self._last_at = Seconds(0.0)
 
@@ -142,8 +144,10 @@ class Footprints:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].cpu_time_s)
 
-    def _find_unattributed(self, workers: Iterable[WorkerProcess], tenants: Iterable[TenantId]) -> None:
-        """Compare what the control groups of these tenants have with what their processes show."""
+    def _find_unattributed(self, workers: Iterable[WorkerProcess], computed: Set[TenantId]) -> None:
+        """Compare what the control groups of tenants have with what their processes show. It changes only when they
+        compute, or when a process ends.
+        """
         zygotes = self._processes.zygotes
         memory = zygotes.groups.memory
         if memory is None:
@@ -151,22 +155,29 @@ class Footprints:
         shown: Counter[TenantId | None] = Counter()
         for process in workers:
             shown[process.tenant] += self._seen[process.worker].own_bytes
-        self._unattributed = {tenant: nbytes for tenant, nbytes in self._unattributed.items() if tenant in shown}
-        for tenant in tenants:
+        for tenant in computed | self._unattributed.keys():
             zygote = zygotes.tenants.get(tenant)
             if zygote is not None and zygote.pid is not None:
                 shown[tenant] += anonymous_bytes(zygote.pid) or 0
             unattributed = memory.charged_bytes(tenant) - shown[tenant]
-            self._unattributed[tenant] = unattributed if unattributed > UNATTRIBUTED_BYTES else 0
+            if unattributed > UNATTRIBUTED_BYTES:
+                self._unattributed.setdefault(tenant, deque(maxlen=UNATTRIBUTED_CHECKS)).append(unattributed)
+            else:
+                self._unattributed.pop(tenant, None)
 
     def _taken(self, workers: Iterable[WorkerProcess]) -> dict[WorkerId, int]:
         """Return the memory that counts for each worker, with its part of what none of its tenant's processes shows."""
         number = Counter(process.tenant for process in workers if not process.is_ahead)
-        taken = {}
-        for process in workers:
-            hidden = 0 if process.tenant is None or process.is_ahead else self._unattributed.get(process.tenant, 0)
-            taken[process.worker] = self._seen[process.worker].nbytes + hidden // max(1, number[process.tenant])
-        return taken
+        parts: dict[TenantId | None, int] = {
+            tenant: min(found) // number[tenant]
+            for tenant, found in self._unattributed.items()
+            if number[tenant] and len(found) == UNATTRIBUTED_CHECKS
+        }
+        return {
+            process.worker: self._seen[process.worker].nbytes
+            + (0 if process.is_ahead else parts.get(process.tenant, 0))
+            for process in workers
+        }
 
     def _report(self, expected: Mapping[WorkerId, int], taken: Mapping[WorkerId, int]) -> None:
         changed = {
@@ -215,8 +226,8 @@ def _lacks_first_thread(process: WorkerProcess) -> bool:
 
 
 def _measured(process: WorkerProcess) -> tuple[int, int] | None:
-    """The memory of a worker, and the part of it that it has touched itself; None: it is ending, and its memory is not
-    released yet, or its first thread has ended.
+    """The memory of a worker, and the part of it that the kernel counts for its tenant; None: it is ending, and its
+    memory is not released yet, or its first thread has ended.
     """
     assert process.pid is not None, "a worker without a process has no memory"
     private = anonymous_bytes(process.pid)

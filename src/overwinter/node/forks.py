@@ -157,7 +157,7 @@ class Forks:
         process.forked(zygote.channel.sender, pidfd, smaps)
         if smaps is not None or zygote.tenant is None:
             # Otherwise it could never be found that the process has copied these pages.
-            process.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
+            process.inherited_bytes = process.inherited_at_fork_bytes = anonymous_bytes(zygote.pid or 0) or 0
         self._loop.add_reader(pidfd, self._process_exited, zygote, process)
 
     def ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:

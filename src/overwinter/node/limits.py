@@ -45,7 +45,8 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
     available = available_bytes()
     share = int(MEMORY_SHARE * ((total_bytes() if available is None else available) - device_bytes))
     if share < BYTES_LEAST:
-        log(f"only {2 * share} bytes of memory are available: workers may still use {BYTES_LEAST}")
+        left = max(0, 2 * share)
+        log(f"only {left} bytes of memory are available besides those of devices: workers may still use {BYTES_LEAST}")
     return max(share, BYTES_LEAST)
 
 

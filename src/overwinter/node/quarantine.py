@@ -18,7 +18,9 @@ REASON_MAX = 500
 
 
 class Quarantine:
-    """The functions out of service, and why."""
+    """The functions on which the scheduler failed, so that the node ended, and how. Those on which only a policy failed
+    are not here (`scheduler/policy_failures.py`).
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

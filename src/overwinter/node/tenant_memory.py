@@ -3,7 +3,7 @@
 What a process shows of its memory may be too little: a handler can make system calls that the readers of `/proc` do not
 expect. The kernel charges each page to the group of the process that touched it first, whatever that process does with
 it later. So memory that a tenant's group has, and its processes do not show, is found here (`footprints.py`).
-Executors are not in these groups: they have the memory of a device.
+Executors are not in these groups: their memory is bounded with that of the devices.
 """
 
 import os
@@ -30,11 +30,11 @@ class TenantMemory:
         self._last = 0
 
     def open(self, tenant: TenantId) -> int:
-        """Open the file by which a process with one thread enters the tenant's group; raise OSError without one."""
+        """Open the file by which a process with one thread enters the tenant's group. Raises OSError."""
         place = self._tenants.get(tenant)
         if place is None:
             self._last += 1
-            place = self._parent / f"{self._last}"
+            place = self._parent / f"memory-{self._last}"
             place.mkdir()
             self._tenants[tenant] = place
         return os.open(place / "tasks", os.O_WRONLY | os.O_CLOEXEC)
@@ -45,13 +45,10 @@ class TenantMemory:
         if place is None:
             return 0
         try:
-            stat = os.open(place / "memory.stat", os.O_RDONLY | os.O_CLOEXEC)
+            with open(place / "memory.stat", "rb", buffering=0) as stat:
+                return sum(map(int, _CHARGED.findall(stat.read(STAT_BYTES))))
         except OSError:
             return 0
-        try:
-            return sum(map(int, _CHARGED.findall(os.read(stat, STAT_BYTES))))
-        finally:
-            os.close(stat)
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants, if they are empty."""

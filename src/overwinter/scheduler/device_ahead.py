@@ -91,14 +91,16 @@ def blocks_loaded(cycle: Cycle, function: Function) -> None:
                 device.executor.may_prepare = True
 
 
-def preparation_failed(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
-    """An executor died or hung while it prepared or brought a function. A run that was ordered has not begun."""
-    pool_record(prepared).preparation_failed = True
-    cycle.mark(prepared)
+def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | None) -> None:
+    """An executor died or hung while it prepared a function or prefetched its blocks. A run that was ordered has not
+    begun.
+    """
+    pool_record(failed).preparation_failed = True
+    cycle.mark(failed)
     if operation is None:
         return
     for part in operation.parts:
         put_back(cycle, part)
-    # A function that was brought may wait for that, and need its blocks again.
+    # A function whose blocks were prefetched may wait for that, and need them again.
     for function in operation.functions:
         cycle.mark(function)

@@ -73,7 +73,7 @@ class Worker:
         prepared: Mapping[Address, Prepared],
         measurement: SelfMeasurement | None = None,
     ) -> None:
-        """Create the worker; with a gauge it can be measured."""
+        """Create the worker; it can be measured only with `measurement`."""
         self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
         self._in_progress: set[int] = set()
         """The runs and binds in progress, by the numbers of their messages."""
