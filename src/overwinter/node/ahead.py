@@ -2,8 +2,7 @@
 
 A tenant's zygote forks them after it has prepared all requested programs. Until a start uses such a worker, it has
 the tenant's compiled programs, but no weights, assets or handler. Then it is a worker like any other, with the worker
-id of that start. If it has ended, or
-its limits are too low, the start forks a worker as usual.
+id of that start. If it has ended, or its limits are too low, the start forks a worker as usual.
 """
 
 from collections.abc import Sequence
