@@ -1,11 +1,13 @@
-"""A node in the process of the tests, which runs while one of them does."""
+"""A node with a device in the process of the tests, which runs while one of them does."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from overwinter.bootstrap import running
-from overwinter.core.config import NodeConfig
+from overwinter.core.config import NodeConfig, SchedulerConfig
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.ids import DeviceId
 from overwinter.node.node import Node
 from overwinter.server import ZYGOTE_ENVIRONMENT
 
@@ -16,7 +18,12 @@ class HostedNode:
     """A node for tests that use different functions. `run` drives its loop until a scene with the node has ended."""
 
     def __init__(self, directory: Path) -> None:
-        self._config = NodeConfig(data=str(directory / "data"), host_store=str(directory), profile_on_deploy=False)
+        self._config = NodeConfig(
+            data=str(directory / "data"),
+            host_store=str(directory),
+            profile_on_deploy=False,
+            scheduler=SchedulerConfig(devices=(DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=1 << 20),)),
+        )
         self._runner = asyncio.Runner()
         self._runner.run(self._start())
 

@@ -12,14 +12,15 @@ from msgspec import structs
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError, TooLargeError
 from overwinter.core.events import Deployed
-from overwinter.core.ids import function_id
+from overwinter.core.ids import function_id, is_part
 from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
 from overwinter.node.deploys import FILES_MAX
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
 from overwinter.node.starts import STARTED_MAX
-from overwinter.store.manifest import Block
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Block, Handler
 from tests.node.rig import Same, until
 
 NUMBERS = count()
@@ -176,6 +177,30 @@ def test_the_owner_of_a_function_is_found_without_reading_all_functions(deployin
         await node.remove(manifest.name, 1)
         with pytest.raises(NotFoundError):
             node.owner(manifest.name)
+
+    deploying(scene)
+
+
+def test_a_version_that_is_removed_between_the_trials_of_its_parts_is_not_deployed(deploying, monkeypatch):
+    async def scene(node, manifest):
+        source = b"def preprocess(inputs, state):\n    return inputs\n"
+        handler = Handler(Blob(address_of(source), len(source)))
+        node.repository.put(manifest.tenant, handler.source.address, source, 0.0)
+        settings = structs.replace(manifest.settings, device="pool")
+        tried = []
+        ask = node._calls.ask
+
+        async def remove_after(id_, event):
+            await ask(id_, event)
+            tried.append(id_)
+            await node.remove(manifest.name, None)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node._calls, "ask", remove_after)
+            with pytest.raises(NotFoundError, match=f"{manifest.name}@1 was removed"):
+                await node.deploy(structs.replace(manifest, handler=handler, settings=settings))
+        assert len(tried) == 1
+        assert is_part(tried[0])
 
     deploying(scene)
 

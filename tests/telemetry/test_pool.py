@@ -203,6 +203,20 @@ def test_a_function_pays_for_its_runs_and_a_tenth_while_it_lies_in_the_host_stor
     ledger.close()
 
 
+def test_blocks_that_are_brought_ahead_are_charged_to_no_function(tmp_path):
+    world = Watched(devices=(device(),))
+    world.deploy(pooled())
+    world.serve(seconds=1.0)
+    world.wait(1.0)
+    [executor] = world.statistics.pool.executors
+    brings = RunOnDevice(executor, "virtual:0", 99, "f@1", (), 600_000)
+    world.statistics.observe(world.now, UnloadAsked("other@1"), [brings])
+    ledger = UsageFile(tmp_path / "usage.sqlite")
+    [used] = Meter(world.statistics, ledger, print).usage(None, world.now + 5, DAY)
+    assert (used.device.device_ms, used.device.idle_ms) == (pytest.approx(1000), pytest.approx(1000))
+    ledger.close()
+
+
 def test_without_devices_nothing_is_added(tmp_path):
     world = Watched()
     world.deploy(spec())

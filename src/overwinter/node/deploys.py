@@ -101,6 +101,9 @@ class Deploys:
             # Pipelines and promotions may have changed since the check.
             function.check_publish = partial(self._traffic.check_new, manifest, self._versions_of, deployment.version)
             for part in function.parts():
+                if function.id not in self._registry.functions:
+                    # Its owner removed it when no part was on trial: the scheduler must not learn of further parts.
+                    raise NotFoundError(f"function {function.id} was removed")
                 await self._calls.ask(part.id, Deployed(part.spec(), on_trial=True))
             function.on_trial = False
             await asyncio.to_thread(self._repository.prove, deployment.name, deployment.version)

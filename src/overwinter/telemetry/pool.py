@@ -49,10 +49,13 @@ class DeviceRun(msgspec.Struct, Generic[T], eq=False):
         return tuple(id_ for part in self.parts for id_ in part.requests)
 
     def shares_s(self, now: Seconds) -> Iterator[tuple[T, float]]:
-        """Yield the seconds up to now for which each function is charged, by its requests."""
+        """Yield the seconds up to now for which each function is charged, by its requests; nothing for a run that only
+        brings blocks.
+        """
         seconds, count = now - self.begun, len(self.requests)
         for part in self.parts:
-            yield part.tally, seconds * len(part.requests) / count
+            if part.requests:
+                yield part.tally, seconds * len(part.requests) / count
 
 
 class LiveExecutor(msgspec.Struct, Generic[T], eq=False):
