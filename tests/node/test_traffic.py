@@ -1,7 +1,9 @@
 import asyncio
 
 import msgspec
+import pytest
 
+from overwinter.core.errors import NotFoundError
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.versions import Share, Shares, Versions
 from overwinter.node.fair_lock import FairLock
@@ -26,6 +28,8 @@ class Fake:
         self.posted: list[Event] = []
 
     def view(self, name: str, version: int | None) -> Function:
+        if not self.answering.numbers:
+            raise NotFoundError(name)
         return Function(name)
 
     def versions(self, name: str) -> list[int]:
@@ -58,5 +62,20 @@ def test_a_version_that_is_published_during_the_check_of_a_promotion_is_checked(
         fake.may_end.set()
         await setting
         assert fake.posted == [TrafficSet("f", ())]
+
+    asyncio.run(main())
+
+
+def test_a_function_that_is_removed_before_the_turn_of_a_promotion_is_not_found() -> None:
+    async def main() -> None:
+        fake = Fake()
+        traffic = TrafficSplits(fake, fake, fake, fake.posted.append)
+        async with fake.changing.turn("other"):
+            setting = asyncio.ensure_future(traffic.set("f", ()))
+            await asyncio.sleep(0)
+            fake.answering.numbers.clear()
+        with pytest.raises(NotFoundError, match="f"):
+            await setting
+        assert not fake.posted
 
     asyncio.run(main())

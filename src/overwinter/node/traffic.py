@@ -47,6 +47,8 @@ class TrafficSplits:
         tenant = self._functions.view(name, None).tenant
         # The stored shares and those of the scheduler change in the same order.
         async with self._pipelines.changing.turn(tenant):
+            # It may have been removed since.
+            self._functions.view(name, None)
             views = {share.version: self._functions.view(name, share.version) for share in shares}
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))
