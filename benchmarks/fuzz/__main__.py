@@ -3,8 +3,8 @@
 `python -m benchmarks.fuzz [--minutes M] [--seed S]` starts a node with a well-behaved tenant, whose answers are
 compared bit for bit, and attacks it. Each kind of attack gets an equal share of the time: requests, uploads, manifests
 and pipelines, mutated encoded programs, crafted programs, forged messages of workers (also calls of programs on
-devices), random calls while processes are killed, and attempts to leave the sandbox. The node is restarted if it ends,
-and the attacks continue.
+devices), random calls while processes are killed, attempts to leave the sandbox, and several clients that change and
+call the same functions at the same time. The node is restarted if it ends, and the attacks continue.
 
 A crash is the end of the daemon, of a zygote or of a worker without a handler by a signal that the benchmark did not
 send. A stall is the longest time for which the node did not answer a liveness request. It also prints the longest
@@ -24,6 +24,7 @@ from benchmarks.fuzz.kind import Attacker, Kind
 from benchmarks.fuzz.manifests import Manifests
 from benchmarks.fuzz.outside import Outside
 from benchmarks.fuzz.programs import Programs
+from benchmarks.fuzz.races import Races
 from benchmarks.fuzz.report import count_records, report
 from benchmarks.fuzz.requests import Requests
 from benchmarks.fuzz.uploads import Uploads
@@ -34,7 +35,7 @@ from benchmarks.hostile.verdicts import Tally
 
 NEIGHBOUR = "neighbour"
 FACTOR = 2.0
-KINDS = ("requests", "uploads", "manifests", "programs", "crafted", "forged", "calls", "outside")
+KINDS = ("requests", "uploads", "manifests", "programs", "crafted", "forged", "calls", "outside", "races")
 START_S = 10.0
 """The time that a worker may take to start."""
 
@@ -50,6 +51,7 @@ def kinds_of(found: AttackedNode, functions: Functions, victim: Victim, machine:
         Forged(found, functions),
         Calls(found, functions),
         Outside(found, functions, victim, machine),
+        Races(found, functions),
     ]
     return {kind.name: kind for kind in every}
 

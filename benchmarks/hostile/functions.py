@@ -37,13 +37,12 @@ class Scale(torch.nn.Module):
 
 
 class Functions:
-    """Makes packages of one program."""
+    """Makes packages of one program, whose weight `factor` has `SIZE` equal elements."""
 
-    def __init__(self) -> None:
-        exported = export(Scale(), {"x": torch.zeros(ROWS, COLUMNS)})
-        self.program, weights, self.agreement = agree(exported)
-        self._places = {weight.name: at for at, weight in enumerate(self.program.weights)}
-        self._shift = weights[self._places["shift"]]
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        exported = export(model or Scale(), {"x": torch.zeros(ROWS, COLUMNS)})
+        self.program, self._weights, self.agreement = agree(exported)
+        [self._place] = [at for at, weight in enumerate(self.program.weights) if weight.name == "factor"]
 
     def weights(self, factor: float, mark: bytes = b"") -> list[torch.Tensor]:
         """Return the weights of a variant; the mark is in the part of the large weight that no answer shows."""
@@ -52,9 +51,7 @@ class Functions:
             raw = large.view(torch.uint8)
             for at in range(1024, SIZE * 4 - len(mark), 4096):
                 raw[at : at + len(mark)] = torch.frombuffer(bytearray(mark), dtype=torch.uint8)
-        made = [self._shift, self._shift]
-        made[self._places["factor"]] = large
-        return made
+        return [large if at == self._place else weight for at, weight in enumerate(self._weights)]
 
     def package(
         self,

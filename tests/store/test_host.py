@@ -297,6 +297,31 @@ def test_a_load_that_is_given_up_leaves_no_part_of_a_block_and_another_continues
     assert host.load(blobs) == sum(blob.nbytes for blob in blobs[1:])
 
 
+def test_a_load_that_ends_keeps_another_loads_claim_of_a_block_that_was_dropped_meanwhile(repository, host):
+    blobs = stored(repository, 2, nbytes=CHUNK_BYTES - 1)
+    claimed, may_copy = threading.Event(), threading.Event()
+    added: list[int] = []
+
+    def copying() -> None:
+        claimed.set()
+        assert may_copy.wait(5)
+
+    second = threading.Thread(target=lambda: added.append(host.load(blobs[:1], copying)), daemon=True)
+
+    def drop_the_first() -> None:
+        if host.holds(blobs[0].address):
+            host.drop([blobs[0].address])
+            second.start()
+            assert claimed.wait(5)
+
+    assert host.load(blobs, drop_the_first) == sum(blob.nbytes for blob in blobs)
+    assert host.is_copying
+    may_copy.set()
+    second.join()
+    assert added == [blobs[0].nbytes]
+    assert not host.is_copying
+
+
 def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypatch):
     source = Pipes()
     host = HostStore(memory / "host", source)

@@ -315,15 +315,18 @@ class HostStore:
 
     def _copy_claimed(self, mine: dict[Address, int], pause: Callable[[], None]) -> int:
         """Copy what this thread has claimed; the claims end in any case."""
+        # A block that is copied may be dropped, and claimed by another thread, before this call ends.
+        claimed = set(mine)
         try:
             for address, nbytes in mine.items():
                 self._copy(address, nbytes, pause)
                 with self._changed:
                     self._resident[address] = self._claimed.pop(address)
+                    claimed.remove(address)
         finally:
             with self._changed:
-                for address in mine:
-                    self._claimed.pop(address, None)
+                for address in claimed:
+                    del self._claimed[address]
                 self._changed.notify_all()
         return sum(mine.values())
 
