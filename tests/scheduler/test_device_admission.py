@@ -199,21 +199,21 @@ def world_after_a_long_run() -> World:
 
 def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
     world = world_after_a_long_run()
-    pool, due = world.state.pool, world.state.pool.due["t"]
-    assert due == pool.turn + 20.0
+    pool, tag = world.state.pool, world.state.pool.finish_tags["t"]
+    assert tag == pool.virtual_time + 20.0
     world.send(Removed("t@1"))
     world.settle()
     assert "t" not in world.state.tenants
     answered(world, "u")
-    assert pool.due["t"] == due
+    assert pool.finish_tags["t"] == tag
     world.deploy(pooled("t", 1000, tenant="t"))
-    assert behind_s(world.scheduler.cycle, "u", "t") == due - pool.due["u"] > 0.0
+    assert behind_s(world.scheduler.cycle, "u", "t") == tag - pool.finish_tags["u"] > 0.0
     # Nothing is left of a tenant that is not ahead of the others.
     world.send(Removed("t@1"))
     for _ in range(100):
         answered(world, "u")
-    assert pool.turn > due
-    assert set(pool.due) == {"u"}
+    assert pool.virtual_time > tag
+    assert set(pool.finish_tags) == {"u"}
 
 
 def test_a_tenant_with_less_device_time_keeps_its_device_in_short_pauses():

@@ -48,7 +48,7 @@ HELP = {
     "disk_free_min_bytes": "Disk space to keep free. A deploy that would leave less is refused.",
     "tenant_disk_bytes": "Disk limit for the blocks of one tenant, for example 8GiB. [default: none]",
     "unneeded_keep_s": "Seconds that blocks without a function stay on disk.",
-    "journal": "File to which the journal of the scheduler is appended.",
+    "journal": "File to which the journal of the scheduler is written; a previous one is renamed.",
     "journal_ring": "Steps of the scheduler kept in memory.",
     "profile_on_deploy": "Profile each new program in the background, while no request runs.",
     "accounting_s": "Seconds between two comparisons of the accounted memory with the kernel's figures.",

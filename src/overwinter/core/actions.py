@@ -51,7 +51,7 @@ class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class LoadBlocks(_Action, frozen=True):
-    """Bring a function's missing blocks from the repository to the host store; answer BlocksLoaded or LoadFailed."""
+    """Load a function's missing blocks from disk into its host store; answered by BlocksLoaded or LoadFailed."""
 
     function: FunctionId
     operation: OperationId
@@ -84,7 +84,7 @@ class StartWorker(_Action, frozen=True):
     concurrency: int = 1
     """The most concurrent runs of the worker."""
     ahead: WorkerId | None = None
-    """The process forked ahead that becomes the worker if it still lives; otherwise a new one is forked."""
+    """The process forked ahead that becomes the worker if it still exists; otherwise a new one is forked."""
 
 
 class ForkAhead(_Action, frozen=True):
@@ -126,14 +126,14 @@ class Bind(_Action, frozen=True):
 
 
 class Unbind(_Action, frozen=True):
-    """Unbind a function in a worker that has no runs of it."""
+    """Unbind a function in a worker or an executor that has no runs of it."""
 
     worker: WorkerId
     function: FunctionId
 
 
 class StopWorker(_Action, frozen=True):
-    """Stop a worker: an idle one is asked to end, a hung one is killed; answered by WorkerExited."""
+    """Ask a worker, an executor or a process forked ahead to end, or kill it; answered by WorkerExited."""
 
     worker: WorkerId
     kill: bool = False

@@ -22,7 +22,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     """The priority: 1 is served first; 0 means the default, 100."""
     due: Seconds | None = None
-    """The due time of a stage; None: given by the function's own SLO."""
+    """The due time, for a stage of a pipeline or a handler's call; None: given by the function's own SLO."""
     reserve: Callable[[int], None] | None = None
     """Reserves this many bytes for the outputs, and for other tensors that the node keeps until it has answered; raises
     TooLargeError or OverloadedError.
@@ -39,4 +39,4 @@ class Result(msgspec.Struct, frozen=True):
     outputs: list[Tensor]
     """The outputs, in the order of the specs."""
     start: Start
-    """What the function needed when the request arrived."""
+    """What the function needed for the request."""

@@ -87,7 +87,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     its start, otherwise unlimited.
     """
     host_bytes: int | None = None
-    """The most bytes of all host stores together; None: the size of their tmpfs."""
+    """The most bytes of all host stores together; None: on a node 95 % of the free space of their tmpfs, otherwise
+    unlimited.
+    """
     host_keep_alive_s: float | None = None
     """Seconds without a request after which a function leaves the host store; None: only when its memory is needed."""
     workers_max: int | None = None
@@ -207,7 +209,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     unneeded_keep_s: float = 600.0
     """How long blocks without a function are kept, so that a deploy in progress does not lose its uploads."""
     journal: str | None = None
-    """The file to which the journal is appended; None: only the ring buffer in memory."""
+    """The file to which the journal is written; a previous file is renamed. None: only the ring buffer in memory."""
     journal_ring: int = 512
     """The steps kept in memory. A new step replaces the oldest; a small ring stays in the CPU's cache."""
     profile_on_deploy: bool = True

@@ -1,4 +1,4 @@
-"""Divides the consecutive parts of a program into slices that are as equal in bytes as possible."""
+"""Divides the consecutive parts of a program into slices, of which the largest has as few bytes as possible."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,8 @@ SLICES_MAX = 16
 
 def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most: int) -> list[int] | None:
     """Divide the parts into at most `count` ranges of consecutive parts so that the largest range has as few bytes as
-    possible. Return the number of the first part of each range; None if a range would have more than `most` bytes.
+    possible. Return the number of the first part of each range; None if that is impossible with at most `most` bytes in
+    a range.
 
     Each part is given as its blocks with their bytes. A block that occurs several times in a range counts once.
     """

@@ -14,7 +14,7 @@ OverwinterError
     HandlerError        the handler failed, or an answer other than declared: 500 (400 on deploy)
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
-      QuarantineError   503: the scheduler failed on the function
+      QuarantineError   503: the function is out of service
     DeadlineError       504
     NoSpaceError        507
     StoreError          500: stored data is damaged or missing, or a disk fails
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class OverwinterError(Exception):
-    """Root of all errors that are raised on purpose; `str()` names what failed and the remedy."""
+    """Root of all errors that are raised on purpose; `str()` says what failed, and a remedy if there is one."""
 
     status: ClassVar[int] = 500
 
@@ -119,7 +119,9 @@ class OverloadedError(MachineError):
 
 
 class QuarantineError(OverloadedError):
-    """The scheduler failed on the function, which is out of service until it is loaded or deployed again."""
+    """The scheduler failed on the function, or its program cannot be read: it is out of service until it is loaded or
+    deployed again.
+    """
 
 
 class DeadlineError(MachineError):

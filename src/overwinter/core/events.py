@@ -25,7 +25,9 @@ class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Deployed(_Event, frozen=True):
-    """A version exists. A new one is `on_trial` until a worker of it has run; a restored one is not."""
+    """A version exists. A new one is `on_trial` until its worker is ready or, on the pool, its blocks are loaded; a
+    restored one is not.
+    """
 
     function: FunctionSpec
     on_trial: bool = False
@@ -38,7 +40,7 @@ class Deployed(_Event, frozen=True):
 
 
 class Removed(_Event, frozen=True):
-    """The owner removed a version."""
+    """A version, or a part of it, was removed."""
 
     function: FunctionId
 
@@ -79,7 +81,7 @@ class Arrived(_Event, frozen=True):
 
 
 class Cancelled(_Event, frozen=True):
-    """The caller of this request disconnected."""
+    """Nobody waits for this request: its caller disconnected, or its pipeline or the calling handler's run ended."""
 
     request: RequestId
 
@@ -92,12 +94,12 @@ class BlocksLoaded(_Event, frozen=True):
     """The operation of the LoadBlocks that this answers."""
     added: int
     addresses: tuple[Address, ...] = ()
-    """The loaded blocks, so that they can be released if they are no longer needed; empty if no bytes were added."""
+    """All its blocks, so that they can be released if they are no longer needed; empty if all were there before."""
     store: StoreName = SHARED
 
 
 class LoadFailed(_Event, frozen=True):
-    """The host store could not load a function's blocks."""
+    """A function's blocks could not be loaded; or they were, and a pipeline does not accept the version on trial."""
 
     function: FunctionId
     operation: OperationId

@@ -51,7 +51,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run as alone; with 1, answers are equal bit for bit to those of a separate run.
     """
     max_workers: int = 8
-    """The most workers. The node starts a further one only when the others cannot serve the waiting requests."""
+    """The most workers. The node starts a further one only when the others do not suffice for the waiting requests or
+    the expected rate.
+    """
     queue_limit: int = 512
     keep_alive_s: float | None = None
     """The most seconds that a worker of the function stays idle; None: until its memory is needed, or as the node's
@@ -63,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The most concurrent runs of one worker."""
     late: Literal["serve", "refuse"] = "serve"
     """What happens to a request that can no longer meet the SLO: `serve` answers it as soon as possible, `refuse`
-    refuses it at once, so that later requests can meet theirs.
+    refuses it before a run, so that later requests can meet theirs.
     """
     pinned: bool = False
     """Whether its blocks stay in the host store while it is deployed and loaded."""

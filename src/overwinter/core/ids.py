@@ -11,7 +11,7 @@ NAME_PATTERN = rf"\A[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}\Z"
 
 Seconds = NewType("Seconds", float)
 Address = NewType("Address", str)
-"""The BLAKE3 hash of a block's content and layout: 64 hexadecimal digits."""
+"""The BLAKE3 hash of a blob: 64 hexadecimal digits."""
 FunctionName = NewType("FunctionName", str)
 FunctionId = NewType("FunctionId", str)
 """One version of a function: `name@version`."""
@@ -62,7 +62,7 @@ def slice_number(id_: FunctionId) -> int | None:
 
 
 def is_part(name: FunctionName | FunctionId | FamilyId) -> bool:
-    """Whether this is the name of such a part, or the id of a version of it."""
+    """Whether this is the name of a part of a function, or the id of a part of a version."""
     return PART in name
 
 

@@ -63,8 +63,8 @@ class Journal:
 
 
 def read_journal(file: IO[bytes]) -> tuple[SchedulerConfig, Iterator[Entry]]:
-    """Read the configuration and the steps of a journal file; raise CallerError if it is not one, or is from another
-    version.
+    """Return the configuration of a journal file, and its steps, which are read when they are iterated. Both reads
+    raise CallerError if a line is not that of a journal of this version.
     """
     [config] = _decoded([file.readline()], SchedulerConfig)
     return config, _decoded(file, Entry)

@@ -38,7 +38,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     function: Name
     version: Annotated[int, Meta(ge=1)] | None = None
-    """The version; None: the default version when the stage starts."""
+    """The version; None: the one that answers for the name when the stage starts."""
     inputs: Annotated[dict[TensorName, Source], Meta(max_length=SOURCES_MAX)] = {}
     """The source of each input of the function."""
 
@@ -151,8 +151,8 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
     """The inputs and outputs of the pipeline, from its functions as `find` returns them.
 
     A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. Raises NotFoundError for an unknown
-    function, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed sizes of
-    its target. Bounded work, at most a few milliseconds.
+    function, CallerError where tensors do not fit: each source must have the datatype and the rank of its target, and
+    the same size where both are fixed. Bounded work, at most a few milliseconds.
     """
     functions = {name: _found(pipeline, name, find) for name in pipeline.stages}
     outputs = sum(len(function.outputs) for function in functions.values())
@@ -242,9 +242,7 @@ def _returned(functions: Mapping[str, Mapping[str, TensorSpec]], source: str, me
 
 
 def _joined(given: _Given, wanted: TensorSpec, source: str, message: str) -> _Given:
-    """The common properties of a tensor that is an output of one stage and an input of another; raises CallerError if
-    they conflict.
-    """
+    """Return a source's tensor with the fixed sizes of an input that takes it; raise CallerError if they conflict."""
     stage, spec = given
     if (spec.datatype, spec.shape) == (wanted.datatype, wanted.shape):
         return given

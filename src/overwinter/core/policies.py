@@ -61,8 +61,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reserves: bool = False
     """Whether the cores of a worker stay reserved for it while it is idle."""
     shares: bool = True
-    """Whether the scaler assumes that workers share their weights, as simulated workers then do; real ones
-    always share them.
+    """Whether the scaler assumes that workers share their weights, as simulated workers then do; real ones always share
+    them.
     """
     period_s: float = 10.0
     """The seconds between two decisions on the number of workers."""
@@ -77,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     binds: bool = True
     """Whether functions of one family share workers."""
     joins: bool = True
-    """Whether requests of functions of one family share runs, if they share workers."""
+    """Whether requests of functions of one family share runs, if `binds` is true."""
     device_order: DeviceOrder = "overwinter"
     """Whose request gets the next free device: by default those that can be in time, in the order of the time for which
     their runs would wait for blocks, then those without an SLO, then late ones; and some runs are for requests that
@@ -86,8 +86,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one on which its run waits least for blocks, by Torpor's algorithm 1, or at
-    random;
-    `native` and `infless` bind a function to one device for good, or until it has been idle for its keep-alive.
+    random; `native` and `infless` bind a function to one device for good, or until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""

@@ -13,7 +13,9 @@ CONFIGURATIONS_MAX = 1024
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to measure. None: the powers of two below the function's setting, and the setting itself."""
+    """What to measure. None: the powers of two below the function's setting, or below what machine and program allow,
+    and that number itself.
+    """
 
     cores: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None

@@ -112,7 +112,7 @@ class PipelineRequest:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: answered, failed or dropped."""
+        """Whether it has ended: it was answered, it failed, or its caller disconnected."""
         return not self.waiting and not self.running
 
 

@@ -27,7 +27,7 @@ RUN_TENSORS_MAX = 4096
 RUN_SIZES_MAX = 16_384
 """The most sizes in the shapes of these."""
 ELEMENTS_MAX = 65_536
-"""The most elements of a BYTES tensor that a function returns."""
+"""The most elements of the BYTES tensors that a function returns for one request."""
 ELEMENTS_OF_STEP = 1024
 """The elements of a BYTES tensor that one step of a check reads: about 0.2 ms."""
 ANSWER_BYTES_MAX = 64 << 20
@@ -60,15 +60,13 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 TensorMetas = Annotated[tuple[TensorMeta, ...], Meta(max_length=TENSORS_MAX)]
+"""The tensors of one request in a message. More of them are refused before any is decoded."""
 
 
 def requests_of_run_max(specs: Sequence[TensorSpec]) -> int:
     """Return the most requests with these inputs and outputs that a run may have; at least 1."""
     sizes = sum(len(spec.shape) for spec in specs)
     return max(1, min(RUN_TENSORS_MAX // max(1, len(specs)), RUN_SIZES_MAX // max(1, sizes)))
-
-
-"""The tensors of one request in a message. More of them are refused before any is decoded."""
 
 
 class Tensor(msgspec.Struct):

@@ -2,9 +2,9 @@
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
-lacks. Then the queues are served in the order below, each from its front, up to the first function that does not fit.
-Free resources are reserved for that function, and other functions must release resources only for it. The exception is
-places: workers are drained for several functions at once (places.py).
+lacks. Then the queues are served in the order below, the first three each from its front, up to the first function that
+does not fit. Free resources are reserved for that function, and other functions must release resources only for it. The
+exception is places: workers are drained for several functions at once (places.py).
 
 1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.

@@ -34,7 +34,7 @@ REFILL_S = 0.25
 KEEP_S = 600.0
 """A tenant without a start for this long gets no process ahead."""
 OTHERS_S = 60.0
-"""A tenant without a start for this long loses its process to a tenant with a later start."""
+"""A tenant loses its process to a tenant whose last start is this much later."""
 FULL_S = 10.0
 """The pause until the next check if there are no free resources."""
 CALM_S = 60.0

@@ -18,7 +18,7 @@ def open_request(cycle: Cycle, request: Request) -> None:
 
 
 def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
-    """Remove an answered or cancelled request; None if it was already removed."""
+    """Remove an answered, refused or cancelled request; None if it was already removed."""
     request = cycle.state.requests.pop(id_, None)
     if request is not None:
         cycle.ledger.release(request_owner(id_))

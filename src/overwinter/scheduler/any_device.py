@@ -202,7 +202,9 @@ def _in_workers(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
 
 
 def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
-    """Yield each worker that may run a request, and a new one, with the time until it could begin."""
+    """Yield the time until a run could begin in each worker that may run it, and in a new one, with the worker's
+    configuration.
+    """
     family, latency, id_, usable = function.family, function.latency, function.spec.id, function.usable_workers()
     for worker in usable:
         if worker.stopping or worker.drain is not None:

@@ -93,7 +93,9 @@ def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
 
 
 def _least_recently_used(worker: Worker) -> Binding | None:
-    """Return the least recently used of the idle functions in a worker, which is replaced."""
+    """Return the idle function to replace in a worker: preferably without waiting requests, the least recently used
+    one.
+    """
     candidates = [
         each for each in worker.bound.values() if not each.draining and not worker.works_for(each.function.spec.id)
     ]
@@ -180,7 +182,8 @@ def observe(function: Function, seconds: float) -> None:
 
 
 def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
-    """Stop using a worker for a function: unbind it after its runs, and refuse those that have not ended at `until`.
+    """Stop using a worker for a function: unbind it after its runs, and refuse the requests of those that have not
+    ended at `until`.
 
     A worker without another function drains, and is stopped when it is idle.
     """

@@ -21,7 +21,7 @@ class CoreQueue(msgspec.Struct):
     number: int = 0
     """The number of functions that have joined."""
     assigned: int = 0
-    """The number of cores that were assigned."""
+    """How often a core was assigned to `first_for_cores`. Urgent runs and tenants without a core are not counted."""
 
     @property
     def waits(self) -> bool:

@@ -1,7 +1,7 @@
 """The context in which one event is handled: the tables, the ledger, the timers, the policies, and the actions so far.
 
-A scheduler has one cycle for its lifetime, and each event resets it. The functions of this package take it as their
-first argument.
+A scheduler has one cycle for its lifetime; each event sets the time and clears the actions. The functions of this
+package take it as their first argument.
 """
 
 from itertools import count
@@ -42,9 +42,9 @@ class Cycle:
         self.timers = Timers()
         self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
         self.last_worker = WorkerId(0)
-        """The last process that was forked: workers, executors and processes forked ahead are numbered together."""
+        """The id of the last process: workers, executors and processes forked ahead are numbered together."""
         self.eviction_clock = 0.0
-        """The value of the last idle worker that was stopped to free its place (the clock of GreedyDual)."""
+        """The highest value of an idle worker that was stopped for others (the clock of GreedyDual)."""
         self.ahead_due = False
         """Whether the processes forked ahead need a check."""
         self.ahead_after = Seconds(0.0)

@@ -114,7 +114,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     expected_rate: float
     """The expected requests per second of the next period."""
     run_s: float | None
-    """The smoothed seconds of its runs; None: it has not run."""
+    """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
     """Its consecutive failures: of loads, starts, workers and runs on devices."""
     backoff_s: float
@@ -130,7 +130,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerDetail]
     """The workers of its family, including those that have not bound it."""
     pool: PoolDetail | None = None
-    """None: it runs in workers."""
+    """None: nothing of it runs on the pool."""
     last_choice: str = ""
     """With `device = "any"`: where its last request went, and why there."""
 

@@ -67,7 +67,7 @@ def assign_devices(cycle: Cycle) -> None:
 
 
 def _first(cycle: Cycle) -> list[Function]:
-    """Return the waiting functions that a step looks at: if functions are bound to devices, all, so that each is."""
+    """Return the waiting functions that a step looks at: all, if each must be bound to a device."""
     waiting = cycle.state.pool.waiting
     return list(waiting if homes.are_used(cycle) else waiting.first())
 
@@ -86,7 +86,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
         pooled, id_ = pool_record(function), function.spec.id
         if homes.are_used(cycle) and homes.find_or_bind(cycle, function) is None:
             if cycle.policy.device_binding == "native":
-                why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many that are not bound"
+                why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many beside bound functions"
                 refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
                 cycle.mark(function)
             else:
@@ -138,20 +138,20 @@ def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) ->
     free, short = _free(cycle), set[DeviceOwner]()
     waiting = [each for each in functions if each.queue]
     ranks = device_order.ranks(cycle, waiting, free)
-    queue = [(device_order.turn(cycle, each), rank) for each, rank in zip(waiting, ranks, strict=True)]
+    queue = [(device_order.start_tag(cycle, each), rank) for each, rank in zip(waiting, ranks, strict=True)]
     heapify(queue)
     while queue and free:
-        turn, rank = heappop(queue)
+        tag, rank = heappop(queue)
         function = cycle.state.functions[rank[-1]]
-        if turn < (now_due := device_order.turn(cycle, function)):
+        if tag < (present_tag := device_order.start_tag(cycle, function)):
             # Its tenant has begun a run since.
-            heappush(queue, (now_due, rank))
+            heappush(queue, (present_tag, rank))
             continue
         if _begin(cycle, function, free):
             cycle.mark(function)
             if function.queue:
                 [rank] = device_order.ranks(cycle, [function], free)
-                heappush(queue, (device_order.turn(cycle, function), rank))
+                heappush(queue, (device_order.start_tag(cycle, function), rank))
         elif not slices.is_brought(cycle, function):
             _want_executor(cycle, function, free, coming, short)
         free = [each for each in free if each.is_free(cycle.now)]

@@ -1,8 +1,9 @@
 """The queue for devices: its order, and the periods in which the order adapts to the load.
 
-Tenants whose functions wait for the same devices get equal device time, and the policy orders the functions of each. A
-run is due when its tenant's earlier runs have had their time, and the next run is the one that is due first
-(start-time fair queueing: Goyal et al., 1996). A tenant that had no runs is due as the last run was, and not earlier.
+Tenants whose functions wait for the same devices get equal device time, and the policy orders the functions of each.
+This is start-time fair queueing (Goyal et al., 1996): the run with the lowest start tag is next, and its finish tag is
+later by its time on the device. The start tag of a run is the finish tag of its tenant's last run, but at least the
+virtual time: the start tag of the last run that began.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,44 +33,44 @@ KEY = "alpha"
 """The timer of the periods."""
 
 
-def turn(cycle: Cycle, function: Function) -> float:
-    """Return when the next run of the function's tenant is due, in seconds of device time; 0 if no other waits."""
+def start_tag(cycle: Cycle, function: Function) -> float:
+    """Return the start tag of the next run of the function's tenant, in seconds; 0 if no other tenant waits."""
     pool = cycle.state.pool
     if len(pool.waiting.of_tenants) < 2:
         return 0.0
-    return _due(pool, function.spec.tenant)
+    return _start_tag(pool, function.spec.tenant)
 
 
 def behind_s(cycle: Cycle, tenant: TenantId | None, other: TenantId | None) -> float:
     """Return how much less device time this tenant has had than another one that waits."""
     if tenant == other or tenant is None or other is None:
         return 0.0
-    return max(0.0, _due(cycle.state.pool, other) - _due(cycle.state.pool, tenant))
+    return max(0.0, _start_tag(cycle.state.pool, other) - _start_tag(cycle.state.pool, tenant))
 
 
 def count_run(cycle: Cycle, function: Function, expected_s: float) -> None:
     """A run of the function begins on a device."""
     pool, tenant = cycle.state.pool, function.spec.tenant
-    pool.turn = _due(pool, tenant)
-    pool.due[tenant] = pool.turn + expected_s
-    if len(pool.due) > len(cycle.state.tenants):
-        pool.due = {each: at for each, at in pool.due.items() if at > pool.turn}
+    pool.virtual_time = _start_tag(pool, tenant)
+    pool.finish_tags[tenant] = pool.virtual_time + expected_s
+    if len(pool.finish_tags) > len(cycle.state.tenants):
+        pool.finish_tags = {each: tag for each, tag in pool.finish_tags.items() if tag > pool.virtual_time}
 
 
 def correct_run(cycle: Cycle, operation: Operation) -> None:
     """A run has ended, sooner or later than expected."""
     pool, tenant = cycle.state.pool, operation.function.spec.tenant
-    pool.due[tenant] = pool.due.get(tenant, pool.turn) + cycle.now - operation.ends
+    pool.finish_tags[tenant] = pool.finish_tags.get(tenant, pool.virtual_time) + cycle.now - operation.ends
 
 
-def _due(pool: Pool, tenant: TenantId) -> float:
-    """Return when the tenant's next run is due."""
-    return max(pool.turn, pool.due.get(tenant, 0.0))
+def _start_tag(pool: Pool, tenant: TenantId) -> float:
+    """Return the start tag of the tenant's next run."""
+    return max(pool.virtual_time, pool.finish_tags.get(tenant, 0.0))
 
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
-    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. By default,
-    the late requests of a function first go behind its others.
+    """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. Under the
+    default policy, late requests of a function are moved behind its others before.
     """
     _update_boundary(cycle)
     rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary
@@ -108,8 +109,8 @@ def _has_slo(function: Function, first: Request) -> bool:
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
     """Return the requests that have waited for a long time, one of each function, if the next run is for one of them
-    (one in LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level and arrival, but
-    those of functions without an SLO first, because late requests also get the devices that nobody else uses.
+    (one in LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level, then those of
+    functions without an SLO first (late requests also get the devices that nobody else uses), then by arrival.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.next_long_binding:

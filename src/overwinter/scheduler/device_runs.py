@@ -171,7 +171,7 @@ def end_operation(cycle: Cycle, device: Device) -> Operation | None:
 
 
 def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
-    """An executor answered a run; return it, or None if it is none of a device."""
+    """An executor answered a run; return it, or None if no device has it in progress."""
     device = cycle.state.pool.executors.get(event.worker)
     if device is None or device.executor is None or device.executor.run != event.run:
         return None

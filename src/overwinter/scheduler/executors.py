@@ -105,7 +105,9 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
 
 
 def _lose_blocks(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
-    """Load the blocks again of a function that was prepared, and of those whose run was ordered behind that."""
+    """Release the blocks of a function that was prepared, and of those whose run was ordered meanwhile: they are loaded
+    again.
+    """
     for function in () if operation is None else operation.functions:
         if function.loaded:
             release(cycle, function)
@@ -224,7 +226,7 @@ def _failed(cycle: Cycle, device: Device, owner: DeviceOwner, function: Function
 
 
 def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
-    """Try the requests of a run again whose executor died, or refuse them."""
+    """Try the requests of a run whose executor died again, or refuse them."""
     for part in operation.parts:
         _retry_part(cycle, part, event, is_alone=len(operation.parts) == 1)
 

@@ -294,7 +294,9 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
-    """Record a failed bind: lost blocks are loaded again, once; otherwise the worker gets no other bind of it."""
+    """Record a failed bind: lost blocks are loaded again, once; otherwise the worker gets no other bind of the
+    function.
+    """
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
     if worker is None or binding is None:

@@ -1,7 +1,7 @@
 """Assigns functions to families: when they join and leave, and what a family has in common.
 
-The configuration of workers, the rate, its forecast and the scaling belong to a family. They use the shortest SLO of
-its members and the sum of their `max_workers`. Queue, SLO, failures and faults belong to a function.
+The configuration of workers, the rate and the scaling belong to a family. They use the shortest SLO of its members and
+the sum of their `max_workers`. Queue, SLO, forecast, failures and faults belong to a function.
 """
 
 from math import inf

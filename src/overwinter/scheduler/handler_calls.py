@@ -1,7 +1,7 @@
 """Runs of handlers that wait for the answer of their program on the pool, and do not count as hung meanwhile.
 
-Otherwise a busy device would cost workers. A call ends with the last request of its run at the latest. Then the handler
-gets at least `stop_timeout_s` to continue.
+Otherwise workers would be killed while a device is busy. A call ends at the latest deadline of its run's requests, if
+not before. Then the handler gets at least `stop_timeout_s` to continue.
 """
 
 from math import inf
@@ -19,7 +19,7 @@ def begin(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
 
 
 def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
-    """A request of this run was answered or cancelled: the run can count as hung again."""
+    """A request of this run was answered, refused or cancelled: the run can count as hung again."""
     run = run_of(cycle, caller)
     if run is not None:
         run.hangs_at = max(run.began + hangs_s(run.parts, run.overdue_s), cycle.now + cycle.config.stop_timeout_s)

@@ -1,4 +1,4 @@
-"""Binds functions to one device each, under the policies that bind before a request comes (the baselines `native` and
+"""Binds functions to one device each, under the policies that bind before the first run (the baselines `native` and
 `infless`).
 
 Under `native` a function stays on its device for good; under `infless` until it has been idle for its keep-alive. Its
@@ -47,7 +47,9 @@ def can_be_bound(cycle: Cycle, function: Function) -> bool:
 
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
-    """Yield the bytes that would remain on each device beside the functions that are bound to it."""
+    """Yield the bytes that would remain on each device beside the functions bound to it, unless those have another
+    owner.
+    """
     pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), pool_record(function).sizes
     bound: dict[DeviceId, list[Function]] = {name: [] for name in pool.devices}
     for each in cycle.state.functions.values():
@@ -87,8 +89,8 @@ def check(cycle: Cycle, function: Function) -> None:
 
 
 def leave(cycle: Cycle, function: Function) -> None:
-    """Under `infless` a function leaves its device with its blocks: while it waits for space in the host store, others
-    that have theirs there may wait for its device.
+    """End the binding of a function to its device under `infless`, also when it releases its blocks: otherwise
+    functions whose blocks are loaded would wait for its device while it waits for space in the host store.
     """
     pooled = pool_record(function)
     if cycle.policy.device_binding == "infless" and pooled.home is not None:

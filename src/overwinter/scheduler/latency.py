@@ -89,14 +89,14 @@ class LatencyModel:
             settings.concurrency,
             0.0,
         )
-        """The default configuration of a worker: of the measured ones that meet the SLO, or else of all measured
-        ones, the one with the fewest cores, then the least concurrency, then the largest batch. If none was measured,
-        that of the settings.
+        """The default configuration of a worker: of the measured ones that meet the SLO (with batches, half the SLO),
+        or else of all measured ones, the one with the fewest cores, then the least concurrency, then the largest batch.
+        If none was measured, that of the settings.
         """
         self.low_rate_configuration: Configuration | None = None
         """The configuration that the scaler chooses for the only worker at a low rate; None: not chosen yet."""
         self.low_rate_max = 0.0
-        """Up to this rate one such worker suffices, and the scaler need not be called."""
+        """Up to this rate, in requests per second, one such worker suffices, and the scaler need not be called."""
 
     def point(self, configuration: Configuration) -> Point:
         """Return the measured point of this configuration; the default one if it was not measured."""

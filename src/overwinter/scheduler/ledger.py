@@ -1,9 +1,9 @@
 """The ledger: which resources are taken, and by which owner.
 
 A **resource** is anything scarce: workers, private memory, cores, bytes of the host stores. A **claim** is what one
-owner (a worker, a run, a block, a request) takes of the resources, from its start to its end. The **ledger** is the
-table of all claims, by owner. The amount taken of a resource is the sum of the claims on it, and a tenant's share is
-the sum of its own claims. Both sums are updated when claims change, so that no query iterates over all claims.
+owner (a worker, a run, a host store, a request) takes of the resources, from its start to its end. The **ledger** is
+the table of all claims, by owner. The amount taken of a resource is the sum of the claims on it, and a tenant's share
+is the sum of its own claims. Both sums are updated when claims change, so that no query iterates over all claims.
 
 The ledger records and does not decide: the caller has checked `fits` before it takes, or has a reason not to. More than
 the capacity may be taken when a capacity shrinks, or when a claim turns out larger than expected.

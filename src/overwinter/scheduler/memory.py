@@ -3,9 +3,9 @@
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
 assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
 stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only
-workers that exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory
-beyond the needs is free until another function needs it. Then a worker of another tenant that takes far more than its
-need is killed at once.
+workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory beyond the
+needs is free until another function needs it. Then a worker of another tenant that takes far more than its need is
+killed at once.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant whose workers together
@@ -73,8 +73,8 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
 
 
 def release(cycle: Cycle, nbytes: int) -> None:
-    """Release memory because the machine is short of it: stop processes forked ahead, then drop unheld blocks,
-    then stop idle workers, then workers far beyond their need.
+    """Release memory because the machine is short of it: stop processes forked ahead, then evict unused blocks, then
+    unbind unused functions, then stop idle workers, then workers far beyond their need.
     """
     freed = ahead.release(cycle, nbytes)
     freed += release_blocks(cycle, nbytes - freed)
@@ -169,7 +169,7 @@ def kill_excessive(cycle: Cycle, worker: Worker) -> None:
 
 
 def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
-    """A stopped worker frees its memory only when its process has ended."""
+    """Record the memory of a worker. A stopped one frees it only when its process has ended."""
     before, family, bound = worker.nbytes, worker.family, len(worker.bound) - len(worker.binds)
     worker.measured_bytes = max(taken, worker.measured_bytes) if worker.stopping else taken
     if bound and not worker.stopping:
@@ -185,7 +185,8 @@ def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
 
 def _reason(worker: Worker, limit: int | None) -> str:
     """Why a worker is stopped, and what can be done."""
-    most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
+    limited = "all workers together may have no more (--memory-bytes)"
+    most = "the machine runs short of memory" if limit is None else limited
     return (
         f"a worker of function {worker.function} took {worker.measured_bytes / MIB:.1f} MiB and was stopped: it was "
         f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so "

@@ -238,7 +238,7 @@ def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
 
 
 def mark_all(cycle: Cycle, worker: Worker) -> None:
-    """Mark all functions of a worker that stops or has ended, and the functions that wait for it."""
+    """Mark all functions of a worker that gets no more work, and the functions that wait for it."""
     for binding in worker.bound.values():
         cycle.mark(binding.function)
     families.mark(cycle, worker.family)

@@ -33,7 +33,8 @@ URGENT_CHECKED = 16
 UNSERVED_CHECKED = 64
 """The number of a tenant's waiting functions of which the one due first gets the core of a tenant that has none."""
 REQUESTS_CHECKED = 32
-"""The number of a function's latest requests that are checked; late ones among them are moved to the end."""
+"""The number of requests at the end of a function's queue that are checked for late ones: `arrange` moves those there.
+"""
 SHARED_SLOWDOWN = 1.5
 """The assumed slowdown while one run more than the cores is in progress, as with three runs on two cores."""
 FREE_ONE_IN = 16
@@ -141,7 +142,7 @@ def _served(cycle: Cycle) -> set[TenantId]:
 
 
 def is_turn_of_late(count: int) -> bool:
-    """Whether, after this many cores, the next one is for late requests."""
+    """Whether, after this many assigned cores or begun runs, the next one is for late requests."""
     return (count + 1) % LATE_EVERY == 0
 
 
@@ -263,8 +264,8 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
 
 
 def tenant_workers_max(cycle: Cycle) -> int:
-    """The maximum of workers of one tenant. While others have functions here, a part is reserved for tenants without a
-    worker.
+    """The maximum of workers of one tenant: as configured, or else all, but for a part that is reserved for tenants
+    without a worker while there are other tenants.
     """
     most, own = cycle.workers_max, cycle.config.tenant_workers_max
     if own is not None:

@@ -159,8 +159,8 @@ class Device(msgspec.Struct, eq=False):
         return found
 
     def capacity(self, missing: int) -> int:
-        """The most bytes that may lie there once `missing` more are brought: fewer than for a run that brought as many
-        and was unplaced.
+        """The most bytes that may lie there once `missing` more are brought: fewer than `unplaced.total_bytes` if the
+        unplaced run missed at most as many.
         """
         if self.unplaced is None or missing < self.unplaced.missing_bytes:
             return self.config.memory_bytes
@@ -271,16 +271,16 @@ class PoolRecord(msgspec.Struct, eq=False):
     """The record of a function of the pool: what is known of it on devices."""
 
     sizes: Mapping[Address, int]
-    """Its weights."""
+    """The bytes on a device of each block of its weights."""
     nbytes: int
     no_device_reason: str = ""
-    """Why no device can run it."""
+    """Why no device can run it; empty: one can."""
     running: int = 0
     """Its runs in progress."""
     times: RunTimes = msgspec.field(default_factory=RunTimes)
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
     home: DeviceId | None = None
-    """The device to which it is bound, under the policies that bind before the first request."""
+    """The device to which it is bound, under the policies that bind before the first run."""
     departures_at_misfit: int | None = None
     """The `departures` of the pool when it last fitted on no device beside the functions that are bound there."""
     loaded_ahead_at: float = -inf
@@ -314,11 +314,11 @@ class Pool(msgspec.Struct):
     """The smoothed seconds from a fork until the executor is ready."""
     bindings: int = 0
     """The number of runs that were bound to a device."""
-    turn: float = 0.0
-    """When the last run was due in the order of the tenants (device_order.py)."""
-    due: dict[TenantId, float] = msgspec.field(default_factory=dict)
-    """When the next run of each tenant is due in this order, if that is later. A tenant that removes its functions does
-    not lose it.
+    virtual_time: float = 0.0
+    """The start tag of the last run that began (device_order.py)."""
+    finish_tags: dict[TenantId, float] = msgspec.field(default_factory=dict)
+    """The finish tag of the last run of each tenant, at least if it exceeds the virtual time. A tenant that removes its
+    functions keeps it.
     """
     next_long_binding: int = 0
     """From this number of bindings on, the next run is for a request that has waited for a long time, if there is one.

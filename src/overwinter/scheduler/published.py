@@ -76,7 +76,7 @@ class Published:
     # Functions
 
     def default(self, name: FunctionName) -> int | None:
-        """Return the version that answers for a name; None if there is none."""
+        """Return the default version of a name; None if there is none."""
         known = None if is_part(name) else self._state.versions.get(name)
         return known.default if known is not None and known.numbers else None
 

@@ -2,7 +2,7 @@
 
 Where requests come faster than the devices of a function can answer them within its SLO, and bringing its blocks on
 demand takes too long (policies/device_ahead.py), they are brought to an idle device, as a run without requests. There
-they replace only functions that are not in use and are worth less, by the eviction policy.
+they replace only functions that are not in use and have a lower value, by the eviction policy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def check(cycle: Cycle) -> None:
 
 
 def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> None:
-    """Bring a function to one more of these devices, if that is worth it."""
+    """Bring a function to one more of these devices, if the policy wants it and there is space."""
     slo_ms, holders = function.spec.settings.slo_ms, list(cycle.state.pool.holders(function))
     candidates = [each for each in idle if each not in holders and _suits(cycle, each, function)]
     if slo_ms is None or not holders or not candidates:
@@ -85,7 +85,9 @@ def _with_space(cycle: Cycle, function: Function, devices: Sequence[Device]) -> 
 
 
 def _swap_wait_s(function: Function, device: Device, holders: Sequence[Device], run_s: float) -> float:
-    """The time for which a run on a device would wait for blocks from the nearest place, if nothing else is brought."""
+    """The time for which a run on a device would wait for blocks over the fastest of its links from the host and the
+    devices that have the function, if nothing else is brought.
+    """
     config, missing = device.config, device.missing_bytes(pool_record(function))
     rate = max(config.bytes_per_s, *(config.peers.get(each.config.name, 0.0) for each in holders))
     return max(0.0, config.latency_s + missing / rate - run_s)

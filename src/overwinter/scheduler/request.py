@@ -23,7 +23,7 @@ class Request(msgspec.Struct):
     failures: int = 0
     """The attempts that have failed: a worker or an executor died in them, or no worker could start."""
     too_large: bool = False
-    """Whether no device has the memory for what it computes."""
+    """Whether a device lacked the memory for what it computes, so that it goes to no device again."""
     part: FunctionId | None = None
     """The part of the function that has it: a later slice of its program, or with `any` its program; None: the function
     itself has it.

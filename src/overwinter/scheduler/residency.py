@@ -61,7 +61,7 @@ def forget(cycle: Cycle, function: Function) -> None:
 
 
 def drain_runs(cycle: Cycle, function: Function) -> None:
-    """Let the runs of a removed or unloaded function on devices continue for the drain timeout."""
+    """Let the runs of a function that leaves its devices continue there for the drain timeout."""
     for device in cycle.state.pool.holders(function):
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:

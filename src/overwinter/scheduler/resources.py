@@ -25,7 +25,7 @@ class Resources:
         alone.
         """
         self.load = Resource("load")
-        """The cores of all runs and starts in progress. It is unlimited, but decisions use it."""
+        """The cores of all runs, binds and starts in progress. It is unlimited, but decisions use it."""
         self.workers = Resource("workers", config.workers_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
         """The private bytes of all workers together."""
@@ -40,7 +40,7 @@ class Resources:
         self.device_bytes = {each.name: Resource(f"bytes of {each.name}", each.memory_bytes) for each in config.devices}
         """The memory of each device."""
         self.device_time = {each.name: Resource(f"time of {each.name}", 1) for each in config.devices}
-        """The time of each device: it runs one function at a time."""
+        """The time of each device: it has one run at a time."""
         self.of_request: Claim = {self.requests: 1}
         """The claim of an open request."""
 
@@ -53,7 +53,7 @@ class Resources:
         return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
     def of_start(self, point: Point) -> Claim:
-        """Return the claim of a start of such a worker."""
+        """Return the claim of a new worker of this configuration."""
         return self.of_worker(point, point.memory_bytes)
 
     def of_bind(self, nbytes: int) -> Claim:

@@ -104,7 +104,8 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     function = binding.function
     stop_using(cycle, worker, function, "the machine is short of memory")
     if _is_unused(function):
-        evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used_at:.1f} s ago")
+        unused_s = cycle.now - function.used_at
+        evict_blocks_of(cycle, function, f"the machine ran short of memory; it was used {unused_s:.1f} s ago")
     return True
 
 
@@ -213,7 +214,7 @@ def _limit_drain(cycle: Cycle, function: Function, why: str) -> None:
 
 
 def _release(cycle: Cycle, function: Function) -> None:
-    """The function's last worker ended: release its blocks too, if other functions wait for their space."""
+    """No worker or device uses the draining function now: release its blocks too, if other functions wait for space."""
     state = cycle.state
     state.releasing = None
     if state.waiting_for_bytes and function.loaded:

@@ -4,7 +4,7 @@ Functions of a family that allow batches run together as far as their weights ar
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
 leads it. Requests of other functions join it, the first by `_rank`, up to the batch size of the worker. These functions
 have the same trunk as the leading one: at least half of the bytes of their blocks are in common with one member of the
-family. A function whose worker died lately shares no runs.
+family. A function in whose run or bind a worker died lately shares no runs.
 
 Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
 of a shared run is computed from the profile of one function's runs and the part of them that is not shared
@@ -219,7 +219,7 @@ class _AssembledRun:
         return True
 
     def _ends_with(self, other: Function) -> float:
-        """Return when the run would end if the leading function then filled the remaining places."""
+        """Return when the run would end if the leading function then filled the rest of it."""
         counts = {each: len(ids) for each, ids in self.taken.items()}
         counts[other] = counts.get(other, 0) + 1
         counts[self._leads] += min(len(self._leads.queue), self.left - 1)
@@ -232,7 +232,7 @@ class _AssembledRun:
         self.left -= len(ids)
 
     def parts(self) -> tuple[Part, ...]:
-        """The functions of its requests, the leading one first."""
+        """The requests of each function, those of the leading one first."""
         return tuple(Part(each, tuple(ids)) for each, ids in self.taken.items() if ids)
 
 

@@ -60,8 +60,8 @@ def _is_watched(cycle: Cycle, family: Family) -> bool:
 
 
 def next_to_start(cycle: Cycle, family: Family) -> Function | None:
-    """Return the function for which a further worker of the family is forked: of those that can run, the most recently
-    used one.
+    """Return the function for which a further worker of the family is forked: of those that can run, preferably with
+    waiting requests, the most recently used one.
     """
     candidates = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
     return max(candidates, key=lambda each: (bool(each.queue), each.used_at), default=None)
@@ -95,7 +95,7 @@ def expected_rate(cycle: Cycle, family: Family) -> float:
 
 
 def report_slo_infeasible(cycle: Cycle, function: Function, slo_infeasible: bool) -> None:
-    """Record whether a configuration meets the SLO."""
+    """Record whether no configuration meets the SLO."""
     family, slo_ms = function.family, function.family.slo_ms
     slo_infeasible = slo_infeasible and slo_ms is not None
     if slo_infeasible and not family.slo_infeasible:
@@ -113,7 +113,7 @@ def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
 
 
 def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Configuration]:
-    """Return the scaler's answer for the observed rate."""
+    """Return the scaler's answer for the expected rate, or for the current one if that is higher."""
     latency = function.latency
     fallback = (latency.default_point.configuration,)
     if not latency.points or function.on_trial or not function.queue:
@@ -233,5 +233,5 @@ def keeps_up(cycle: Cycle, function: Function) -> bool:
 
 
 def _load(worker: Worker) -> float:
-    """Return the share of a worker's slots in use."""
+    """Return the number of a worker's runs, divided by its concurrency."""
     return len(worker.runs) / worker.point.concurrency

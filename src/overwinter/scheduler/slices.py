@@ -6,7 +6,7 @@ waits for a device; for a slice without such a device, an executor is started on
 program that no device holds come over the links of several devices at once.
 
 A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
-Otherwise requests that arrive one soon after the other would bring slices that are there, in the place of others.
+Otherwise requests that arrive one soon after the other would bring slices that a device has, and evict others for them.
 
 With fewer devices than slices, each slice takes the place of the one that requests need last. If every slice took the
 place of the one that was used longest ago, all of them would be brought for each request.
@@ -178,8 +178,9 @@ def _may_come(cycle: Cycle, function: Function) -> bool:
 
 
 def _bring(cycle: Cycle, function: Function, coming: Collection[Function], starting: list[Device]) -> None:
-    """Bring a slice to an idle device, while no function waits for one. Neither slices of its program are evicted for
-    it nor these. If there is no such device, it waits for one of those whose executors start for no other slice.
+    """Bring a slice to an idle device, while no function waits for one. No slice of its program and none of `coming` is
+    evicted for it. If there is no such device, an executor may be started for it. `starting`: the devices whose
+    executors start for no other slice.
     """
     if cycle.state.pool.waiting:
         return
@@ -206,7 +207,9 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
 
 
 def _want_executor(cycle: Cycle, function: Function, starting: list[Device]) -> None:
-    """Start an executor for a slice on an empty device, unless one of these will serve it, and then no other slice."""
+    """Start an executor for a slice on an empty device, unless one of `starting` will serve it, which then leaves the
+    list.
+    """
     owner, fitting = owner_of(cycle, function), list(swaps.fitting(cycle, function))
     own = next((each for each in starting if each in fitting and each.coming_owner == owner), None)
     empty = [each for each in fitting if each.may_start(cycle.now)]

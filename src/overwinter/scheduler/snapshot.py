@@ -66,7 +66,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     devices: tuple[DeviceId, ...] = ()
     """The devices on which it is resident."""
     parts: tuple[FunctionId, ...] = ()
-    """Itself, its program if that runs on the pool for its handler, and the later slices of the program."""
+    """Itself, its program if that is another function on the pool, and the later slices of the program."""
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,13 +260,13 @@ def function_snapshot(state: State, function: Function, now: Seconds) -> Functio
 
 
 def _state(parts: Sequence[Function], first: Function, now: Seconds) -> FunctionState:
-    """Return the state of the first part of a function; if another one is unloaded, it is."""
+    """Return the state of the first part of a function; `unloaded` if one of `parts` is unloaded."""
     return "unloaded" if any(each.unloaded for each in parts) else function_state(first, now)
 
 
 def parts_on_pool(state: State, function: Function) -> list[Function]:
-    """Return what of a function runs on the pool, in this order: the function, or the program of its handler, then the
-    later slices of the program.
+    """Return what of a function runs on the pool, in this order: the function, or its program, then the later slices of
+    the program.
     """
     part = function if function.pool is not None else program_of(state, function)
     return [] if part is None else list(counterpart.with_later(state, part))

@@ -109,7 +109,7 @@ class Worker(msgspec.Struct):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can run a request as soon as it has a free slot."""
+        """Whether its start has ended and it is not stopping; it may be draining."""
         return self.start is None and not self.stopping
 
     @property
@@ -186,7 +186,7 @@ class Function(msgspec.Struct, eq=False):
     """Whether a caller waits for the result of the next wake."""
     unloaded: bool = False
     fault: str = ""
-    """Why it is out of service without being unloaded."""
+    """Why it is out of service, although its owner did not unload it."""
     failures: int = 0
     """Its failures (functions.fail, executors.py) since its last good run; the backoff grows with them."""
     runs_at_death: int | None = None
@@ -196,7 +196,7 @@ class Function(msgspec.Struct, eq=False):
     """
     backoff_until: Seconds = Seconds(0.0)
     lost_blocks: bool = False
-    """Whether its blocks were missing from memory, and no run has succeeded since."""
+    """Whether its blocks were missing from memory, and no start, bind or run on a device has succeeded since."""
     use_interval_s: float = 0.0
     """The smoothed time between two uses."""
     gaps: list[float] = msgspec.field(default_factory=list)
@@ -212,7 +212,7 @@ class Function(msgspec.Struct, eq=False):
     lacks_memory: bool = False
     """Whether it waits in that queue for private memory to be bound, and not for a worker."""
     blocks_usable_from: Seconds | None = None
-    """When a worker could first use its blocks in the host store; None: none could yet."""
+    """When a worker or a device could first use its blocks since their last load; None: none could yet."""
     forecast: float | None = None
     """The forecast rate in requests per second."""
     pool: PoolRecord | None = None

@@ -6,7 +6,9 @@ from math import inf
 from overwinter.core.ids import Seconds
 
 Key = str | int
-"""The id of a function, worker or executor, the name of a queue, `ahead.KEY` or `device_order.KEY`."""
+"""The id of a function, worker, executor or process forked ahead, the name of a queue, `ahead.KEY` or
+`device_order.KEY`.
+"""
 
 
 class Timers:

@@ -46,7 +46,9 @@ class UseDevice(msgspec.Struct, frozen=True):
 
 
 Want = Send | Wait | NeedBlocks | BindIn | FreeMemory | Fork | GiveUp | UseDevice
-"""Send: send a run of the first requests to a worker with a free slot. Wait: do nothing for this many seconds."""
+"""Send: send a run of the first requests to a worker with a free slot. Wait: wait for more requests, at most this many
+seconds.
+"""
 
 NEED_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = NeedBlocks(), FreeMemory(), Fork(), UseDevice()
 

@@ -74,7 +74,7 @@ def record_death(cycle: Cycle, function: Function) -> None:
     again, function.runs_at_death = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return
-    cycle.explain(function, "isolate", "it killed or hung workers twice: it no longer shares them")
+    cycle.explain(function, "isolate", "workers died or hung twice in its runs or binds: it gets separate ones")
     for other in list(function.workers.values()):
         stop_using(cycle, other, function, "its function has separate workers")
     families.isolate(cycle, function)

@@ -36,7 +36,7 @@ class Send(msgspec.Struct, frozen=True):
     worker: Worker
     count: int
     late: bool = False
-    """Whether not all requests can meet their SLO; then the newest `count` that can are preferred to the oldest."""
+    """Whether not all requests can meet their SLO: with `late = "refuse"` those that cannot are then refused."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -50,12 +50,14 @@ Rule = Callable[[Waiting, Sequence[Worker]], Step]
 
 
 def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
-    """Send all waiting requests at once."""
+    """Send the waiting requests at once, at most a batch."""
     return at_once(waiting.count, workers)
 
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
-    """Send this many requests to the least busy worker; among equals to the one used last, so that others can sleep."""
+    """Send this many requests, at most a batch, to the least busy worker; of equals to the one used last, so others
+    stay idle.
+    """
     worker = workers[0]
     if len(workers) > 1:
         worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))

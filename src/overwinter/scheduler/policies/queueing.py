@@ -23,15 +23,18 @@ def why_full(function: Function, queued: int, requests: Resource) -> str | None:
     """Return why one more request of the function is refused; None: it is accepted. `queued`: its requests that wait.
 
     A tenant may have as many open requests as are free of `requests_max`. A single tenant can thus have half of them,
-    and two tenants a third each, so there are always places for tenants with few requests (Choudhury and Hahne's
-    dynamic thresholds).
+    and two tenants a third each, so some are always free for tenants with few requests (Choudhury and Hahne's dynamic
+    thresholds).
     """
     if queued >= function.spec.settings.queue_limit:
         return f"function {function.spec.id} already has {queued} requests waiting"
     tenant, most = function.spec.tenant, requests.capacity
     own = requests.of(tenant)
     if most is not None and own >= most - requests.taken:
-        return f"tenant {tenant!r} has {own} open requests; all tenants together may have {most} (requests_max)"
+        return (
+            f"tenant {tenant!r} has {own} open requests, and may have no more than are still free of the {most} of all "
+            "tenants together (requests_max)"
+        )
     return None
 
 
@@ -102,6 +105,6 @@ def retry_after_s(function: Function, least_s: float) -> float:
 
 
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
-    """Put requests whose worker died back at the front of their level, in their old order."""
+    """Put the requests of a run without answers back at the front of their level, in their old order."""
     for id_ in reversed(ids):
         queue.insert(bisect_left(queue, requests[id_].level, key=lambda each: requests[each].level), id_)

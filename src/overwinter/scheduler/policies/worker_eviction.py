@@ -21,11 +21,11 @@ class Idle(msgspec.Struct, frozen=True):
 
     now: float
     clock: float
-    """The value of the last idle worker that was stopped to free its place."""
+    """The highest value of an idle worker that was stopped for others."""
     uses: float
     """The decayed count of its uses (`counted`)."""
     cost_s: float
-    """The measured time to replace it: to fork a worker and bind its functions."""
+    """The expected time to replace it: to fork a worker and bind its functions."""
     nbytes: int
     """The bytes that its end frees."""
 

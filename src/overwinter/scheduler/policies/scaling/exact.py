@@ -1,7 +1,7 @@
 """Tetris's integer program (3.2, equations 1-5): serves a rate with the least memory, exactly.
 
-Solved by HiGHS through scipy, an optional dependency that is imported at the first use. It measures the gap of the
-greedy algorithms; as a scaler it is slow, milliseconds per decision.
+Solved by HiGHS through scipy, an optional dependency that is imported at the first use. It shows how far the greedy
+algorithms are from the optimum; as a scaler it is slow, milliseconds per decision.
 """
 
 import math
