@@ -62,7 +62,7 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
 def test_a_function_with_more_files_than_a_worker_may_open_is_refused(deploying):
     async def scene(node, manifest):
         more = tuple(Block(f"{number:064x}", 1, ()) for number in range(FILES_MAX + 1 - len(manifest.blobs())))
-        with pytest.raises(TooLargeError, match=f"{manifest.name!r} has {FILES_MAX + 1} blocks and assets"):
+        with pytest.raises(TooLargeError, match=f"{manifest.name!r} has {FILES_MAX + 1} blobs"):
             await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more)))
         with pytest.raises(ConflictError, match=manifest.name):
             await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more[1:])))

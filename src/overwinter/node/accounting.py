@@ -1,8 +1,8 @@
 """Compares the scheduler's counts of bytes with the kernel's.
 
-Periodically, a thread compares the tables of the scheduler and of the host stores with the files of the tmpfs, and the
-expected memory of workers with their actual memory. The node continues meanwhile, so a difference counts only if it is
-found in two consecutive passes. Each is logged once, and counted.
+Periodically, the tables of the scheduler and of the host stores are compared with the files of the tmpfs, and the
+expected memory of workers with their actual memory. A thread reads the files while the node continues, so a difference
+counts only if it is found in two consecutive passes. The log gets one line for all new differences of a kind.
 
 Every second, the workers are measured that may have copied many of the pages which they shared with their zygote, and
 those whose zygote has dropped programs.
@@ -19,7 +19,7 @@ from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.memory import PAGE_BYTES, directory_memory, process_memory
-from overwinter.node.process_stat import PAGE_FAULTS, count_of
+from overwinter.node.process_stat import PAGE_FAULTS, stat_field
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
@@ -60,7 +60,7 @@ class Mismatch(NamedTuple):
     text: str
 
 
-class _Faults(NamedTuple):
+class _PageFaults(NamedTuple):
     """The page faults of a worker."""
 
     cpu_time_s: float = -1.0
@@ -92,7 +92,7 @@ class Accounting:
         self._log = log
         self._suspected: set[Mismatch] = set()
         self._confirmed: set[Mismatch] = set()
-        self._faults: dict[WorkerId, _Faults] = {}
+        self._page_faults: dict[WorkerId, _PageFaults] = {}
         self._turn = 0
         """The number of the last measurement of workers that may have copied pages."""
         self.accounts = Accounts()
@@ -110,25 +110,25 @@ class Accounting:
                     await self.measure_copies()
 
     async def measure_copies(self) -> None:
-        """Measure the workers that may have copied many pages since their last measurement, those first that were not
-        measured for longest: others may copy pages only to delay them.
+        """Measure the workers that may have copied many pages since their last measurement, the one measured longest
+        ago first: a worker that copies pages all the time must not delay the others.
         """
         smaps = self._processes.worker_smaps()
-        self._faults = {worker: self._faults_of(worker) for worker in smaps}
-        copied = {worker: faults.last - faults.measured for worker, faults in self._faults.items()}
+        self._page_faults = {worker: self._page_faults_of(worker) for worker in smaps}
+        copied = {worker: each.last - each.measured for worker, each in self._page_faults.items()}
         dropped = {process.worker: process.dropped_by_zygote for process in self._processes.workers()}
         due = [
             worker
             for worker, pages in copied.items()
-            if pages * PAGE_BYTES > COPIED_BYTES or dropped[worker] > self._faults[worker].dropped_by_zygote
+            if pages * PAGE_BYTES > COPIED_BYTES or dropped[worker] > self._page_faults[worker].dropped_by_zygote
         ]
-        due = sorted(due, key=lambda worker: self._faults[worker].turn)[:COPIES_MEASURED_MAX]
+        due = sorted(due, key=lambda worker: self._page_faults[worker].turn)[:COPIES_MEASURED_MAX]
         if not due:
             return
         self._turn += 1
         for worker in due:
-            known = self._faults[worker]
-            self._faults[worker] = known._replace(
+            known = self._page_faults[worker]
+            self._page_faults[worker] = known._replace(
                 measured=known.last, turn=self._turn, dropped_by_zygote=dropped[worker]
             )
         limits = [self._mappings_max(worker) for worker in due]
@@ -147,15 +147,15 @@ class Accounting:
         process = self._processes.process(worker)
         return MAPPINGS_MAX + (0 if process is None else process.bindings.blocks)
 
-    def _faults_of(self, worker: WorkerId) -> _Faults:
+    def _page_faults_of(self, worker: WorkerId) -> _PageFaults:
         """Count a worker's page faults, if it has computed since the last time and may copy many pages."""
-        known, process = self._faults.get(worker, _Faults()), self._processes.process(worker)
+        known, process = self._page_faults.get(worker, _PageFaults()), self._processes.process(worker)
         if process is None or process.pid is None or process.inherited_bytes <= COPIED_BYTES:
             return known
         cpu_time_s = clock.cpu_time_s(process.pid)
         if cpu_time_s is None or cpu_time_s == known.cpu_time_s:
             return known
-        return known._replace(cpu_time_s=cpu_time_s, last=count_of(process.pid, PAGE_FAULTS))
+        return known._replace(cpu_time_s=cpu_time_s, last=stat_field(process.pid, PAGE_FAULTS))
 
     async def compare(self) -> None:
         """Compare once."""
@@ -189,9 +189,9 @@ class Accounting:
         self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
     def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> bool:
-        """Update the memory that the worker still shares with its zygote; it never grows. If the zygote has dropped
-        programs since the fork, other workers alone may share some of it, and each counts its part. Stop a worker with
-        too many mappings, of which only a part was measured. Return whether its memory was measured.
+        """Update the memory that the worker still shares with its zygote, at most that at its fork. If the zygote has
+        dropped programs since the fork, other workers alone may share some of it, and each counts its part. Stop a
+        worker with too many mappings, of which only a part was measured. Return whether the measurement was used.
         """
         process = self._processes.process(worker)
         if process is None or process.dismissed:

@@ -2,7 +2,8 @@
 
 A tenant's zygote forks them after it has prepared all requested programs. Until a start uses such a worker, it has
 the tenant's compiled programs, but no weights, assets or handler. Then it is a worker like any other, with the worker
-id of that start. If it has ended, or its limits are too low, the start forks a worker as usual.
+id of that start. If it has ended, its limits are too low or the start needs concurrent runs, the start forks a worker
+as usual.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
 
 class Forker(Protocol):
-    """The interface of the processes that this module needs."""
+    """What this module needs of `Processes`."""
 
     zygotes: Zygotes
     forks: Forks

@@ -1,7 +1,7 @@
 """Checks the tensors of a worker, which is untrusted: the function's code may control the worker.
 
 The descriptions are checked before anything is copied, so that memory for the tensors can be reserved first. The worker
-shares the buffer and may write to it at any time, so their contents are checked in the copy, in steps.
+shares the buffer and may write to it at any time, so the contents of tensors are checked in the copy, in steps.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence

@@ -1,9 +1,9 @@
 """Shares the machine's cores and bounds its threads by control groups, where the system allows it.
 
-All processes that the base zygote forks are in one control group, which has a lower weight than other processes, with
-one group below it for each tenant. All tenants have the same weight, except those that used more of the cores than
-others (`core_shares.py`). Workers that get only idle cores are in a second group next to it, with one group below it
-for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
+All processes that the base zygote forks are in one control group, which has a lower CPU weight than other processes,
+with one group below it for each tenant. All tenants have the same CPU weight, except those that used more of the cores
+than others (`core_shares.py`). Workers that get only idle cores are in a second group next to it, with one group below
+it for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
 tenant (`tenant_memory.py`), but not bounded: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
@@ -35,18 +35,18 @@ PID_MAX = Path("/proc/sys/kernel/pid_max")
 TASKS_USUAL = 32_768
 """The limit of processes and threads that is assumed if the system does not report one."""
 PIDS_SHARE = 0.5
-"""The share of the system's process ids that the node uses."""
+"""The share of the system's process ids that the node may use."""
 SHARES, SHARES_LEAST = 1024, 2
 """The usual and the least CPU share of a group in control groups version 1."""
 WEIGHT, WEIGHT_LEAST = 100, 1
 """The usual and the least CPU weight of a group in control groups version 2."""
 NODE_DIVISOR = 8
-"""The factor by which the weight of all workers together is below that of other processes, per core. With the usual
+"""The factor by which the CPU weight of all workers together is below that of other processes, per core. With the usual
 weight, threads that often wait for each other can keep a core from all processes for minutes: see
 docs/decisions/sandbox.md.
 """
 LOWERED_DIVISOR = 16
-"""The factor by which the weight of a tenant that used more than its share of the cores is lowered."""
+"""The factor by which the CPU weight of a tenant that used more than its share of the cores is lowered."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
 """How long killed processes may take to leave their groups when the node ends, and the time between two checks."""
 
@@ -75,7 +75,7 @@ class Groups:
         """The groups that count each tenant's memory; None: there are none."""
         self._tenants: dict[TenantId, Path] = {}
         self._lowered: set[TenantId] = set()
-        """The tenants with a lowered weight."""
+        """The tenants with a lowered CPU weight."""
         self._last, self._last_demoted = 0, 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
@@ -102,7 +102,7 @@ class Groups:
                 if controller == "memory":
                     self.memory = self.memory or TenantMemory(place)
                 else:
-                    _bound(controller, place)
+                    _configure(controller, place)
                 if controller == "cpu":
                     self._allow_tenants(place)
             except OSError as error:
@@ -185,7 +185,7 @@ class Groups:
                 del self._demoted[place]
 
     def lower(self, tenants: Collection[TenantId]) -> None:
-        """Give these tenants a lower weight than all others, until the next call."""
+        """Give these tenants a lower CPU weight than all others, until the next call."""
         for tenant, place in self._tenants.items():
             if (tenant in tenants) != (tenant in self._lowered):
                 self._lowered ^= {tenant}
@@ -193,7 +193,7 @@ class Groups:
 
     @property
     def lowered(self) -> frozenset[TenantId]:
-        """The tenants with a lower weight."""
+        """The tenants with a lower CPU weight."""
         return frozenset(self._lowered)
 
     # Threads
@@ -226,7 +226,7 @@ class Groups:
             _make_idle(place)
             (place / "cgroup.procs").write_text(f"{pid}")
         finally:
-            # From now on, it is removed as soon as it is empty.
+            # From now on, `keep` removes it when it is empty.
             self._demoted[place] = tenant
         return place
 
@@ -239,7 +239,7 @@ class Groups:
         place = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}")
         self._claim(place)
         if (place / "pids.max").exists():
-            _bound("pids", place)
+            _configure("pids", place)
         if _is_version_2(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
         _make_idle(place)
@@ -257,7 +257,7 @@ class Groups:
             for each in (place, self._demoted_parent):
                 _end_idle(each)
             _set_weight(place, 1)
-            _bound("cpu", self._demoted_parent)
+            _configure("cpu", self._demoted_parent)
 
     def ended(self, place: Path) -> None:
         """The process of this group has ended: the other demoted processes get only idle cores again."""
@@ -304,7 +304,7 @@ def _counts_memory(place: Path) -> bool:
     return (place / "memory.usage_in_bytes").exists()
 
 
-def _bound(controller: str, place: Path) -> None:
+def _configure(controller: str, place: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
@@ -315,17 +315,17 @@ def _bound(controller: str, place: Path) -> None:
         (place / "cpu.shares").write_text(f"{SHARES * cores // NODE_DIVISOR}")
 
 
-def _set_weight(place: Path, part: int) -> None:
-    """Give a group this part of the usual weight."""
+def _set_weight(place: Path, divisor: int) -> None:
+    """Give a group the usual CPU weight, divided by `divisor`."""
     with suppress(OSError):
         if _is_version_2(place):
-            (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // part)}")
+            (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // divisor)}")
         else:
-            (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // part)}")
+            (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // divisor)}")
 
 
 def _make_idle(place: Path) -> None:
-    """Give a group only idle cores; without that possibility, the least weight."""
+    """Give a group only idle cores; without that possibility, the least CPU weight."""
     if (place / "cpu.idle").exists():
         (place / "cpu.idle").write_text("1")
     else:

@@ -29,7 +29,7 @@ PYTHONS = ((3, 11), (3, 12))
 TORCHES = ((2, 11), (2, 13))
 """The oldest and the newest tested PyTorch."""
 WORKERS_ENOUGH = 256
-"""A limit of the system that allows fewer workers is reported."""
+"""A limit of the system that allows fewer workers gives a warning."""
 GIB = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
@@ -152,7 +152,7 @@ def _groups() -> Check:
         if parent is None or not os.access(parent, os.W_OK):
             lacking.append(meaning)
     if not lacking:
-        return Check("control groups", "ok", "threads and cores are limited for each tenant")
+        return Check("control groups", "ok", "threads are bounded, and cores are shared among tenants")
     remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
     return Check("control groups", "warning", "; ".join(lacking), remedy)
 

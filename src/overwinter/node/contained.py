@@ -27,7 +27,7 @@ class PendingRun(NamedTuple):
     slot: int
     requests: tuple[RequestId, ...]
     functions: tuple[FunctionId, ...]
-    """The function of each request."""
+    """The function of each request; of a run without requests, all its functions."""
 
 
 class ProcessFiles(NamedTuple):
@@ -74,7 +74,7 @@ class ContainedProcess:
         self.on_end: Callable[[str], None] = _no_listener
         """Receives how it ended, once."""
         self.turn = tenant or ""
-        """Whose turn its messages take."""
+        """The client in whose turn its messages are read."""
         self.is_ahead = False
         """Whether it was forked ahead and has no function yet."""
         self.asked = False
@@ -90,7 +90,7 @@ class ContainedProcess:
         self.smaps: int | None = None
         """The descriptor of the file with the kernel's figures of its memory."""
         self.inherited_bytes = self.inherited_at_fork_bytes = 0
-        """The memory that it shares with its zygote, as last measured."""
+        """The memory that it shares with its zygote, as last measured, and at its fork."""
         self.failure: Failure | None = None
         self.ready = False
         self.over = False

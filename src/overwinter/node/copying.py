@@ -45,8 +45,8 @@ class Copies:
     ) -> None:
         """Call `work`, which copies this many bytes, then run the steps of `check`, then call `done` or `failed`.
 
-        Small copies and the first step of a check are made at once. After a larger one, neither is called if the worker
-        has ended meanwhile: its last answers are lost.
+        Small copies are made at once, and the first step of a check directly after its copy. If the worker ends before
+        a larger copy is complete or a later step begins, neither `done` nor `failed` is called: its answer is lost.
         """
         copied = done if check is None else partial(self._check, process, check, done, failed)
         if nbytes <= LARGE_BYTES:

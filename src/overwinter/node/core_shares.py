@@ -2,11 +2,11 @@
 
 The kernel divides the cores among the tenants that need them at the moment, whatever they used before. A tenant that
 computes for some milliseconds now and then would wait for a kernel time slice of each of the others. So a tenant that
-used about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying
-usage (Kay and Lauder, A fair share scheduler, 1988). Runs that can still meet an SLO come first, as in the queue for
-cores: their use counts only if it slows down another tenant that has such runs and used less than its share. A tenant
-whose workers computed outside runs has the lower weight for some seconds, whatever it used. Without control groups
-nothing is done.
+used about its share or more has a lower CPU weight while the cores are scarce, as in fair-share schedulers with
+decaying usage (Kay and Lauder, A fair share scheduler, 1988). Runs that can still meet an SLO come first, as in the
+queue for cores: their use counts only if it slows down another tenant that has such runs and used less than its share.
+A tenant whose workers computed outside runs has the lower CPU weight for some seconds, whatever it used. Without
+control groups nothing is done.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ CHECK_INTERVAL_S = 0.1
 DECAY_S = 0.3
 """The time constant of the decay: after this time, past usage counts 1/e."""
 SCARCE = 0.6
-"""The share of all cores in use below which no tenant is slowed down."""
+"""The cores are scarce while at least this share of them is in use."""
 NEARLY = 0.75
-"""The part of its fair share above which a tenant's weight is lowered."""
+"""The part of its fair share above which a tenant's CPU weight is lowered."""
 LEAST = 0.02
 """Usage below this part of a core counts as none."""
 OUTSIDE_RUNS = 0.1
 """The usage of a core that a tenant's workers may have outside runs."""
 OUTSIDE_RUNS_S = 10.0
-"""How long a tenant's weight stays lowered after its workers exceeded that."""
+"""How long a tenant's CPU weight stays lowered after its workers exceeded that."""
 LOWERED_S = 2.0
-"""How long a tenant's weight stays lowered after it used about its share. It uses less while its weight is lowered."""
+"""How long a tenant's CPU weight stays lowered after it used about its share: it uses less meanwhile."""
 
 
 class CoreShares:
-    """Adjusts the weights of tenants by their use of cores. Used on the event loop's thread only: a check costs some
-    microseconds per process.
+    """Adjusts the CPU weights of tenants by their use of cores. Used on the event loop's thread only: a check costs
+    some microseconds per process.
     """
 
     def __init__(self, processes: Processes, cores: float) -> None:
@@ -55,7 +55,7 @@ class CoreShares:
         self._used_outside_runs: dict[TenantId, float] = {}
         """The cores that each tenant's workers used recently outside runs."""
         self._until: dict[TenantId, Seconds] = {}
-        """Until when each tenant's weight is lowered."""
+        """Until when each tenant's CPU weight is lowered."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
@@ -65,7 +65,7 @@ class CoreShares:
                 self.check(clock.now())
 
     def check(self, now: Seconds) -> None:
-        """Lower the weights of tenants that used about their share or more."""
+        """Lower the CPU weights of tenants that used about their share or more."""
         processes = self._processes
         if not processes.zygotes.groups.shares_cores:
             return
@@ -124,7 +124,8 @@ def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s
 
 
 def tenants_to_lower(used: dict[TenantId, float], for_slo: dict[TenantId, float], cores: float) -> set[TenantId]:
-    """Return the tenants whose weight is lowered if the cores are scarce: those that used nearly their share or more.
+    """Return the tenants whose CPU weight is to be lowered: while the cores are scarce, those that used nearly their
+    share or more.
 
     `used`: the cores that each tenant used; `for_slo`: the part of it for runs that can meet an SLO. This part counts
     only if another tenant with such a part used less than its share.

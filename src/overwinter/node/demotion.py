@@ -1,6 +1,6 @@
 """Demotes a process until its end, so that it gets only idle cores.
 
-The process is moved into a control group for demoted processes. Giving its threads SCHED_IDLE would not change the
+The process is moved into a control group for demoted processes. Giving its threads SCHED_IDLE would not change the CPU
 weight of its tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for
 processes of the same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
 

@@ -38,8 +38,7 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
 FILES_MAX = 2048
-"""The most blocks and assets of a function. A start opens and sends all of them, and a worker may have 4096 open files.
-"""
+"""The most blobs of a function. A start opens and sends all of them, and a worker may have 4096 open files."""
 
 
 class Deploys:
@@ -69,7 +68,8 @@ class Deploys:
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
-        passes, it answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
+        passes, it answers for its name, unless other versions are promoted. `functions_max`: its tenant's limit, if
+        lower than the node's.
         """
         nbytes = len(encode_manifest(manifest))
         with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
@@ -83,7 +83,7 @@ class Deploys:
             return await self._pipelines.deploy(pipeline, tenant)
 
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
-        """Register and try a version; `counted` is called as soon as it counts as a deployed function."""
+        """Register and try a version; `counted` is called as soon as it counts as deployed."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         program, placed = await in_thread(self._check, manifest)
         await self._traffic.check_before_trial(manifest, self._versions_of)
@@ -139,13 +139,13 @@ class Deploys:
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
         """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
-        consistent with the program and the repository. Runs in a thread.
+        consistent with the program and the repository, NoSpaceError if the devices are too small. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         if len(blobs) > FILES_MAX:
             raise TooLargeError(
-                f"{manifest.name!r} has {len(blobs)} blocks and assets; a worker can open {FILES_MAX}: put several "
-                "weights into a block, or several assets into an archive"
+                f"{manifest.name!r} has {len(blobs)} blobs (program, handler, assets, blocks); a worker can open "
+                f"{FILES_MAX}: put several weights into a block, or several assets into an archive"
             )
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address
@@ -171,7 +171,7 @@ class Deploys:
 
     def _forget(self, deployment: Deployment) -> None:
         with suppress(NotFoundError):
-            # Its owner may have removed it meanwhile.
+            # Its tenant may have removed it meanwhile.
             self._repository.remove(deployment.name, deployment.version)
 
     def owner(self, name: FunctionName) -> TenantId:
@@ -249,8 +249,8 @@ class Deploys:
         return ""
 
     def restore(self) -> None:
-        """Tell the scheduler about every function in the repository, and keep their blocks in the host store. Restore
-        the pipelines.
+        """Tell the scheduler about every function in the repository, and restore the pipelines. Keep only the blocks of
+        functions that are complete in the host stores.
         """
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes

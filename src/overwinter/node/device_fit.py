@@ -33,7 +33,9 @@ BLOCKS_MAX = 2048
 ATTEMPTS = 4
 """How many numbers of slices are tried, from the fewest that may fit on."""
 VALUES_MAX = 256
-"""The most values that a slice takes or returns: a message between processes describes all of them."""
+"""The most values that a slice takes or returns, unless its program takes more: a message between processes describes
+all of them.
+"""
 POINTS_MAX = 256
 """About this many places are considered for a cut."""
 
@@ -92,8 +94,8 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
     """Return the slices into which a program is cut because no device, when empty, holds all its blocks; none
     if one does.
 
-    Raises ConflictError if the node has no devices, and NoSpaceError if no device holds a slice, or if no device has
-    memory for what the smallest request computes.
+    Raises ConflictError if the node has no devices, and NoSpaceError if the program cannot be cut into slices that a
+    device holds, or if no device has memory for what the smallest request computes.
     """
     name = manifest.name
     if not devices:

@@ -50,7 +50,7 @@ from overwinter.worker.messages import (
 from overwinter.worker.sandbox import uid_of
 
 WhenVerified = Callable[[ContainedProcess, DeployedFunction, HostStore, Callable[[], None]], None]
-"""Calls a function once the files of a deployed function are verified, or kills the process that this is for."""
+"""Calls back once the files of a deployed function are verified, or kills the process that this is for."""
 
 OTHER_BYTES = 1 << 30
 """The private memory of an executor besides its device and what runs compute: programs, stacks, and freed memory that
@@ -234,8 +234,8 @@ class Executors:
         self._when_verified(process, function, host, hand_over)
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
-        """Let the next run copy blocks from another device, if it serves the same owner and the system has a descriptor
-        left; otherwise all blocks come from the host.
+        """Let the next run copy blocks from another device, if the isolation of devices allows it and the system has a
+        descriptor left; otherwise all blocks come from the host.
         """
         peer = self.process(device)
         if peer is None or not peer.ready or peer.memory is None or peer.tenant != process.tenant:

@@ -45,7 +45,7 @@ class FamilyBlocks:
 
 
 def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
-    """The same for a worker that may bind any of these functions."""
+    """The address space for mappings in a worker that may bind any of these functions."""
     blocks = FamilyBlocks(TenantId(""), 0)
     for function in functions:
         blocks.add(function)

@@ -104,7 +104,7 @@ class Footprints:
             await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
 
     def check(self, now: Seconds) -> float:
-        """Measure all workers, and report changes; returns the seconds until the next measurement."""
+        """Measure the workers that may have changed, and report changes; returns the seconds until the next check."""
         processes = self._processes
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
@@ -145,8 +145,8 @@ class Footprints:
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].cpu_time_s)
 
     def _find_unattributed(self, workers: Iterable[WorkerProcess], computed: Set[TenantId]) -> None:
-        """Compare what the control groups of tenants have with what their processes show. It changes only when they
-        compute, or when a process ends.
+        """Compare what the control groups of tenants have with what their processes show. The difference changes only
+        when they compute, or when a process ends.
         """
         zygotes = self._processes.zygotes
         memory = zygotes.groups.memory

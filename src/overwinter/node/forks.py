@@ -37,7 +37,7 @@ from overwinter.worker.messages import (
 )
 
 GONE_S = 5.0
-"""How long a close waits until killed processes have ended."""
+"""The longest that a close waits for the end of each killed process."""
 LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
 MESSAGE_BYTES_OF_ONE = 2 << 10
@@ -110,8 +110,8 @@ class Forks:
             del self._waiting[process.tenant]
 
     def _zygote_for(self, process: ContainedProcess, order: ForkWorker) -> ZygoteProcess | None:
-        """Return the tenant's zygote if it can fork this worker, otherwise the base zygote; None: it must answer other
-        requests first.
+        """Return the tenant's zygote if it can fork this process, otherwise the base zygote; None: that zygote has to
+        start or to answer other requests first.
         """
         own = None if process.tenant is None else self._zygotes.tenants.get(process.tenant)
         if own is not None and own.can_fork and own.limits is not None and order.device is None:

@@ -42,7 +42,7 @@ WARM_UPS_MAX = 3
 
 
 class Family(NamedTuple):
-    """The common properties of functions that can share a worker; they differ in weights, assets and settings."""
+    """The common properties of functions that can share a worker; weights, assets and other settings may differ."""
 
     tenant: TenantId
     program: Address
@@ -69,7 +69,7 @@ class Family(NamedTuple):
 
 
 class DeployedFunction:
-    """One version of a function, with its constant messages made once."""
+    """One version of a function, or a part of one on the pool: its program, or a slice of that."""
 
     def __init__(self, deployment: Deployment, memory_bytes: int | None = None) -> None:
         """Create it. `memory_bytes`: the limit of all workers of the node together; None: unlimited."""
@@ -105,8 +105,8 @@ class DeployedFunction:
         self.check_publish: Callable[[], None] | None = None
         """Raises an error if it may not answer for its name after its trial; None: it may."""
         self.warm_ups = 0 if self.handler_only else WARM_UPS_MAX
-        """How often the zygote may still try to compile the program. 0 if no worker runs it, after a compilation timed
-        out, or if several zygotes ended during one.
+        """How often the zygote may still try to compile the program. 0 if its workers run only its handler, after a
+        compilation timed out, or if several zygotes ended during one.
         """
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)

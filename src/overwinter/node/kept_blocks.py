@@ -128,10 +128,11 @@ def _descriptors(pid: int) -> list[str]:
 
 
 def _mapped_files(smaps: int, directory: str) -> Iterator[int]:
-    """Yield the inodes of these files. A read at a position does not move that of others who use the descriptor."""
+    """Yield the inodes of the deleted files that are mapped."""
     at, rest, within = 0, b"", f"{directory}/".encode()
     try:
         with suppress(OSError):
+            # A read at a position does not move that of others who use the descriptor.
             while data := os.pread(smaps, READ_BYTES, at):
                 at += len(data)
                 lines, _, rest = (rest + data).rpartition(b"\n")

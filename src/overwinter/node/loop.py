@@ -51,7 +51,7 @@ class Loop:
         read: Observe,
         quarantine: Quarantine,
     ) -> None:
-        """`quarantine` gets the function on which the scheduler failed."""
+        """`quarantine` gets the function whose event was handled when a step failed."""
         self._scheduler = scheduler
         self._published = published
         self._journal = journal

@@ -26,7 +26,7 @@ from overwinter.store.manifest import Manifest
 
 
 class Node:
-    """Serves functions. `running` creates it, and starts and stops its parts."""
+    """Serves functions. `bootstrap.running` creates it, and starts and stops its parts."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Node:
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: ReportProgress
     ) -> Profile:
         """Measure the unknown configurations of a function on this machine; `report` receives the progress. Raises
-        NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
+        NotFoundError, ConflictError for an unloaded function or a program in slices, CallerError for impossible
+        configurations, WorkerError.
         """
         function = self._find(name, version)
         if self._registry.view(name, version).lifecycle == "unloaded":
@@ -100,8 +101,9 @@ class Node:
     # Deploys, removals and loads
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. It then
-        answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
+        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
+        passes, it answers for its name, unless other versions are promoted. `functions_max`: its tenant's limit, if
+        lower than the node's.
         """
         return await self._deploys.deploy(manifest, functions_max)
 
@@ -118,8 +120,8 @@ class Node:
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
-        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise an error if it does
-        not wake.
+        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise an error if one does not
+        wake.
         """
         if name in self._pipelines:
             stages = self._pipelines.stages(name, version).values()

@@ -53,8 +53,8 @@ class Outputs:
         """The pipes with output in this window."""
 
     def open(self, who: str, tenant: TenantId | None = None, keep: Callable[[str], None] | None = None) -> "Output":
-        """Open a pipe for a process. `keep` gets each line as it was printed. Raises OSError when the system has no
-        descriptors left.
+        """Open a pipe for a process. `keep` gets each logged line, without the name of the process. Raises OSError when
+        the system has no descriptors left.
         """
         return Output(self, who, tenant, keep)
 
@@ -85,7 +85,7 @@ class Outputs:
             self._window = asyncio.get_running_loop().call_later(WINDOW_S, self._end_window)
 
     def allow(self, tenant: TenantId | None, nbytes: int) -> bool:
-        """Count a line if the limits allow it."""
+        """Count a line if the limits allow it; return whether they do."""
         lines, all_bytes = self._lines[tenant] + 1, self._bytes[tenant] + nbytes
         tenants = max(self._tenants_before, len(self._lines.keys() | {tenant}))
         if lines > ALL_LINES_MAX // tenants or all_bytes > ALL_BYTES_MAX // tenants:
@@ -167,7 +167,7 @@ class Output:
         self._outputs.read_soon(self)
 
     def read(self) -> None:
-        """Read some output, until the process has closed its end."""
+        """Read some output, and wait for more unless the process has closed its end."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._near_end, READ_BYTES)
             if not data:

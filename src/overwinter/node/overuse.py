@@ -49,7 +49,7 @@ class Observation(NamedTuple):
     at: Seconds
     cpu_time_s: float
     allowed_s: float
-    """The time of its runs so far, multiplied by its cores."""
+    """The time of its runs and binds so far, multiplied by its cores."""
     excess_s: float = 0.0
     """The CPU seconds outside runs and beyond SHARE. They decrease while it uses less than SHARE."""
     overlong_s: float = 0.0

@@ -1,5 +1,5 @@
-"""What executors share, the memory of devices from which others may copy and the time of a switch, and how much memory
-each executor needs.
+"""What executors share: the memory of devices from which others may copy, and files with the time when a switch is next
+free. Also how much memory each executor needs.
 """
 
 import os
@@ -48,7 +48,7 @@ class SharedDevices:
         return SharedFile(shared_memory(device.memory_bytes)) if device.name in self._peers else None
 
     def private_bytes(self, device: DeviceConfig) -> int:
-        """The private memory that the device's executor needs for blocks, and on a GPU for its driver."""
+        """The private memory that the device's executor needs for blocks, or on a GPU for its driver."""
         if device.kind == "cuda":
             return DRIVER_BYTES
         return 0 if device.name in self._peers or device.kind == "null" else device.memory_bytes

@@ -37,7 +37,7 @@ TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 
 
 OPEN_STAGES_MAX = 2048
-"""The most stages of all requests of a tenant to pipelines. They may end at once, each of which takes some time."""
+"""The most stages of all requests of a tenant to pipelines. They may end together, and each end takes some time."""
 INPUT_BYTES = 256
 """An input of a stage takes as long as so many bytes of a request (`Starts`)."""
 RETRY_AFTER_S = 1.0
@@ -118,7 +118,7 @@ class PipelineView:
 
     @property
     def state(self) -> Availability:
-        """READY if a request would be answered, even if its functions sleep now."""
+        """READY if a request would be answered, even if its functions are asleep."""
         return "UNAVAILABLE" if self.reason else "READY"
 
     @property
@@ -170,7 +170,7 @@ class Pipelines:
         self._now = now
         self._known: dict[FunctionName, _Deployed] = {}
         self._being_stored: list[Signatures] = []
-        """Those of pipelines that are being stored."""
+        """The signatures of pipelines that are being stored."""
         self._checking = asyncio.Lock()
         """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._open_stages: Counter[TenantId] = Counter()
@@ -198,7 +198,7 @@ class Pipelines:
         """Deploy a pipeline, replacing one of the same name; its requests in progress complete.
 
         Raises CallerError for an invalid pipeline, NotFoundError for a missing function, ConflictError if the name is a
-        function's, ForbiddenError if the name or a function belongs to another tenant.
+        function's, ForbiddenError if the name or a function belongs to another tenant, NoSpaceError at a limit.
         """
         check_pipeline(pipeline)
         signatures = Signatures(pipeline, tenant, self._functions)
@@ -290,7 +290,7 @@ class Pipelines:
             pass
 
     def _checks(self, name: FunctionName, default: HasSignature | None, gone: Collection[int]) -> Iterator[None]:
-        """Yield after each pipeline that would not break; raise ConflictError for one that would."""
+        """Yield after each pipeline that calls the function; raise ConflictError for a valid one that would break."""
 
         def find(called: FunctionName, version: int | None) -> HasSignature:
             if called != name or (version is not None and version not in gone):

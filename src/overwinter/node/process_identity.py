@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from overwinter.node.process_stat import PARENT, count_of
+from overwinter.node.process_stat import PARENT, stat_field
 
 PROC_MAGIC = 0x9FA0
 _STATFS = ctypes.c_long * 32
@@ -27,7 +27,7 @@ def child_of(parent: int, pid: int) -> int | None:
     except ProcessLookupError:
         return None
     # If the process ended meanwhile, another process with its pid may have been read.
-    if count_of(pid, PARENT) == parent or has_ended(pidfd):
+    if stat_field(pid, PARENT) == parent or has_ended(pidfd):
         return pidfd
     os.close(pidfd)
     raise ValueError(f"process {pid} was not forked by the zygote that reports it")

@@ -1,12 +1,14 @@
-"""Reads the kernel's counts of a process from /proc/PID/stat, which any process may read."""
+"""Reads the kernel's figures of a process from /proc/PID/stat, which any process may read."""
 
 STAT_BYTES = 4096
 STATE, PARENT, PAGE_FAULTS, THREADS = 0, 1, 7, 17
-"""The fields behind the name of the process: the parent, pages added or copied without reading a disk, threads."""
+"""The fields behind the name of the process: its state, its parent, pages added or copied without reading a disk,
+threads.
+"""
 
 
-def count_of(pid: int, field: int) -> int:
-    """Return a count of a process; 0 if it has ended."""
+def stat_field(pid: int, field: int) -> int:
+    """Return a field of a process that is a number; 0 if the process has ended."""
     try:
         return int(_fields(pid)[field])
     except (OSError, ValueError, IndexError):

@@ -104,9 +104,10 @@ class Processes:
 
     def zygote_lost(self, zygote: ZygoteProcess, in_preparation: bool) -> None:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
-        culprit = self._preparing.lost(zygote.tenant)
+        last_compiled = self._preparing.lost(zygote.tenant)
         if not self._closing:
-            self._registry.zygote_lost(zygote.tenant, culprit if in_preparation else None, zygote.preparation_timed_out)
+            compiling = last_compiled if in_preparation else None
+            self._registry.zygote_lost(zygote.tenant, compiling, zygote.preparation_timed_out)
         self.forks.lost(zygote)
         self.forks.ask_waiting()
         if zygote.tenant is not None:

@@ -23,5 +23,5 @@ class Profiles(Protocol):
         ...
 
     def measure_soon(self, function: DeployedFunction, /) -> None:
-        """Measure all configurations that its settings allow, in the background."""
+        """Measure the unknown configurations of the default options, in the background."""
         ...

@@ -15,14 +15,14 @@ WAIT_S = 1.0
 
 
 class _Entry(NamedTuple):
-    """What one function counts for in the totals."""
+    """What one version counts for in the totals."""
 
     tenant: TenantId
     manifest_bytes: int
 
 
 class Quotas:
-    """Counts deployed functions and deploys in progress against the node's limits."""
+    """Counts deployed versions and deploys in progress against the node's limits."""
 
     def __init__(self, config: NodeConfig, deployed: Callable[[], Iterable[DeployedFunction]]) -> None:
         self._config = config

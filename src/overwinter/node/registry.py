@@ -19,9 +19,7 @@ from overwinter.worker.messages import Bind, Load
 
 
 class Registry:
-    """All versions of all functions by id, including those on trial, and the programs on the pool of those with a
-    handler.
-    """
+    """All versions of all functions by id, including those on trial, and the other parts that they have on the pool."""
 
     def __init__(self, hosts: HostStores, published: Published, post: Callable[[Event], None], log: Log) -> None:
         self._hosts = hosts
@@ -117,7 +115,7 @@ class Registry:
         return {function.manifest.tenant for function in self.functions.values()}
 
     def fork_limits_of(self, tenant: TenantId) -> ForkLimits:
-        """Return the limits of the tenant's largest worker."""
+        """Return the largest limits that a worker of the tenant may need."""
         families = [each for each in self._families.values() if each.tenant == tenant]
         memory_bytes, mapped = [each.memory_bytes for each in families], [each.mapped_bytes for each in families]
         return ForkLimits(max(ForkLimits().memory_bytes, *memory_bytes), max(ForkLimits().mapped_bytes, *mapped))
@@ -133,19 +131,19 @@ class Registry:
             fds = self._hosts.store(function.store).open(function.files(bare=True))
             return function.load(bare=True), function.bind(bare=True), fds
         except StoreError:
-            # Its blocks were evicted. The next worker of this program requests the preparation again after a restart of
-            # the zygote.
+            # Its blocks were evicted. After a restart of the zygote, the next run of this program requests the
+            # preparation again.
             return None
 
     def worker_waits(self, process: WorkerProcess) -> None:
         """A worker that was forked ahead is ready to be used."""
         self._post(WorkerReady(process.worker))
 
-    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, preparation_timed_out: bool) -> None:
-        """Report that a tenant's zygote, or with None every zygote, has lost its prepared programs. It was
-        preparing `culprit`; with `preparation_timed_out` that took too long.
+    def zygote_lost(self, tenant: TenantId | None, compiling: FunctionId | None, preparation_timed_out: bool) -> None:
+        """Report that a tenant's zygote, or with None every zygote, has lost its compiled programs. `compiling`: the
+        function whose program it was compiling; with `preparation_timed_out` that took too long.
         """
-        warmed_up = None if culprit is None else self.functions.get(culprit)
+        warmed_up = None if compiling is None else self.functions.get(compiling)
         if warmed_up is not None:
             left = 0 if preparation_timed_out else max(0, warmed_up.warm_ups - 1)
             for function in self.functions.values():

@@ -25,7 +25,7 @@ BUFFERS_IDLE_S = 1.0
 
 
 class Runs:
-    """Sends runs to the workers that serve requests, and receives the events of these workers."""
+    """Sends runs to workers and executors, and receives the events of the workers that serve requests."""
 
     def __init__(
         self,

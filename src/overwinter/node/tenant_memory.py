@@ -2,8 +2,8 @@
 
 What a process shows of its memory may be too little: a handler can make system calls that the readers of `/proc` do not
 expect. The kernel charges each page to the group of the process that touched it first, whatever that process does with
-it later. So memory that a tenant's group has, and its processes do not show, is found here (`footprints.py`).
-Executors are not in these groups: their memory is bounded with that of the devices.
+it later. So `footprints.py` finds the memory that a tenant's group has, and its processes do not show. Executors are
+not in these groups: their memory is bounded with that of the devices.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 All processes of the node's control groups together may have a bounded number of threads (`cgroups.py`), and no tenant
 could wake a function if the sleeping threads of others used all of them. So when most are in use, workers are ended:
-each time the one with the most threads of the tenant with the most. Before that, tenants'
-zygotes with many threads are ended.
+each time the one with the most threads of the tenant with the most. Before that, tenants' zygotes with many threads are
+ended.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.faults import Faults
 from overwinter.node.log import Log
 from overwinter.node.log_throttle import LogThrottle
-from overwinter.node.process_stat import THREADS, count_of
+from overwinter.node.process_stat import THREADS, stat_field
 from overwinter.node.processes import Processes
 from overwinter.node.threads import Threads
 
@@ -24,7 +24,7 @@ CHECK_INTERVAL_S = 0.25
 FULL, ENOUGH = 0.75, 0.5
 """Workers are ended when this share of the threads is in use, until the second share is."""
 USUAL = 8
-"""A worker or zygote with as many threads is not ended: as many as a node may have then leave threads free."""
+"""A worker or zygote with at most this many threads is not ended."""
 
 
 class ThreadShares:
@@ -59,7 +59,7 @@ class ThreadShares:
         were some.
         """
         zygotes = self._processes.zygotes
-        found = [each for each in zygotes.tenants.values() if count_of(each.pid or 0, THREADS) > USUAL]
+        found = [each for each in zygotes.tenants.values() if stat_field(each.pid or 0, THREADS) > USUAL]
         for zygote in found:
             zygotes.lose(zygote, f"it has more than {USUAL} threads")
         return bool(found)
@@ -93,4 +93,4 @@ def to_end(
 
 def _counts(pids: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
     """Return the number of threads of each process. Reads /proc."""
-    return {worker: count_of(pid, THREADS) for worker, pid in pids.items()}
+    return {worker: stat_field(pid, THREADS) for worker, pid in pids.items()}

@@ -1,6 +1,6 @@
 """Checks, stores and restores which versions get the requests that name none.
 
-The scheduler chooses the version of each request. Here the owner's setting is checked, stored on disk, and passed to
+The scheduler chooses the version of each request. Here the tenant's setting is checked, stored on disk, and passed to
 the scheduler.
 """
 

@@ -2,7 +2,7 @@
 
 Nothing would count the memory of such a process, or stop it when its function is removed. It is in the control group of
 its tenant, or in that of a demoted process, where the kernel lists it whatever its parent is. Without control groups it
-is not found. With a zygote the base zygote ends all its processes (worker/orphans.py).
+is not found. When a zygote ends, the base zygote ends all its processes (worker/orphans.py).
 """
 
 import asyncio

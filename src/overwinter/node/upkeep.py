@@ -1,4 +1,4 @@
-"""Periodic maintenance of a running node: removes unneeded blocks from the disk, and reports the size of the tmpfs."""
+"""Maintenance of a running node: removes unneeded blocks from the disk, and reports the capacity of the host stores."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -16,18 +16,19 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 
 TMPFS_SHARE = 0.95
-"""The share of the free tmpfs that host stores may use; other programs need some space."""
+"""The share of a tmpfs's free space and of their own blocks that host stores may use; other programs need some space.
+"""
 CAPACITY_EVERY_S = 1.0
 COLLECT_EVERY_S = 0.25
-"""The shortest time between two collections; no uploads or deploys are possible during one."""
+"""The shortest time between two periodic collections; uploads and deploys wait while one removes files."""
 CAPACITY_STEP = 0.02
-"""Smaller relative changes of the tmpfs's size are ignored."""
+"""Smaller relative changes of the capacity are ignored."""
 
 
 class UnneededBlocks:
-    """Removes blocks from the disk that no function has needed for `keep_s`.
+    """Removes blocks from the disk that no function needs and no tenant has sent, asked about or deployed for `keep_s`.
 
-    One collection runs at a time, in a thread of its own, because it waits for all who use a block. A removal waits
+    One collection runs at a time, in a thread of its own, because it waits for the repository's lock. A removal waits
     only for the blocks of what it removed, because there may be millions of others.
     """
 

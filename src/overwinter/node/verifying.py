@@ -4,8 +4,8 @@ A flipped bit would give wrong answers as long as the block stays. So all blocks
 after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without
 pauses while cores are idle; a start that needs one of them earlier waits until it is hashed (worker_actions.py).
 
-A block whose hash does not match its address is dropped from memory together with every worker that has mapped it, and
-is loaded from the disk again.
+A block whose hash does not match its address is dropped from memory, every process that may use it is killed, and the
+block is loaded from the disk again.
 
 The thread has a low priority, but not SCHED_IDLE: while it holds the GIL the loop may wait for it, so it must
 make progress when other processes use all cores.

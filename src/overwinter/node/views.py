@@ -97,7 +97,7 @@ class DeployedView:
 
     @property
     def state(self) -> Availability:
-        """READY: a request would be answered, even if the function sleeps now."""
+        """READY: a request would be answered, even if the function is asleep."""
         return _availability(self._known())
 
     @property

@@ -13,11 +13,11 @@ from overwinter.node.recent_output import OutputLine, RecentOutput
 from overwinter.worker.messages import Answer, Failure, Load, Measured, PoolCall, Ready
 
 AFTER_RUN_S = 0.002
-"""The CPU time that a worker may use after a run to tidy up."""
+"""The CPU seconds of a worker after a run that do not count as used outside runs."""
 
 
 class WorkerListener(Protocol):
-    """A listener for events of one worker: the runs of the node, or a measurement."""
+    """Receives the events of a worker: the node's `Runs`, or a measurement."""
 
     def worker_ready(self, process: "WorkerProcess", ready: Ready, /) -> None:
         """The worker is loaded."""
@@ -62,14 +62,14 @@ class WorkerProcess(ContainedProcess):
         self.trial_began = False
         """Whether it has reported the start of a trial."""
         self.has_handler = load.source_bytes is not None
-        """Whether its author's Python code runs in it."""
+        """Whether Python code of the function's author runs in it."""
         self.calls_programs = load.handler_only or load.pool_first
         """Whether its programs may run on the pool."""
         self._slo_spent_at_s: dict[RunId, float] = {}
         """Its CPU seconds at which each run in progress has used up its SLO."""
         self._outside_runs_s = 0.0
         self._outside_runs_from: float | None = None
-        """Its CPU seconds when its last run ended; None: a run is in progress, or the value is unknown."""
+        """Its CPU seconds up to which those outside runs are counted; None: a run is in progress, or it is unknown."""
 
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
         """Use a process forked ahead as this worker, for this function's family."""
@@ -97,7 +97,7 @@ class WorkerProcess(ContainedProcess):
         return super().assign_slot(run, requests, functions)
 
     def can_meet_slo(self, cpu_time_s: float) -> bool:
-        """Whether it serves functions with an SLO, and no run in progress has computed for longer than that.
+        """Whether the function for which it was forked has an SLO, and no run in progress has computed for longer.
 
         `cpu_time_s`: its CPU seconds now. The time for which others slowed a run down does not count.
         """
@@ -130,7 +130,7 @@ class WorkerProcess(ContainedProcess):
         return self._outside_runs_s
 
     def _count_outside_runs(self, cpu_time_s: float | None) -> None:
-        """Account for the CPU seconds since its last run ended. `cpu_time_s`: those that it has used in all."""
+        """Count the CPU seconds since its last run or the last count. `cpu_time_s`: those that it has used in all."""
         if not self.ready or cpu_time_s is None:
             return
         if self._outside_runs_from is not None:
@@ -147,7 +147,7 @@ class WorkerProcess(ContainedProcess):
 
     def end_failure(self, how: str) -> Failure:
         """Return the failure by which its end is reported, if the worker did not report one itself. If it ends during a
-        trial, its author is at fault.
+        trial, the function's author is at fault.
         """
         if self.ready or not self.trial_began or self.dismissed:
             return Failure("WorkerError", how)

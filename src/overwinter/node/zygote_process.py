@@ -21,8 +21,8 @@ forks processes that are stopped meanwhile, so this bounds such work.
 
 
 class ZygoteSettings(NamedTuple):
-    """The settings of zygotes: their maximum number, their timeouts, the additional imports of the base zygote, and
-    whether it forks executors of GPUs.
+    """The settings of zygotes: the maximum number of tenants' zygotes, the timeouts, the additional imports of the base
+    zygote, and whether it forks executors of GPUs.
     """
 
     zygotes_max: int = 32
@@ -65,7 +65,7 @@ class ZygoteProcess:
         self.pidfd: int | None = None
         self.smaps: int | None = None
         self.workers: dict[WorkerId, ContainedProcess] = {}
-        """The workers and executors that it forked."""
+        """The workers and executors that it was asked to fork, until their end is reported."""
         self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}

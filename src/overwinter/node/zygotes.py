@@ -43,7 +43,7 @@ RESTART_MAX_S = 10.0
 CHECKS_PER_TIMEOUT = 4
 """The number of checks within the time in which a zygote must answer."""
 UNUSED_CHECKS = 2 * CHECKS_PER_TIMEOUT
-"""The checks after which an unused tenant's zygote may be stopped for another tenant."""
+"""The checks after which a tenant's unused zygote may be stopped for another tenant."""
 DECODE_ERRORS = (ValueError, TypeError)
 """What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 

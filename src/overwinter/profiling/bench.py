@@ -17,9 +17,9 @@ from overwinter.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
 RUNS = 20
-"""The number of runs after which a measurement ends."""
+"""The number of runs in each slot after which a measurement ends."""
 SECONDS = 1.0
-"""The seconds of runs after which it ends, if there were at least RUNS_LEAST."""
+"""The seconds of runs in each slot after which it ends, if there were at least RUNS_LEAST."""
 RUNS_LEAST = 3
 SECONDS_MOST = 10.0
 """The seconds of runs after which it ends, if there was one."""

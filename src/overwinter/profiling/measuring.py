@@ -140,7 +140,7 @@ class MeasuredWorker:
         return measured.private_bytes
 
     async def end(self) -> None:
-        """Kill it, and wait until it has ended, except on a node that is stopping."""
+        """Kill it, and wait until it has ended, for at most GONE_S."""
         self._processes.stop(self.worker, kill=True)
         if self._processes.process(self.worker) is not None:
             with suppress(TimeoutError):
@@ -152,7 +152,8 @@ class MeasuredWorker:
         if nbytes * configuration.concurrency > self._function.memory_bytes:
             raise WorkerError(
                 f"{configuration.concurrency} runs of {configuration.batch} requests have inputs of {nbytes} bytes "
-                f"each, which exceeds the memory of {self._function.id}: measure smaller batches, or raise memory_mib"
+                f"each, together more than the memory of {self._function.id}: measure smaller batches, or raise "
+                "memory_mib"
             )
         self._expect()
         self._took = []

@@ -1,7 +1,8 @@
 """Stores, measures and corrects the profiles of functions.
 
-A profile belongs to a program on a machine: every variant of the program has it, also one deployed after a restart.
-Profiles are measured in workers that the scheduler does not know, and corrected by observations in service.
+A profile belongs to a program of a tenant, with a handler or none, on a machine: all functions with both have it, also
+one deployed after a restart. Profiles are measured in workers that the scheduler does not know, and corrected by
+observations in service.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from overwinter.profiling.survey import Survey
 AT_ONCE = 16
 """The functions to which one iteration of the event loop passes a profile."""
 TURN_S = 600.0
-"""The longest measurement of one function while others wait for their turn."""
+"""The longest that one measurement may take, in seconds; others wait for it."""
 
 
 class Profiler:
@@ -113,7 +114,7 @@ class Profiler:
         return await self.known(function) or survey.blank
 
     def measure_soon(self, function: DeployedFunction) -> None:
-        """Measure the configurations that its settings allow, in the background."""
+        """Measure the unknown configurations of the default options, in the background."""
         self._do_soon(self.measure(function, ProfileOptions(), _ignore), f"{function.id} was not measured")
 
     def _profile_of(self, id_: FunctionId) -> Profile | None:
@@ -157,7 +158,7 @@ class Profiler:
         return profile
 
     async def _spread(self, key: str, profile: Profile) -> None:
-        """Use a profile for all functions of its program, some in each iteration of the event loop."""
+        """Use a profile for all functions with its key, some in each iteration of the event loop."""
         for number, function in enumerate(list(self._functions.values()), 1):
             if not number % AT_ONCE:
                 await asyncio.sleep(0)

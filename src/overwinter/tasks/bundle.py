@@ -20,7 +20,7 @@ class Bundle(NamedTuple):
     source: str
     assets: dict[str, bytes]
     sample: dict[str, Value]
-    """A sample request of several items that differ in length and content, as those of users do."""
+    """A sample request of several items that differ in content and, except for audio, in size, as those of users do."""
     expected: list[dict[str, torch.Tensor]]
     """The inputs of the model that `transformers` computes from each item of the sample alone, by name."""
     axes: dict[str, Axes]

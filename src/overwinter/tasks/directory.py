@@ -113,7 +113,8 @@ def check_task(task: str, options: Iterable[str]) -> None:
 def open_directory(path: Path, task: str | None = None, options: Mapping[str, Any] | None = None) -> Directory:
     """Open the directory as a raw program, or as a function for a task.
 
-    Raise CallerError for an unknown task or option, and ProgramError if the directory lacks what the task needs.
+    Raise CallerError for an unknown task or an invalid option, and ProgramError if the directory lacks what the task
+    needs, or if the handler would answer otherwise than `transformers`.
     """
     given = dict(options or {})
     if task is None:

@@ -17,7 +17,9 @@ TOP = 5
 
 
 def classification(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the `top_k` best labels of each image and their scores, 5 by default."""
+    """Return the bundle of a function that returns the `top_k` best labels of each image and their scores, 5 by
+    default.
+    """
     names = labels(model)
     try:
         # Load the processor for Pillow even if it was written for torchvision, which a node does not have.

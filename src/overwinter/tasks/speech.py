@@ -15,7 +15,7 @@ SECONDS = 1.0
 
 
 def transcription(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the text of each recording, by greedy CTC decoding."""
+    """Return the bundle of a function that returns the text of each recording, by greedy CTC decoding."""
     if model.main_input_name != "input_values":
         kind = type(model).__name__
         raise ProgramError(f"{request.task} needs a model of audio samples; {kind} takes {model.main_input_name}")

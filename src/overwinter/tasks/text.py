@@ -19,22 +19,22 @@ UNKNOWN_LENGTH = 1_000_000
 
 
 def classification(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the labels and scores of each text, all of them unless `top_k` is given."""
+    """Return the bundle of a function that returns the labels and scores of each text, all unless `top_k` is given."""
     names = labels(model)
     state = {"labels": names, "function": function_of_scores(model), "top_k": request.number("top_k") or len(names)}
     return _bundle(request, state, "classification", truncates=request.choice("truncation", (False, True)))
 
 
 def entities(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns the label of each token of each text; `aggregation=simple` merges adjacent
-    tokens of one kind.
+    """Return the bundle of a function that returns the tokens of each text that belong to an entity, with their labels;
+    `aggregation=simple` merges adjacent tokens of one kind.
     """
     state = {"labels": labels(model), "aggregation": request.choice("aggregation", ("none", "simple"))}
     return _bundle(request, state, "entities", truncates=request.choice("truncation", (True, False)))
 
 
 def features(request: TaskRequest, model: Any) -> Bundle:
-    """Create a function that returns a vector for each token, or with `pooling=mean` their mean."""
+    """Return the bundle of a function that returns a vector for each token, or with `pooling=mean` their mean."""
     part = "embedding" if request.choice("pooling", ("none", "mean")) == "mean" else "features"
     return _bundle(request, {}, part, truncates=request.choice("truncation", (False, True)))
 

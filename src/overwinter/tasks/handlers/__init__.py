@@ -1,5 +1,5 @@
 """Handlers of tasks, sent to the node as source: one part reads a request, one part writes the answer.
 
-A handler is the text of two of these files. They import nothing of this package, so that a deployed function does not
-change with the node's version. `state` is the content of task.json, and the results of `setup` for the other assets.
+A handler is the text of two of these files. Of Overwinter they import only CallerError, so that a deployed function
+does not change with the node's version. `state` is the content of task.json, and for texts also the tokenizer.
 """

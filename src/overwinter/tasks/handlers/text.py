@@ -25,7 +25,7 @@ def setup(assets: dict[str, bytes]) -> dict[str, Any]:
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Convert text [batch] to ids, mask and type ids, each [batch, longest text]."""
+    """Convert text [batch] to ids, mask and type ids, each [batch, tokens]."""
     tokens = tokenized(inputs, state)
     return {
         "input_ids": padded([text.ids for text in tokens], state["pad"], state),
