@@ -150,7 +150,7 @@ def test_outputs_that_a_handler_did_not_declare_are_refused(node: NodeProcess):
         "    return {'y': outputs['y'].double()}\n"
     )
     deploy(node, "liar", handler=handler)
-    with pytest.raises(OverwinterError, match="FP64.*OUTPUTS declares FP32"):
+    with pytest.raises(OverwinterError, match="FP64.*OUTPUTS.*has FP32"):
         ask(node, "liar")
 
 

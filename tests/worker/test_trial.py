@@ -60,9 +60,9 @@ FAULTS = {
         "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'].cfloat()}\n",
         "complex64",
     ),
-    "breaks its SLO": (
+    "breaks its declaration": (
         "def postprocess(outputs, inputs, state):\n    return {'z': outputs['y']}\n",
-        "OUTPUTS lists",
+        "OUTPUTS, by default the program's outputs, has",
     ),
 }
 
@@ -79,7 +79,7 @@ def test_a_failure_on_a_generated_request_is_reported_with_a_remedy(prepared, ha
 def test_what_fails_on_a_sample_refuses(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
     with pytest.raises((HandlerError, CallerError), match=words):
-        trial.check_trial(made, [{"x": torch.ones(1, 3)}])
+        trial.check_samples(made, [{"x": torch.ones(1, 3)}])
 
 
 def test_a_handler_that_waits_forever_is_reported(prepared, monkeypatch):
@@ -92,14 +92,14 @@ def test_a_handler_that_waits_for_ever_at_a_sample_refuses(prepared, monkeypatch
     monkeypatch.setattr(trial, "SAMPLES_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):
-        trial.check_trial(made, [{"x": torch.ones(1, 3)}])
+        trial.check_samples(made, [{"x": torch.ones(1, 3)}])
 
 
 def test_the_sample_that_failed_is_named_by_its_number(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    1 / inputs['x'][0, 0].item()\n    return inputs\n")
-    trial.check_trial(made, [{"x": torch.ones(1, 3)}])
+    trial.check_samples(made, [{"x": torch.ones(1, 3)}])
     with pytest.raises(HandlerError, match="sample 2.*ZeroDivisionError"):
-        trial.check_trial(made, [{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+        trial.check_samples(made, [{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Places in an arena, and what gives them to blocks."""
+"""The position of a block in an arena, and the interface of what assigns it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -25,7 +25,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """All memory of the device, reserved at its start."""
+        """The memory for blocks, which is reserved when the executor starts."""
         return self._allocator.nbytes
 
     @property

@@ -1,4 +1,4 @@
-"""Places blocks as a cache of freed blocks does: Torpor-Block, the baseline of its figure 13.
+"""Places blocks as a cache of freed blocks does: Torpor-Block, a baseline in Torpor's paper (figure 13).
 
 A freed block is kept for the next one of the same size. When a block fits nowhere else, freed blocks are returned to
 the free memory until it does. Each block cut out of the free memory stands for a native allocation, each one returned

@@ -150,7 +150,7 @@ class CudaDevice(ReservedDevice):
         super()._move(moves)
 
     def _load_libraries(self) -> None:
-        """Let PyTorch load the libraries of products and convolutions, for which the first run would wait."""
+        """Let PyTorch load the libraries for matrix products and convolutions, for which the first run would wait."""
         with torch.inference_mode():
             image = torch.ones(1, 1, 8, 8, device=self.torch_device)
             torch.nn.functional.conv2d(image, image[..., :3, :3]).sum().item()

@@ -18,7 +18,9 @@ from overwinter.model.weight_layout import strides
 
 
 class DeviceProgram:
-    """A program without weights, which the functions of a family share. It is compiled when it is first needed."""
+    """A program without weights, which functions with the same program share. Each of its forms is compiled when it is
+    first needed.
+    """
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.program = program
@@ -88,7 +90,7 @@ class DeviceFunction:
         """The weights on a device, and the version of its placement when they were made."""
         used = block_bytes(program.program.weights, program.first_uses, positions)
         self.blocks = {address: sizes.get(address, nbytes) for address, nbytes in used.items()}
-        """The bytes of each block up to the end of its last weight, in the order of their first uses."""
+        """The bytes of each block to bring, by default up to the end of its last weight, in first-use order."""
         self._first_uses: dict[Address, int] = {}
         for use, (address, _) in sorted(zip(program.first_uses, positions, strict=True), key=lambda pair: pair[0]):
             self._first_uses.setdefault(address, use)

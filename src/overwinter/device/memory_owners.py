@@ -17,7 +17,7 @@ class MemoryOwners:
         self._nbytes = nbytes
 
     def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, TenantId | None]]:
-        """Yield the ranges between two offsets."""
+        """Yield the ranges between two offsets: their start, stop and tenant."""
         at = self._at(start)
         while at < len(self._starts) and self._starts[at] < stop:
             end = self._starts[at + 1] if at + 1 < len(self._starts) else self._nbytes

@@ -80,7 +80,7 @@ class NullProgram(DeviceProgram):
         """
         call_s = self._seconds(inputs) / max(1, len(self.program.calls))
         at_s, done = self._clock(), 0
-        outputs = self._zeros(weights, inputs)
+        outputs = self._outputs_for_zeros(weights, inputs)
         if wait is not None:
             for call in sorted(set(self.first_uses)):
                 at_s, done = at_s + (call - done) * call_s, call
@@ -106,8 +106,10 @@ class NullProgram(DeviceProgram):
         least, _ = self.program.dimensions.get(BATCH, (1, 1))
         return between(self._known, max(1, rows // max(1, least)))
 
-    def _zeros(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return outputs of the right shapes, computed once for each shape of the inputs."""
+    def _outputs_for_zeros(
+        self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs for inputs of zeros. They are kept by the shapes of the inputs, up to KEPT_BYTES."""
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._outputs:
             found = tuple(self._compiled(weights, [torch.zeros_like(each) for each in inputs]))

@@ -1,6 +1,6 @@
-"""Places blocks in partitions: Torpor's arena (its appendix A.2).
+"""Places blocks in partitions: the arena of Torpor's paper (appendix A.2).
 
-Sizes that a function has many blocks of get partitions with slots of that size, all others get buddy partitions.
+If a function has many blocks of one size, these get partitions with slots of that size, all others buddy partitions.
 The blocks of one function are placed together, in their order, so that its eviction frees whole partitions. A block
 larger than a partition takes several adjacent ones.
 """
@@ -27,7 +27,7 @@ class PartitionedAllocator(Allocator):
         self._blocks: dict[int, int] = {}
         """The rounded size of the block at each offset."""
         self._inside: list[set[int]] = [set() for _ in self._partitions]
-        """The blocks that lie in each partition, or a part of them."""
+        """The blocks that lie in each partition, wholly or in part."""
         self._used_bytes = [0 for _ in self._partitions]
         """The bytes of the blocks in each partition."""
 

@@ -1,8 +1,9 @@
 """The memory of a device out of which other processes copy blocks, without asking its owner.
 
-It is a file that both map. A table behind the blocks says where each block is. The owner clears a block's entry before
-it frees or moves the block, and never waits. A process that has copied a block looks at its entry again, and the copy
-is void if the entry has changed. So no process waits for another, and one that ends does not disturb the others.
+It is a file that both map. A table behind the blocks has the position of each block that others may copy. The owner
+clears a block's entry before it writes anything else to the block's memory, and never waits. A process that has copied
+a block looks at its entry again, and the copy is void if the entry has changed. So no process waits for another, and
+one that ends does not disturb the others.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Brings the missing blocks of a function to a device while its program already runs there.
 
 Blocks are transferred in groups, in first-use order. The program waits before the first call that reads a block of a
-group. Only missing blocks move, so a function beside a resident sibling brings only what differs.
+group. Only missing blocks move, so a variant of a resident function brings only what differs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,11 @@ class SwapSettings(NamedTuple):
     """How missing blocks are brought."""
 
     group_bytes: int
-    """A group ends when it has this many bytes."""
+    """A group ends when it has this many bytes, the first ones earlier (`groups`)."""
     overlaps: bool = True
     """Whether the program runs while blocks are brought."""
     by_weight: bool = False
-    """Whether each weight is a transfer of its own, instead of each group of blocks."""
+    """Whether groups consist of weights instead of blocks; with `group_bytes` 0, each of one weight."""
 
 
 class SwapResult(NamedTuple):

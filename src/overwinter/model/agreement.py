@@ -50,8 +50,9 @@ class _Fault(NamedTuple):
 def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
-    A size that is wrong at 1 begins at 2; one whose larger values the model refuses ends at the example's. Any other
-    difference raises ProgramError with the sizes, the output and the largest difference.
+    A size that is wrong at 1 begins at 2; if only one of program and model accepts its larger values, it ends at the
+    example's. Sizes that a check of the program refuses are only noted. Any other difference raises ProgramError with
+    the sizes and the difference.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"
     comparison = _Comparison(exported.program, exported.weights, exported.reference)
@@ -85,8 +86,8 @@ def _try_least(comparison: "_Comparison", base: Sizes) -> None:
 
 
 def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
-    """Try all sizes at 1.5 times the example's, made odd; at twice the example's if program and model both fail there.
-    If only one of them fails, try each size separately.
+    """Try all sizes at 1.5 times the example's, made odd; at twice the example's if program and model both fail there,
+    or a check of the program refuses these sizes. If only one of them fails, try each size separately.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
         larger = {name: min(comparison.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
@@ -100,8 +101,8 @@ def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
 
 
 def _lower_maxima(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fault) -> None:
-    """Let each size end at the example's if larger values of it alone cause the fault; raise ProgramError if none does,
-    or if outputs differ.
+    """Let each size end at the example's if its larger value alone causes a fault. Raise ProgramError if none does, if
+    outputs differ, or if the remaining sizes together cause a fault.
     """
     alone = {name: comparison.fault_at({**base, name: size}) for name, size in larger.items()}
     found = {name: each for name, each in alone.items() if each is not None}
@@ -136,8 +137,8 @@ class _Comparison:
         """The most varied kind of inputs on which the model runs at the example's sizes."""
 
     def begin(self) -> Sizes:
-        """Compare at the example's sizes, or at the least valid ones, and return them; raise ProgramError if they
-        differ.
+        """Compare at the example's sizes, of which a 1 becomes 2 if its range allows it, and return them. Raise
+        ProgramError if program and model differ, if the model fails, or if it keeps state.
         """
         base = {name: min(max(size, LEAST_SIZE), self.ranges[name][1]) for name, size in self._program.example.items()}
         fault = self.fault_at(base)
@@ -190,7 +191,9 @@ class _Comparison:
         return None
 
     def fault_with(self, name: str, low: int, base: Sizes) -> _Fault | None:
-        """Return the fault with one size at its minimum, and others at values that no check of the program refuses."""
+        """Return the fault with one size at its minimum, and the others, if possible, at values that no check of
+        the program refuses.
+        """
         first = self.fault_at({**base, name: low})
         fault = first
         for factor in _FACTORS:
@@ -271,7 +274,7 @@ class _Comparison:
         self.notes += [] if message in self.notes else [message]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
-        """Run the program as in a worker, without special settings of this process."""
+        """Run the program as in a worker, whatever default type the author's code has set."""
         try:
             with torch.inference_mode(), _float32_by_default():
                 return list(self._run(self._weights, inputs))

@@ -55,7 +55,7 @@ class Condition(NamedTuple):
 def conditions_of(
     guards: Sequence[str], labels: Sequence[str], shapes: Sequence[Sequence[int | str]]
 ) -> list[Condition]:
-    """Return the guards of an export with the names of sizes, without those that always hold.
+    """Return the guards of an export with the names of sizes, without those that are trivially true.
 
     `labels` are the names of the graph's inputs, `shapes` their sizes: a number or a name. Raises ProgramError for a
     guard that depends on more than sizes.
@@ -80,7 +80,7 @@ def _parsed(code: str) -> ast.expr:
 
 
 def distinct(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return each condition once, without those that hold for all sizes."""
+    """Return each condition once, without those that are trivially true."""
     return list({each.text: each for each in conditions if not _is_trivial(each.tree)}.values())
 
 
@@ -146,7 +146,7 @@ def _called(tree: ast.expr) -> tuple[str, list[ast.expr]]:
     match tree:
         case ast.UnaryOp(op=unary, operand=operand) if type(unary) in _UNARY:
             return _UNARY[type(unary)], [operand]
-        case ast.BinOp(op=ast.Pow(), left=base, right=ast.Constant(value=int() as power)) if 0 < power < _LARGEST_POWER:
+        case ast.BinOp(op=ast.Pow(), left=base, right=ast.Constant(value=int() as power)) if 0 < power <= _MAX_POWER:
             return "operator.mul", [base] * power
         case ast.BinOp(op=binary, left=left, right=right) if type(binary) in _BINARY:
             return _BINARY[type(binary)], [left, right]
@@ -166,7 +166,7 @@ def _called(tree: ast.expr) -> tuple[str, list[ast.expr]]:
     )
 
 
-_LARGEST_POWER = 9
+_MAX_POWER = 8
 _UNARY: dict[type[ast.unaryop], str] = {ast.USub: "operator.neg", ast.Not: "torch.sym_not"}
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "operator.add",
@@ -197,12 +197,12 @@ _FUNCTIONS = {
     "math.sqrt": "torch.sym_sqrt",
 }
 _FOLDED = frozenset({"operator.mul", "operator.and_", "operator.or_", "torch.sym_max", "torch.sym_min"})
-"""Functions of two numbers that also accept more, applied pairwise."""
+"""Functions of two numbers; an expression with more operands applies them pairwise."""
 _TRUTHS = frozenset({*_COMPARISON.values(), *_JOINT.values(), "torch.sym_not"})
 
 
 def kind_of(function: str) -> str:
-    """The type of number of a symbolic function."""
+    """The type of number that a symbolic function returns."""
     if function in _TRUTHS:
         return "symbool"
     return "symfloat" if function in ("operator.truediv", "torch.sym_float", "torch.sym_sqrt") else "symint"
@@ -250,7 +250,7 @@ _FOR_MANY: dict[str, Callable[..., Any]] = {
     "torch.sym_not": torch.logical_not,
     "torch.sym_ite": torch.where,
 }
-"""For each symbolic function that accepts only numbers, the torch function that does the same for tensors."""
+"""For symbolic functions that accept only numbers, the functions that do the same for tensors."""
 
 
 def _parts(tree: ast.expr) -> list[ast.expr]:

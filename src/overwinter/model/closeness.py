@@ -62,7 +62,9 @@ class ClosenessMeter:
 
 
 def is_near(expected: torch.Tensor, actual: torch.Tensor, bound: float) -> bool:
-    """Whether two values of one type differ by at most this, relative to their magnitude."""
+    """Whether two tensors have equal types and shapes and differ by at most `bound`, relative to the magnitude of
+    `expected`.
+    """
     if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
         return False
     if expected.is_complex():

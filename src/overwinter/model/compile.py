@@ -1,8 +1,8 @@
 """Compiles a program to straight-line Python, one line for each call.
 
 The source contains only slot numbers, names from a table made here, the operators' own argument names, and literals
-written by `repr` of integers and finite numbers; texts, types and operators are referenced by names. Weights are looked
-up at each use, so they may be bound after the compilation.
+written by `repr` of None, booleans, integers and finite floats; texts, types and operators are referenced by names.
+Weights are looked up at each use, so they may be bound after the compilation.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -41,9 +41,10 @@ def compile_program(
 
     It takes all the weights and the values of `live_in(program, start, stop)`, which are the inputs of a whole program.
     It returns the values of `live_out(program, stop, start)`, which are the outputs of a whole program. Values that are
-    computed from sizes are ints. Call it under `torch.inference_mode()`. Errors of operators are not caught, and a
-    check that fails raises RuntimeError. Without `checks_values` the values of tensors are not checked, so that it can
-    run on zeros. Raises ProgramError if this PyTorch lacks an operator or an argument, or if the span cannot run alone.
+    numbers are Python numbers. Call it under `torch.inference_mode()`. Errors of operators are not caught; a check of
+    the program that fails raises RuntimeError, and an argument out of bounds ValueError. Without `checks_values` the
+    values of tensors are not checked, so that it can run on zeros. Raises ProgramError if this PyTorch lacks an
+    operator or an argument, or if the span cannot run alone.
     """
     start, end = span(program, start, stop)
     check_span(program, start, end)
@@ -246,7 +247,7 @@ class _Signature:
             raise ProgramError(f"{call.operator} gives {self.results} results, not {len(call.outputs)}")
 
     def bounds(self, call: Call) -> dict[int | str, IntegerRange]:
-        """Return the bounds of each integer argument, or list of integers, by position or name."""
+        """Return the bounds of each bounded argument, an integer or a list of integers, by position or name."""
         names: dict[int | str, str] = dict(enumerate(self.positional[: len(call.args)]))
         names.update((key, key) for key in call.kwargs)
         found = {key: self.parameters[name].bounds for key, name in names.items()}

@@ -51,7 +51,7 @@ class Reference(NamedTuple):
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     """Runs the model on the program's inputs and returns its outputs, both in the program's order."""
     examples: list[torch.Tensor]
-    """One example per input; a dynamic size is at least 2 if the model allows it."""
+    """One example per input; empty if a `.pt2` file holds none."""
     convert: Callable[[Mapping[str, tuple[int, int]]], "Exported"]
     """Converts the model again, for these ranges of the dynamic sizes."""
     run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -59,10 +59,10 @@ class Reference(NamedTuple):
 
 
 class Exported(msgspec.Struct):
-    """A program and its weights: dense CPU tensors in the program's order, the dimensions of each in the order
-    that its `Weight` gives.
+    """A program and its weights: dense CPU tensors in the program's order, each with the order in memory that its
+    `Weight` gives.
 
-    Unpacks as these two.
+    Unpacks as (program, weights).
     """
 
     program: Program
@@ -279,7 +279,7 @@ class _Conversion:
         self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
-        """Store a node's value in a slot, and record the values that share its memory."""
+        """Assign a slot to a node's value, and record the owner of its memory and of that of removed copies."""
         self.slots[node] = slot
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -325,8 +325,8 @@ class _Conversion:
         )
 
     def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
-        """Return the named arguments, except those with their default value. For an operator that takes no tensor, from
-        which its result would get device and type, these two are added.
+        """Return the named arguments, except None, an unset `pin_memory` and the strided layout. For an operator that
+        takes no tensor, from which its result would get device and type, these two are added.
         """
         kept = {
             key: self._argument(argument, node)

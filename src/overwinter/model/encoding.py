@@ -28,9 +28,9 @@ MAX_TENSORS = 1_000
 """The most inputs, and the most outputs."""
 MAX_DIMENSIONS = 16
 MAX_PARTS = 131_072
-"""The most parts of the arguments of all calls. No model of the zoo has a twentieth as many."""
+"""The most parts of the arguments of all calls. No model of `benchmarks.zoo` has a twentieth as many."""
 MAX_ALL_TERMS = 262_144
-"""The most terms of the sizes of all values. No model of the zoo has a hundredth as many."""
+"""The most terms of the sizes of all values. No model of `benchmarks.zoo` has a hundredth as many."""
 
 
 class _Outline(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +68,9 @@ class _List:
         self._split = Decoder(Annotated[tuple[Raw, ...], length]).decode
 
     def __call__(self, data: Raw) -> tuple[object, ...]:
-        """Return the entries; raise ValueError if one is too long for a step, or all have too many parts."""
+        """Return the entries. For a list that takes several steps, raise ValueError if an entry is too long for one
+        step, or all entries have too many parts.
+        """
         if len(memoryview(data)) <= self._step_bytes:
             return tuple(self._decode_all(data))
         entries: list[object] = []
@@ -100,7 +102,7 @@ _FIELDS: dict[str, Callable[[Raw], Any]] = {
 
 
 def encode_program(program: Program) -> bytes:
-    """Encode the program; equal programs give equal bytes."""
+    """Encode the program; the same program always gives the same bytes."""
     return msgspec.msgpack.encode(program)
 
 

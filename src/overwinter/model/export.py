@@ -31,11 +31,13 @@ __all__ = ["Exported", "export", "export_saved"]
 
 LARGEST_BATCH = 1024
 LARGEST_SIZE = 1 << 20
-"""The largest value of any other dynamic size, unless the author, the model or its memory limits it further."""
+"""The largest value of any other dynamic size without a given maximum; the model or its memory may lower it."""
 SMALLEST_LIMIT = 4096
 """A limit that is set for the sake of memory is never smaller than this."""
 MEMORY_BYTES = 4 << 30
-"""The limit of the activations of one request at the largest sizes, for sizes without a given maximum."""
+"""The limit of the activations of a run in which the sizes without a given maximum are the largest, and all other sizes
+the example's.
+"""
 Constraints = dict[sympy.Expr, ValueRanges[sympy.Expr]]
 
 _ASSUMED = 2
@@ -200,7 +202,7 @@ def _conditions(
 
 
 def _example(graph: _Graph, ranges: SizeRanges, conditions: Sequence[Condition]) -> dict[str, int]:
-    """Return the sizes at which the program is measured: the example's, with the smallest allowed batch."""
+    """Return the sizes of `Program.example`: the examples' sizes, and the smallest batch if the conditions allow it."""
     seen = {
         name: own.shape[dim]
         for dims, own in zip(graph.names, graph.examples, strict=False)
@@ -212,7 +214,7 @@ def _example(graph: _Graph, ranges: SizeRanges, conditions: Sequence[Condition])
 
 
 def _limited(program: Program, unbounded: set[str]) -> Program:
-    """Lower maximum sizes that the author did not give, so that the memory of one request is bounded."""
+    """Lower the maxima that the author did not give, so that the memory of a run is bounded."""
     largest = {name: program.dimensions[name][1] for name in unbounded}
     while max(largest.values(), default=0) > SMALLEST_LIMIT and peak_activation_bytes(program, largest) > MEMORY_BYTES:
         largest = {name: max(size // 2, min(size, SMALLEST_LIMIT)) for name, size in largest.items()}

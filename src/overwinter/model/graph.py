@@ -1,8 +1,8 @@
 """Removes from an exported graph what a program does not need.
 
 Copies without an effect and calls with unused results are dropped. Some operators that a program may not call are
-replaced by equivalent ones. Assertions stay, except those on values that cannot differ between runs. Assertions that
-depend on sizes only are moved to the start.
+replaced by equivalent ones. Assertions stay, except those on the metadata of tensors (such as their types), which are
+the same in each run. Assertions that depend on sizes only are moved to the start.
 """
 
 import operator
@@ -53,7 +53,8 @@ _REPLACEMENTS: dict[str, tuple[torch._ops.OpOverload, int]] = {
     "aten.new_empty.default": (_ATEN.new_zeros.default, 2),
     "transformers.grouped_mm_fallback.default": (_ATEN._grouped_mm.default, 3),
 }
-"""The substitute of each operator that a program may not call, and the number of arguments that it takes.
+"""For operators that a program may not call, or only with other arguments: the substitute, and the number of arguments
+that it takes.
 
 Uninitialised memory becomes zeros. An instance norm with given statistics is a batch norm. For groups of rows
 `transformers` calls PyTorch's operator at run time, and its own during an export.
@@ -79,7 +80,7 @@ def operator_name(target: object) -> str:
 
 
 def simplify(module: GraphModule) -> list[Node]:
-    """Return the calls of the graph that a program needs, in order; the graph is changed in place."""
+    """Return the calls of the graph that a program needs, in its order; the graph is changed in place."""
     _replace(module)
     written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
     for node in _calls(module):
@@ -110,7 +111,7 @@ def guard_calls(module: GraphModule) -> None:
             continue
         _replace(part)
         for node in _calls(part):
-            # Check calls without used results too: they run here. Nested calls are inlined first.
+            # Check calls without used results too: they run here. A nested graph is checked as a module of its own.
             name = operator_name(node.target)
             nested = isinstance(node.target, torch._ops.HigherOrderOperator) and str(node.target) in _NESTING
             # An operator in the place of a nested graph would be called unchecked.

@@ -1,7 +1,7 @@
 """Additional checks for operators whose own checks in PyTorch are insufficient.
 
-A program's arguments and a request's values may be hostile. For some of them an operator of this table would read or
-write outside its tensors, or return uninitialized memory. A check only inspects the arguments.
+A program's arguments and a request's values may be hostile. For some of them an operator listed here would read or
+write outside its tensors, return uninitialized memory, or crash the process. A check only inspects the arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ Arguments = Mapping[str, Any]
 MOST_BINS = 1 << 20
 WIDEST_RANGE = 1e30
 FINEST_RANGE = 1e-6
-"""The least width of a histogram's range, relative to its ends; float32 has no values in a narrower one."""
+"""The least width of a histogram's range, relative to its ends; float32 has few values in a narrower one."""
 SMALLEST_SCALE = 1e-6
-"""The least scale of a resized image: positions are divided by it and converted to integers."""
+"""The least positive scale of a resized image: positions are divided by it and converted to integers."""
 
 
 class Guard(NamedTuple):
-    """What is added to an operator: a check of its arguments, and a step that initialises results that it may not
-    write.
+    """What is added to an operator: a check of its arguments, and a step that initialises results that the operator may
+    leave unwritten.
     """
 
     check: Callable[[Arguments], None]
@@ -33,7 +33,7 @@ class Guard(NamedTuple):
 
 
 def guarded(operator: str, overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """Return the operator itself, or a function that adds checks. They raise ValueError with the operator's name."""
+    """Return the operator itself, or a function that checks or copies its arguments first. Checks raise ValueError."""
     run: Callable[..., Any] = getattr(overload, "_op", overload)
     if operator in _COPYING:
         return _COPYING[operator](run)
@@ -79,7 +79,7 @@ def _bags(given: Arguments) -> None:
 
 
 def _written_bags(given: Arguments, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return zeros for the results that the mode leaves unwritten."""
+    """Return the results, with zeros for those that the mode leaves unwritten."""
     output, bags, sizes, maxima = results
     if given["mode"] != _LARGEST:
         maxima = torch.zeros_like(maxima)
@@ -106,7 +106,7 @@ def _written_groups(given: Arguments, result: torch.Tensor) -> torch.Tensor:
 
 def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel gives its result the memory order of the query, and assumes that the last dimension is the innermost.
-    It reads as many values as there are keys, and divides by their number of heads where heads share keys.
+    It reads as many values as there are keys, and divides by the keys' number of heads where heads share keys.
     """
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ value-dependent work (for example the rows of each expert) can still change the 
 """
 
 LARGE = 1e4
-"""A value that no example contains and every floating-point type can represent."""
+"""A value that is larger than those of usual inputs, and within the range of every floating-point type."""
 
 MOST_REQUESTS = 64
 """The most requests that are tried in one run, for any `max_batch`."""

@@ -1,8 +1,7 @@
 """Assigns calls to the modules that make them, and computes the cost of each layer.
 
 A layer is an unbroken sequence of calls by one module, named by its path in the model; a module that is left and
-entered again has several layers. The layers cover all calls, so the program can be cut at any boundary between two of
-them.
+entered again has several layers. The layers cover all calls.
 """
 
 from collections.abc import Mapping, Sequence

@@ -69,7 +69,7 @@ def _cell(args: Arguments, _output: Shape) -> int:
 
 
 def _einsum(args: Arguments, _output: Shape) -> int:
-    """Count every combination of the indices if two or more tensors are multiplied."""
+    """Count every combination of the indices if two or more tensors are multiplied; 0 for an equation with `...`."""
     equation, shapes = args[0].replace(" ", ""), args[1]
     if len(shapes) < 2 or "..." in equation:
         return 0

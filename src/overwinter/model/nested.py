@@ -111,7 +111,7 @@ def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]
         if inner.op == "get_attr":
             names[inner] = f"{place.target}_{inner.target}"
             while hasattr(module, names[inner]):
-                # Otherwise it would replace a graph that the module also runs, and that would not be converted.
+                # An equal name would replace an attribute that the module also uses.
                 names[inner] += "_"
             setattr(module, names[inner], getattr(nested, str(inner.target)))
     with module.graph.inserting_before(node):

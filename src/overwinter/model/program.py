@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 MAX_ARGUMENTS = 10_000
-"""The most parts of one call's arguments, and the most results of one call."""
+"""The most arguments of one call and parts of them, taken together, and the most results of one call."""
 MAX_TERMS = 64
 """The most terms of the size of a value."""
 MAX_RANK = 64
@@ -216,7 +216,7 @@ def _check_layers(program: Program) -> None:
 
 
 class _Walk:
-    """One pass over the calls in order, with the content of each slot at that moment."""
+    """One pass over the calls in order, with the slots that are set at that moment."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -68,8 +68,8 @@ def _floats(example: torch.Tensor, shape: list[int], generator: torch.Generator,
 def _whole(
     example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind, rows: int | None
 ) -> torch.Tensor:
-    """Return integers or booleans: row numbers of the table in which they are looked up, a mask, or values in the
-    example's range.
+    """Return integers or booleans: row numbers of the table in which they are looked up, a mask, values between 1 or -1
+    and the only value of the example, or values in the example's range.
     """
     low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 0)
     if kind == "wide" and rows is not None:

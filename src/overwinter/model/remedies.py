@@ -1,7 +1,7 @@
-"""The remedies for models that a program cannot represent, and what an export checks and changes before it.
+"""The remedies for models that a program cannot represent, and checks and settings of a model for its export.
 
-For the deployer's side only. Each message of a refusal is one sentence: what is refused, the line that causes it, and
-the remedy.
+For the deployer's side only. Each message of a refusal is one sentence: what is refused, the line or the module that
+causes it, and the remedy.
 """
 
 import re
@@ -43,13 +43,13 @@ _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"while_loop|scan|map|associative_scan", _LOOPS),
     (r"(pow|round)$", "it computes with a size, which a program does with + - * / // % alone; use torch.tensor(size)"),
 )
-"""The remedy for each operator, by a pattern of its name without the namespace."""
+"""The remedies for operators, each by a pattern for the beginning of a name without its namespace."""
 
 _FAILURE_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"pack_padded_sequence|pad_packed_sequence|PackedSequence", _PACKED),
     (r"nested_tensor", "give padded inputs and a mask in place of nested tensors"),
 )
-"""The remedy for a failed export, by a pattern of its message."""
+"""The remedies for failed exports, each by a pattern for a part of the message."""
 
 
 def operator_remedy(operator: str) -> str:

@@ -1,7 +1,7 @@
-"""Restores a module after tracing, including state that its own code caches.
+"""Restores a module after it was traced or run, including state that its own code caches.
 
 A model that caches a tensor at its first call would keep a tensor of the tracer, which holds no numbers, and the
-author's next call would fail. So all mutable state of the module is recorded before the tracing and restored after it.
+author's next call would fail. So the attributes and containers of the module are recorded before and restored after.
 """
 
 from collections import deque

@@ -33,7 +33,8 @@ _PLAIN = {
     **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),
     "torch_version": re.compile(r"[\w.+]*"),
 }
-"""The graph's strings that may contain more than names; those of attributes occur only in quotes."""
+"""The graph's strings that may contain more than names; in Python source the names of tensors occur only in quotes.
+"""
 _NOTES = {"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"}
 """The metadata of a call that PyTorch does not evaluate. It looks up the names in `source_fn_stack`."""
 _OPERATOR = re.compile(r"torch\.ops\.((?!__)\w+)\.(\w+)(?:\.(\w+))?")

@@ -56,7 +56,9 @@ class Slicer:
             root = None if target is None else target if target < first else self._root[target - first]
             self._root += [slot if root is None else root for slot in call.outputs]
         self._fixed: list[bool] = []
-        """Whether each call depends on weights and sizes only, and no call writes to its results."""
+        """Whether each call depends on weights and numbers only, without reading a number from a tensor, and no call
+        writes to its results.
+        """
         self._can_pass: list[bool] = []
         """Whether later slices can have each value: it can be sent, or computed again from values that can."""
         for call in program.calls:
@@ -99,7 +101,9 @@ class Slicer:
                 yield index + 1, nbytes
 
     def slice(self, start: int, stop: int) -> Program:
-        """Return calls `start` to `stop` as a program; raise ProgramError if it cannot be cut there."""
+        """Return calls `start` to `stop` as a program; each is a cut that `cuts` yields, or an end of the program.
+        Raises ProgramError if a value cannot be sent from one slice to another.
+        """
         program = self._program
         received, repeated = self._needs(start, stop)
         if start == 0:
@@ -171,7 +175,7 @@ class Slicer:
         return written_slot(self._program.calls[self._producer_of(slot)])
 
     def _is_fixed(self, call: Call) -> bool:
-        """Whether a call depends on weights and sizes only; `_fixed` already says so for all earlier calls."""
+        """Return the entry of `_fixed` for a call; those of all earlier calls are known."""
         program = self._program
         if call.operator in ITEM_OPERATORS or any(self._groups[slot] in self._last_write for slot in call.outputs):
             return False
@@ -191,8 +195,8 @@ class Slicer:
         return self._is_number(slot) or self._value(slot).base >= 0 or self._fixed[producer]
 
     def _inputs_can_pass(self, call: Call) -> bool:
-        """Whether later slices can have what a call needs, which `_can_pass` already says, if they repeat it; if it
-        writes in place, whether they can have the value to which it writes.
+        """Whether later slices that repeat a call can have what it reads; for a call that writes in place, whether they
+        can have the value to which it writes. `_can_pass` holds this for all earlier values.
         """
         target, first = written_slot(call), self._program.first_value
         return all(

@@ -2,7 +2,7 @@
 
 A program is a flat list of operator calls over numbered slots. The weights have the first slots, in the order in which
 the calls first use them; the inputs follow; then each result of each call, in the order of the calls. A slot is
-assigned once. `frees` of a call lists the results that no later call reads.
+assigned once. `frees` of a call lists the results that are not needed after it.
 """
 
 import re
@@ -22,7 +22,7 @@ BATCH = "batch"
 _WORD = re.compile(r"\w+")
 
 SYMBOLIC_KINDS = frozenset({"symint", "symfloat", "symbool"})
-"""The types of values that are not tensors but Python numbers computed from sizes."""
+"""The types of values that are Python numbers instead of tensors."""
 
 MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
 
@@ -93,9 +93,9 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     """The description of one result: its type, and its bytes as a sum of terms over the dimensions.
 
     If a size is rounded (`sequence // 2`), the terms omit the rounding. `base` is the slot whose memory the value
-    shared at export, or -1 if it has its own memory. A number computed from sizes has a symbolic kind as its dtype and
-    no bytes. `shape` is that of a tensor in row-major order with memory of its own, each size fixed or a dimension;
-    None for any other value.
+    shared at export, or -1 if it has its own memory. A number has a symbolic kind as its dtype and no bytes. `shape` is
+    that of a tensor in row-major order with memory of its own, each size fixed or a dimension; None for any other
+    value.
     """
 
     dtype: str
@@ -134,7 +134,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dimensions: dict[str, tuple[int, int]]
     """The range of each dynamic size."""
     example: dict[str, int]
-    """The value of each dynamic size at which the layers were measured; the smallest allowed for the batch."""
+    """The value of each dynamic size for which `layers` is computed; the smallest for the batch if the model allows
+    it.
+    """
 
     @property
     def first_input(self) -> int:

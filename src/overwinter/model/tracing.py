@@ -145,8 +145,8 @@ def _user_line(error: Exception) -> str:
 
 @contextmanager
 def _collected_messages() -> Iterator[CheckMessages]:
-    """Collect the conditions of every `torch._check` in this block with the author's messages, which the exporter
-    drops.
+    """Collect the symbolic conditions that the author's code passes to `torch._check` in this block, with its messages,
+    which the exporter drops.
     """
     messages: CheckMessages = {}
     check = torch._check_with

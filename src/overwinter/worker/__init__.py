@@ -1,1 +1,1 @@
-"""Worker processes: the zygote that forks them, the worker itself, and their messages with the node."""
+"""Workers and executors: the zygotes that fork them, the processes themselves, and their messages with the node."""

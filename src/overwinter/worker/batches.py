@@ -25,7 +25,7 @@ def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]
 
 def unbound_failure(function: str) -> Failure:
     """Return the failure of requests to a function that this process does not have."""
-    return Failure("WorkerError", f"{function} is not bound in this worker")
+    return Failure("WorkerError", f"{function} is not bound in this process")
 
 
 def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:

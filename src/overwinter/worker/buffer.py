@@ -27,7 +27,7 @@ LARGE_BYTES = 1 << 20
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
-    """Yield the offset of each tensor in a buffer with tensors in this order; the last value is the buffer's size."""
+    """Yield the offset of each tensor in a buffer that has them in this order; the last value is the bytes of all."""
     at = 0
     for meta in metas:
         yield at

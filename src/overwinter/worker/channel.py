@@ -43,7 +43,7 @@ class Channel(Generic[In]):
     def __init__(
         self, end: socket.socket, incoming: type[In], fds_max: int = FDS_MAX, names_sender: bool = False
     ) -> None:
-        """With an untrusted sender, at most `fds_max` descriptors are accepted per message, and others are closed. With
+        """At most `fds_max` descriptors are accepted per message, few from an untrusted sender; others are closed. With
         `names_sender` the kernel reports the process that sent each message.
         """
         self._end = end
@@ -85,8 +85,8 @@ class Channel(Generic[In]):
     def receive(self, bytes_max: int = PACKET_BYTES_MAX) -> tuple[In, list[int]]:
         """Return the next message and its descriptors.
 
-        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and ValueError for a message that
-        is invalid or has more than `bytes_max`; its descriptors are closed.
+        Raises ChannelClosedError at the end, BlockingIOError if a socket that does not block has no message, and
+        ValueError for a message that is invalid or has more than `bytes_max`; its descriptors are closed.
         """
         while True:
             self.received_bytes, fds = self._receive_packet()

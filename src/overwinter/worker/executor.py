@@ -125,12 +125,13 @@ class _SwappedFunction:
         return self._program.activations.nbytes(shapes) <= self._own.activation_bytes
 
     def may_share(self, shapes: Sequence[Sequence[int]]) -> bool:
-        """Whether the program may run in parts over inputs of these shapes, which are compiled for the CPU."""
+        """Whether the program may run over inputs of these shapes in spans, which are compiled for the CPU."""
         return self._own.kind == "virtual" and self.admits(shapes)
 
     def warm_up(self, zeros: Sequence[torch.Tensor], interrupted: Callable[[], bool]) -> None:
         """Compile the program in both forms, and run it once on zeros over the weights in the host store, so that its
-        operators prepare what they need. Raises _InterruptedError, and the errors of operators.
+        operators prepare what they need. Does nothing on a device that is not virtual, or that has too little memory
+        for the run. Raises _InterruptedError, and the errors of operators.
         """
         program, own = self._program.on_device, self._own
         if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
@@ -207,7 +208,7 @@ class Executor:
             pass
 
     def _handle(self) -> bool:  # noqa: C901
-        """Handle the next message; return whether more will come."""
+        """Handle the next message; return whether to handle further ones."""
         try:
             message, fds = self._inbox.receive()
         except ChannelClosedError:
@@ -236,9 +237,7 @@ class Executor:
         return True
 
     def _run(self, message: RunBatch) -> Answer:
-        """Run requests, as one batch if their functions have most weights in common; without requests, bring the
-        blocks of the function.
-        """
+        """Run requests, as one batch if they may share a run; without requests, bring the blocks of the functions."""
         found = {name: self._functions.get(name) or unbound_failure(name) for name in message.functions}
         members = [each for each in found.values() if isinstance(each, _Member)]
         for member in members:

@@ -2,7 +2,7 @@
 
 The order of the node's messages alone determines the blocks of a worker: a bind adds blocks, an unbind removes them,
 and a failed bind keeps its blocks until the unbind. So the node always knows them, and `take`, `drop` and `runner` are
-called in that order. The rest of a bind takes longer, and may be concurrent with runs and other binds.
+called in the order of the messages. The rest of a bind takes longer, and may be concurrent with runs and other binds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.pool_calls import PoolCalls, is_sendable
 from overwinter.worker.runner import Compiled, Prepared, Runner
-from overwinter.worker.trial import check_size, check_trial, generated_warning
+from overwinter.worker.trial import check_samples, check_size, generated_warning
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
 
@@ -44,7 +44,7 @@ class Family:
         pool_calls: PoolCalls | None = None,
     ) -> None:
         """Compile the program unless it is prepared, or runs only on the pool, by `pool_calls`. Closes the descriptors.
-        Raises ProgramError or HandlerError.
+        Raises ProgramError, HandlerError or StoreError.
         """
         try:
             self._load = load
@@ -103,7 +103,7 @@ class Family:
             if self._code is None:
                 check_size(runner, output_bytes)
         if trial.samples:
-            check_trial(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
+            check_samples(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
         return generated_warning(runner, self._load.inputs) if trial.generated else ""
 
     def drop(self, function: str) -> None:

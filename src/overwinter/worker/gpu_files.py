@@ -28,7 +28,7 @@ def gpu_devices() -> list[str]:
 
 
 def gpu_paths() -> list[str]:
-    """Return all files and directories that such an executor may read by name, except /proc."""
+    """Return the further files and directories that the executor of a GPU may read by name, except /proc."""
     return _existing(*_DEVICES, *_READ)
 
 

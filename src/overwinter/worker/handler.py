@@ -100,14 +100,16 @@ class Handler:
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
     def preprocess(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
-        """Return the program's inputs by name; raise HandlerError with the author's line if the code fails."""
+        """Return the program's inputs by name. Raises HandlerError with the author's line if the code fails, and
+        CallerError if the code raises it.
+        """
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
             values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
         return {name: _tensor(name, value) for name, value in values.items()}
 
     def postprocess(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
-        """Return the function's outputs by name; raise HandlerError with the author's line if the code fails."""
+        """Return the function's outputs by name. Raises the errors of `preprocess`."""
         if self._postprocess is None:
             return dict(outputs)
         values = self._call("postprocess", self._postprocess, outputs, inputs, self._state)

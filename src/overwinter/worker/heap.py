@@ -64,7 +64,7 @@ def _release_end() -> None:
 
 
 def release_code() -> None:
-    """Release the pages of libraries that were only read while loading; code that runs again is mapped again."""
+    """Release the pages of the libraries' code; code that runs again is mapped again."""
     with open("/proc/self/maps") as maps:
         regions = [line.split() for line in maps]
     for bounds, permissions, _, _, inode, *_ in regions:

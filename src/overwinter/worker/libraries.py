@@ -1,7 +1,7 @@
 """Imports, in the base zygote, libraries that handlers use, so that wakes need not import them.
 
-The administrator chooses these libraries, tenants do not, and importing them reads no data of a tenant. Every fork has
-them, and their pages are shared.
+They are a fixed list and those that the administrator adds. Tenants choose none, and importing them reads no data of a
+tenant. Every fork has them, and their pages are shared.
 """
 
 import importlib

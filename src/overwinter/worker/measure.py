@@ -44,8 +44,8 @@ class SelfMeasurement:
         return tuple(after - before for before, after in zip([begun, *marks], marks, strict=False))
 
     def private_bytes(self) -> int:
-        """Return the peak private memory of this process: its current value, plus the difference to the earlier
-        maximum.
+        """Return the peak private memory of this process: its current private memory, plus the difference between the
+        maximum of its resident memory and the current value.
         """
         private, resident = kibibytes(self._lines())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

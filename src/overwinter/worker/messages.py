@@ -87,7 +87,7 @@ class Load(_Message, frozen=True):
     inputs: tuple[TensorSpec, ...] = ()
     """The inputs of the handler."""
     outputs: tuple[TensorSpec, ...] = ()
-    """The outputs that the handler declares."""
+    """The outputs of the function, which any handler must return."""
     on_trial: bool = False
     """Whether the first function that it binds is on trial."""
     handler_only: bool = False
@@ -314,14 +314,14 @@ class Trying(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """The family is loaded and its first function is bound; on trial, the trial has passed."""
+    """The family is loaded and its first function is bound, after any trial; or the device is reserved."""
 
     warning: str = ""
     """What the author should know about the trial."""
 
 
 class LoadFailed(_Message, frozen=True):
-    """The family cannot be loaded, or its first function cannot be bound; the worker exits."""
+    """Loading the family, binding its first function or reserving the device has failed; the process exits."""
 
     error: str
     message: str

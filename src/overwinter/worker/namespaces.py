@@ -92,13 +92,13 @@ def _show_only(paths: Sequence[str], writable_proc: bool) -> list[str]:
 
 
 def drop_privileges() -> None:
-    """Drop all capabilities, which a user namespace gave to a process whose user has none outside."""
+    """Drop all capabilities, also those that a user namespace gave to a process whose user has none outside."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _check(_libc.capset(ctypes.byref(_OF_THIS_PROCESS), _NO_CAPABILITIES), "capset")
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Return the directories that are not below another one, including targets of links."""
+    """Return those of the paths, and of the targets of links among them, that are not below another one."""
     every = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
     found: list[str] = []
     for path in sorted(every):

@@ -32,7 +32,7 @@ class PoolCalls:
 
     @contextmanager
     def within(self, slot: int) -> Iterator[None]:
-        """Use this slot for the calls of this thread. In a trial it is the first one."""
+        """Use this slot for the calls of this thread. Outside of this context, as in a trial, it is the first one."""
         self._thread.slot, self._thread.left_s = slot, []
         try:
             yield

@@ -251,8 +251,8 @@ class Worker:
                 follower.start()
             except RuntimeError as error:
                 raise WorkerError(
-                    f"no thread could be started for {concurrency} concurrent runs: {error}; each needs "
-                    f"{STACK_BYTES >> 20} MiB of its memory_mib: raise memory_mib, or lower concurrency"
+                    f"no thread could be started for {concurrency} concurrent runs ({error}): raise memory_mib, or "
+                    "lower concurrency"
                 ) from error
             self._followers.append(follower)
 

@@ -40,14 +40,14 @@ class Programs(Mapping[Address, Prepared]):
         return len(self._ready)
 
     def prepare(self, message: Prepare, fds: list[int]) -> None:
-        """Compile the program of `message`. A failure is logged, and each worker then compiles the program itself."""
+        """Compile the program of `message`, and run it once. A failure is logged, and workers then compile it."""
         try:
             with _tensors_outside_heap():
                 self._ready[message.load.program] = self._warmed_up(message, fds)
         except OverwinterError as error:
             _log(f"{message.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the boundary to a program: it has run before, on other sizes
-            _log(f"{message.bind.function} was not warmed up: {type(error).__name__}: {error}")
+            _log(f"{message.bind.function} is not prepared: {type(error).__name__}: {error}")
         # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()
         gc.freeze()

@@ -23,8 +23,8 @@ def reach_python() -> list[int]:
     """Make Python's own files reachable for users that may not traverse its parent directories (such as /root), if
     there is no mount namespace.
 
-    Directories of `sys.path` below such a parent are opened, and paths through the descriptors replace their names.
-    Returns the descriptors, which must stay open in every fork.
+    Python's own directories below such a parent are opened, and paths through the descriptors replace their names in
+    `sys.path` and in imported packages. Returns the descriptors, which must stay open in every fork.
     """
     renamed: dict[str, str] = {}
     fds: list[int] = []

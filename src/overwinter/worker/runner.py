@@ -68,8 +68,8 @@ class Runner:
         run: Compiled | None = None,
         may_share: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> None:
-        """`outputs`: the outputs that the handler declares. `run` takes the place of the compiled program. With `run`,
-        the function shares no runs with other functions, unless `may_share`, called with the shapes of the shared run's
+        """`outputs`: those that a handler must return. `run` takes the place of the compiled program. With `run`, the
+        function shares no runs with other functions, unless `may_share`, called with the shapes of the shared run's
         inputs, returns True.
         """
         self.may_share = may_share
@@ -161,7 +161,7 @@ class Runner:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
     def postprocess(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
-        """Return the answer to a request from the program's outputs. Raises HandlerError."""
+        """Return the answer to a request from the program's outputs. Raises CallerError or HandlerError."""
         if self._handler is None:
             return dict(outputs)
         with self._handling:
@@ -170,7 +170,9 @@ class Runner:
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 
     def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
-        """Run requests that fit together; if the batch fails, each separately, so that one cannot harm another."""
+        """Run requests that fit together. If the batch fails and one request may be the cause, run each separately, so
+        that one cannot harm another.
+        """
         if len(requests) == 1:
             return [_attempt(self._run_once, requests[0])]
         outputs = _attempt(self._run_once, _joined(requests))
@@ -285,14 +287,14 @@ def _split_by_request(outputs: dict[str, torch.Tensor], requests: Sequence[list[
 
 
 def check_handler_outputs(values: Mapping[str, Value], declared: tuple[TensorSpec, ...]) -> None:
-    """Raise HandlerError unless a handler returned exactly what its OUTPUTS lists: names, datatypes, ranks, fixed
-    sizes.
-    """
+    """Raise HandlerError unless a handler returned what is declared: names, datatypes, ranks, fixed sizes."""
     if not declared:
         return
     names = [spec.name for spec in declared]
     if sorted(names) != sorted(values):
-        raise HandlerError(f"postprocess returned {sorted(values)}; OUTPUTS lists {sorted(names)}")
+        raise HandlerError(
+            f"postprocess returned {sorted(values)}; OUTPUTS, by default the program's outputs, has {sorted(names)}"
+        )
     for spec in declared:
         meta = EncodedTensor(spec.name, values[spec.name]).meta
         fits = len(meta.shape) == len(spec.shape) and all(
@@ -301,7 +303,8 @@ def check_handler_outputs(values: Mapping[str, Value], declared: tuple[TensorSpe
         if meta.datatype != spec.datatype or not fits:
             given = f"{meta.datatype} {list(meta.shape)}"
             raise HandlerError(
-                f"postprocess returned {spec.name!r} as {given}; OUTPUTS declares {spec.datatype} {list(spec.shape)}"
+                f"postprocess returned {spec.name!r} as {given}; OUTPUTS, by default the program's outputs, has "
+                f"{spec.datatype} {list(spec.shape)}"
             )
 
 

@@ -40,16 +40,19 @@ _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 PROC = "/proc"
-"""A tenant's zygote may open files here: the workers that it forks open their own `smaps` for the node."""
+"""A tenant's zygote may open files here: the workers that it forks open their own `smaps` for the node. So may the
+executor of a GPU, also for writing: the driver names its threads here.
+"""
 FIRST_UID = 0x70000000
 """The first user id of workers and tenants' zygotes if the node runs as root. The ids belong to no account, and each
 process has its own; workers forked by a tenant's zygote share the zygote's.
 """
 UIDS = 1 << 20
-THREADS_MAX = 1024
+WORKER_THREADS_MAX = 1024
 """The thread limit of a worker with its own user."""
 ZYGOTE_THREADS_MAX = 8192
-"""The thread limit of all workers of a tenant's zygote together. The zygote can fork FORKS_MAX more when they use all.
+"""The thread limit of all workers of a tenant's zygote together. When they use all, the zygote can still fork FORKS_MAX
+processes.
 """
 FORKS_MAX = 1024
 DESCRIPTORS_MAX = 4096
@@ -170,7 +173,7 @@ class Sandbox:
 
     def _become(self, kind: SandboxKind, uid: int | None) -> list[str]:
         """Become an unprivileged user."""
-        threads_max = self._threads_max if uid is None else THREADS_MAX
+        threads_max = self._threads_max if uid is None else WORKER_THREADS_MAX
         if uid is not None and kind == "zygote":
             threads_max = ZYGOTE_THREADS_MAX + FORKS_MAX
         elif uid is None and os.getuid() >= FIRST_UID:
@@ -242,8 +245,8 @@ def _landlock_abi() -> int:
 
 
 def _ruleset(paths: list[str], written: Collection[str] = ()) -> int:
-    """Create a Landlock ruleset: no files except `paths` and what is below them, which can only be read, except
-    `/dev/null` and those in `written`; no TCP; no signals or abstract sockets to processes outside.
+    """Create a Landlock ruleset: no files except `paths` and what is below them; writing only to `/dev/null` and to
+    those in `written`; no TCP; no signals or abstract sockets to processes outside.
 
     Returns a descriptor, or a negative number if the system has no Landlock.
     """

@@ -29,7 +29,7 @@ _THREAD, _FILES = 0x10000, 0x400
 _THREAD_FLAGS = 0x7D0F00
 """The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
-"""The further flags with which it forks: they store the child's id and name the signal at the child's end."""
+"""Also the flags with which the C library forks: they store the child's id and name the signal at the child's end."""
 _ANONYMOUS, _SHARED, _GROWS_DOWN, _HUGE = 0x20, 0x01, 0x100, 0x40000
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
@@ -205,8 +205,8 @@ def _one_of(argument: int, *values: int) -> list[_Instruction]:
 
 
 def _opening(argument: int) -> list[_Instruction]:
-    """Refuse flags for which Landlock checks no right: access mode 3, which neither reads nor writes, and in older
-    kernels to truncate a file that is opened for reading.
+    """Refuse flags for which Landlock checks no right: access mode 3, which neither reads nor writes, and (in older
+    kernels) O_TRUNC in a file that is opened for reading.
     """
     tests = [(_EQUAL, 3, 0, 3), (_EQUAL, 2, 0, 3 | os.O_TRUNC), (_EQUAL, 1, 0, os.O_TRUNC)]
     return [_low(argument), (_AND, 0, 0, 3 | os.O_TRUNC), *tests, _ALLOW, _REFUSE]

@@ -41,7 +41,7 @@ FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, T
 """What a request that cannot be run, or a split that does not fit, may raise."""
 
 Values = dict[int, Any]
-"""Tensors and whole numbers, by slot."""
+"""Tensors and numbers, by slot."""
 Sizes = tuple[torch.Size, ...]
 """The sizes of a request's inputs, without its rows."""
 
@@ -86,7 +86,7 @@ class _CompiledSpan(NamedTuple):
     taken: tuple[int, ...]
     """The inputs and the results of earlier spans that it reads."""
     given: tuple[int, ...]
-    """Its results that are read later."""
+    """Its results that are read later; of the last span, the outputs of the program."""
     joined: set[int]
     """The results of a separate span that a later shared span reads."""
     dead: tuple[int, ...]
@@ -141,7 +141,7 @@ class _Verified(NamedTuple):
 
     rows: dict[int, _Rows | None] | None
     """How each value that crosses a span boundary depends on the rows; None for a value that does not depend on them.
-    If the whole is None, functions in a shared run would not get the results that they get alone.
+    If the whole is None, functions in a shared run may not get the results that they get alone.
     """
 
 
@@ -278,7 +278,7 @@ class Split:
         return rows if agree else None
 
     def _crossing_values(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
-        """Return all values that cross from one span into another, and the outputs, of one function's run."""
+        """Return the inputs, the outputs, and the values that cross from one span into another, of a function's run."""
         first = self._program.first_input
         values: Values = dict(enumerate(inputs, first))
         for span in self._spans:

@@ -40,7 +40,7 @@ def check_size(runner: Runner, output_bytes: int) -> None:
         )
 
 
-def check_trial(runner: Runner, samples: list[NamedValues]) -> None:
+def check_samples(runner: Runner, samples: list[NamedValues]) -> None:
     """Answer every sample; raise why one cannot be answered."""
     with _interrupted_after(SAMPLES_S):
         for number, sample in enumerate(samples, 1):

@@ -1,9 +1,9 @@
 """The zygotes: single-threaded processes that import PyTorch once and fork workers in milliseconds.
 
 There is one base zygote. It holds nothing of any tenant: it imports libraries (`libraries.py`), and forks workers and
-tenants' zygotes. A tenant's zygote has the sandbox of that tenant's workers; it prepares the tenant's programs
-(`programs.py`) and forks its workers. No zygote ever runs a function's own code. A tenant's zygote may fork, and has no
-other privilege that a worker lacks.
+tenants' zygotes. A tenant's zygote has the sandbox of that tenant's workers, except that it may fork and open its own
+files of /proc; it prepares the tenant's programs (`programs.py`) and forks its workers. No zygote ever runs a
+function's own code.
 
 launch.py starts the base zygote.
 """
@@ -58,7 +58,7 @@ from overwinter.worker.python_paths import python_paths
 from overwinter.worker.runner import Prepared
 from overwinter.worker.sandbox import Sandbox, WorkerLimits, die_with_parent
 
-THREADS_MAX = 1 << 13
+SHARED_USER_THREADS_MAX = 1 << 13
 """The thread limit of all workers if they share one user."""
 GPU_FILE_BYTES = 2 << 30
 """The size to which the driver of a GPU may write files of its own."""
@@ -289,7 +289,7 @@ def _wait_for_take_over(end: int) -> TakeOver:
 
 
 def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Resources) -> None:
-    """Become a tenant's zygote: enter the sandbox and serve the channel, as long as the base zygote lives."""
+    """Become a tenant's zygote: enter the sandbox and serve the channel, as long as the base zygote runs."""
     try:
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
@@ -367,7 +367,7 @@ def main(end: int, imports: list[str], namespace_faults: list[str], lacking: lis
         if os.geteuid() != 0:
             namespaces.drop_privileges()
             # In this namespace the user has no other processes.
-            threads_max = THREADS_MAX
+            threads_max = SHARED_USER_THREADS_MAX
     sandbox = Sandbox(threads_max, uses_gpus)
     lacking += sandbox.test()
     smaps = _own_smaps()
